@@ -1,4 +1,4 @@
-"""Makes data (ids, types, errors, names of topics) safe to print on terminals and in logs.
+"""Makes data (ids, types, errors, names of topics) safe to print on terminals, in logs and on pages.
 
 Invariants:
 - Data can neither start a new line nor control a terminal: control characters, marks that change the
@@ -15,12 +15,19 @@ from typing import Any, Final
 _UNSAFE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
+# What begins a link, an image or HTML, and what would undo its escape.
+_MARKUP: Final = re.compile(r"[\\\[<]")
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def plain(text: str) -> str:
     """Return the text as one line without characters that control a terminal."""
     return _UNSAFE.sub(_escape, text)
+
+
+def markdown(text: str) -> str:
+    """Return the text for a page that renders Markdown: no link, image or HTML begins in it."""
+    return _MARKUP.sub(r"\\\g<0>", text)
 
 
 def to_json(value: Any, *, indent: int | None = None, **more: Any) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 import urllib.request
 from datetime import date
 
+import mistune
 import pytest
 from click.testing import CliRunner
 
@@ -23,7 +25,7 @@ from outbox_pipelines.relay.marked_table import status as claims_status
 from outbox_pipelines.relay.marked_table.findings import Finding
 from outbox_pipelines.relay.telemetry import prometheus
 from outbox_pipelines.settings import load_settings
-from outbox_pipelines.text import plain, to_json
+from outbox_pipelines.text import markdown, plain, to_json
 from tests.conftest import wait_until
 
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07\nFAKE: all is well\r\x9b31m\u202egpj\u2028\ud800"
@@ -33,6 +35,14 @@ HARMLESS = r"a\x1b[2J\x1b]0;owned\x07\nFAKE: all is well\r\x9b31m\u202egpj\u2028
 def test_text_of_others_is_one_line_without_control() -> None:
     assert plain(HOSTILE) == HARMLESS
     assert plain("größer, 注文 🙂") == "größer, 注文 🙂"
+
+
+@pytest.mark.parametrize(
+    "text", ["![x](y)", "[x](y)", "\\\\[x](y)", "<img src=y>", "<https://y>", "[x]: y\n\n[x]"]
+)
+def test_text_of_others_is_no_markup(text: str) -> None:
+    assert re.search(r"<(a|img)\b", str(mistune.html(text)))
+    assert not re.search(r"<(a|img)\b", str(mistune.html(markdown(text))))
 
 
 def test_json_for_people_is_json_without_control() -> None:

@@ -6,10 +6,11 @@ from typing import Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import places
+from outbox_pipelines.defs import pages, places
 from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import NO_DAYS, requests
+from outbox_pipelines.text import markdown
 
 _ARCHIVE: Final = """\
 A Parquet file for each past day, in the directory or bucket of OUTBOX_ARCHIVE.
@@ -101,10 +102,10 @@ def archive_equals_table(outbox: Outbox) -> dg.AssetChecksDefinition:
         return dg.AssetCheckResult(
             passed=proof.equal,
             severity=dg.AssetCheckSeverity.ERROR,
-            description=proof.differences[0] if proof.differences else f"{proof.rows:,} rows proven equal",
+            description=markdown((*proof.differences, f"{proof.rows:,} rows proven equal")[0]),
             metadata={
                 "rows": proof.rows,
-                "differences": dg.MetadataValue.md("\n".join(f"- {line}" for line in proof.differences)),
+                "differences": pages.report(proof.differences),
                 "seconds": round(time.monotonic() - started, 3),
                 **places.mark(context, outbox),
             },

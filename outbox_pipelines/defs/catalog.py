@@ -8,6 +8,7 @@ import dagster as dg
 from outbox_pipelines.defs import places
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.text import markdown
 
 if TYPE_CHECKING:
     from outbox_pipelines.catalog.comparison import Compared
@@ -43,7 +44,7 @@ def event_types_documented(outbox: Outbox) -> dg.AssetChecksDefinition:
         return dg.AssetCheckResult(
             passed=not wrong,
             severity=dg.AssetCheckSeverity.WARN,
-            description=", ".join(f"{each.event_type} is {each.status}" for each in wrong)
+            description=markdown(", ".join(f"{each.event_type} is {each.status}" for each in wrong))
             or f"{len(compared) - len(never_seen)} event types, all documented",
             metadata={
                 "offending_types": len(wrong),

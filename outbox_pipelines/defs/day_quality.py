@@ -10,6 +10,7 @@ import dagster as dg
 from outbox_pipelines.defs import places
 from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.text import markdown
 
 # Every process that loads the definitions would print it.
 warnings.filterwarnings("ignore", "Specifying a partitions_def on an AssetCheckSpec", dg.PreviewWarning)
@@ -64,7 +65,7 @@ def events_as_expected(outbox: Outbox) -> dg.AssetChecksDefinition:
         return dg.AssetCheckResult(
             passed=not any(results.values()),
             severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-            description=day_rules.summary(facts, results),
+            description=markdown(day_rules.summary(facts, results)),
             metadata={
                 **{name: getattr(facts, name) for name in day_rules.NUMBERS},
                 "first_at": str(facts.first_at or "-"),

@@ -15,6 +15,7 @@ from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES, Rule, Status, judge
+from outbox_pipelines.text import markdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -306,7 +307,7 @@ def _evaluation(result: "CheckResult") -> dict[str, Any]:
     return {
         "passed": result.status is Status.OK,
         "severity": _severity(result.status),
-        "description": result.text,
+        "description": markdown(result.text),
         "metadata": {"value": result.value, **help_needed},
     }
 
@@ -315,7 +316,7 @@ def _answers(error: str | None) -> dict[str, Any]:
     return {
         "passed": error is None,
         "severity": dg.AssetCheckSeverity.ERROR,
-        "description": error or "the database is available",
+        "description": markdown(error or "the database is available"),
         "metadata": {},
     }
 

@@ -12,6 +12,7 @@ import dagster as dg
 from outbox_pipelines.defs import places, ticks
 from outbox_pipelines.defs.outbox import NAME, Outbox
 from outbox_pipelines.defs.runs import IN_FLIGHT
+from outbox_pipelines.text import markdown
 
 if TYPE_CHECKING:
     from outbox_pipelines.consumer.inbox import Backlog
@@ -186,7 +187,7 @@ def _verdict(backlogs: list["Backlog"]) -> dict[str, Any]:
     return {
         "passed": not dead and not late,
         "severity": dg.AssetCheckSeverity.ERROR if dead else dg.AssetCheckSeverity.WARN,
-        "description": "; ".join(told) or "OUTBOX_DRAIN_CONSUMERS names no consumer",
+        "description": markdown("; ".join(told)) or "OUTBOX_DRAIN_CONSUMERS names no consumer",
         "metadata": _numbers(backlogs),
     }
 

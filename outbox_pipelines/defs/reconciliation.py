@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import places
+from outbox_pipelines.defs import pages, places
 from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.text import markdown
 
 if TYPE_CHECKING:
     from outbox_pipelines.reconciliation.report import Report
@@ -93,7 +94,7 @@ def reconciliation(outbox: Outbox) -> dg.AssetsDefinition:
                     check_name=_CHECK,
                     passed=report.equal,
                     severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-                    description=report.summary,
+                    description=markdown(report.summary),
                     metadata=_metadata(report) | places.mark(context, outbox),
                 )
             ],
@@ -108,7 +109,7 @@ def _metadata(report: "Report") -> dict[str, Any]:
         f"{side.name}: {found.kind.name}": found.count for side in report.sides for found in side.findings
     }
     compared = {f"{side.name}: compared": side.compared for side in report.sides}
-    return {**compared, **counts, "report": dg.MetadataValue.md("\n".join(["```", *report.lines(), "```"]))}
+    return {**compared, **counts, "report": pages.report(report.lines())}
 
 
 _RECONCILE_DAY: Final = """\

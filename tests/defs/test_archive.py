@@ -15,7 +15,7 @@ from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.partitions import close
 from tests.archive.days import days_ago, file, make_days, manifest, publish, write, write_shapes
-from tests.defs.conftest import failure_of, metadata_of, schedule_of, serving
+from tests.defs.conftest import failure_of, metadata_of, records_of, schedule_of, serving
 from tests.schema.servers import Database
 
 _STEP = "outbox__archive"
@@ -90,7 +90,7 @@ def test_a_day_is_archived_and_proven(
     assert verdict is not None
     assert verdict.passed
     assert verdict.metadata["rows"].value == said.rows
-    assert verdict.metadata["differences"].value == ""
+    assert records_of(verdict.metadata["differences"]) == []
     again = dagster.run(DAY)
     (materialized,) = again.asset_materializations_for_node("outbox__archive")
     assert metadata_of(materialized)["archived_before"] is True
@@ -167,7 +167,7 @@ def test_a_later_day_hides_no_failure(dagster: Dagster, served: Served, database
     assert verdict is not None
     assert not verdict.passed
     assert verdict.severity is dg.AssetCheckSeverity.ERROR
-    assert str(verdict.metadata["differences"].value).splitlines()[-1] == f"- {difference}"
+    assert records_of(verdict.metadata["differences"])[-1].data == {"report": difference}
 
 
 def test_a_tampered_file_of_a_dropped_day(dagster: Dagster, served: Served, database: Database) -> None:

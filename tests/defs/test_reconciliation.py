@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
+import mistune
 import pytest
 from dagster._core.event_api import PartitionKeyFilter
 
@@ -66,6 +69,32 @@ def test_each_day_has_its_counts_and_its_own_result(place: Place, instance: dg.D
             )
             assert found.metadata["topics: missing"].value == 1
             assert lost in str(found.metadata["report"].value)
+
+
+IMAGE = "order\n```\n![x](/graphql?query=mutation) <img src=x> [a](b) \\[c](d) `"
+
+
+def test_text_of_events_is_no_markup_of_a_page(place: Place, instance: dg.DagsterInstance) -> None:
+    """Guards against a writer whose event type makes an operator's browser launch a job."""
+    place.write(2, event_type=IMAGE, aggregate_id=IMAGE)
+    place.pass_over()
+    place.write(1, event_type=IMAGE, aggregate_id=IMAGE, aggregate_type=IMAGE)
+    place.relay()
+    served = served_of(place.outbox)
+    _run(place, instance, DAY)
+    job_of(served, "check_health").execute_in_process(instance=instance)
+    job_of(served, "dead_letters").execute_in_process(instance=instance)
+    texts = []
+    for run in instance.get_runs():
+        for event in instance.all_logs(run.run_id):
+            data: Any = None if event.dagster_event is None else event.dagster_event.event_specific_data
+            shown = getattr(data, "materialization", None) or data
+            texts.append(getattr(shown, "description", None) or "")
+            for value in (getattr(shown, "metadata", None) or {}).values():
+                assert not isinstance(value, dg.MarkdownMetadataValue)
+    page = str(mistune.html("\n\n".join(texts)))
+    assert "graphql" in page
+    assert not re.search(r"<(a|img)\b", page)
 
 
 def test_what_only_lags_is_a_warning(place: Place, instance: dg.DagsterInstance) -> None:

@@ -14,6 +14,7 @@ from outbox_pipelines.defs.relay.owner import owner_of
 from outbox_pipelines.defs.relay.session import Progress, Session
 from outbox_pipelines.defs.topics import topic_key
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.text import markdown
 
 _LOG = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ def relay_shard(outbox: Outbox, job: str) -> dg.OpDefinition:
         except ShardOwnedError as error:
             context.log_event(
                 dg.AssetObservation(
-                    outbox.key("relay"), description=str(error), metadata={"owned_by": str(error)}
+                    outbox.key("relay"), description=markdown(str(error)), metadata={"owned_by": str(error)}
                 )
             )
         except (SetupError, ShardLostError) as error:
@@ -193,7 +194,7 @@ def _observe(
 ) -> None:
     # Dagster's storage may be briefly unavailable or locked: this does not end a relay.
     try:
-        context.log_event(dg.AssetObservation(key, description=description, metadata=metadata))
+        context.log_event(dg.AssetObservation(key, description=markdown(description), metadata=metadata))
     except Exception as error:  # noqa: BLE001 - whatever its storage raises
         # Not `context.log`, which writes to the same storage.
         _LOG.warning("cannot store an observation in Dagster: %s", error)

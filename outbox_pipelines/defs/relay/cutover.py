@@ -7,6 +7,7 @@ import dagster as dg
 from pydantic import Field, field_validator
 
 from outbox_pipelines.debezium.names import REFERENCE, reference
+from outbox_pipelines.defs import pages
 from outbox_pipelines.defs.failures import one_line, require_seconds
 from outbox_pipelines.defs.outbox import Outbox
 
@@ -65,7 +66,7 @@ def change_source(outbox: Outbox) -> dg.OpDefinition:
                 "slot": found.slot or "",
                 "log_bytes": found.retained_bytes or 0,
                 "problems": found.problems,
-                "state": dg.MetadataValue.md("\n".join(f"- {line}" for line in found.lines())),
+                "state": pages.report(found.lines()),
             }
         )
 
