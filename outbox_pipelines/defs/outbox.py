@@ -118,8 +118,8 @@ class Outbox:
         wrong = attributes.mistakes(vars(self), PARTS)
         for each in fields(self):
             if each.name in wrong:
-                default = each.default if each.default is not MISSING else each.default_factory()  # type: ignore[misc]
-                object.__setattr__(self, each.name, default)
+                make: Any = each.default_factory
+                object.__setattr__(self, each.name, make() if each.default is MISSING else each.default)
         if wrong:
             why = "; ".join(f"attribute {name}: {reason}" for name, reason in wrong.items())
             object.__setattr__(self, "error", f"{self.error}; {why}" if self.error else why)
