@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -50,7 +51,9 @@ class MarkedTableSource(Claims):
 
     def __init__(self, settings: Settings, ownership: TableOwnership) -> None:
         self.sessions = ClaimSessions(settings, ownership)
-        super().__init__(self.sessions, clock=time.monotonic, most_seconds=settings.breaker_seconds)
+        # Another relay would publish what this one has sent, and what Kafka may take later.
+        most_seconds = math.inf if ownership.mapping.is_shared else settings.breaker_seconds
+        super().__init__(self.sessions, clock=time.monotonic, most_seconds=most_seconds)
 
 
 class ClaimSessions:

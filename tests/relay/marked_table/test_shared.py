@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections import Counter
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local.kafka import Kafka
+from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay.marked_table import status
-from tests.conftest import command, wait_until
+from tests.conftest import command, topic_prefix, wait_until
 from tests.relay import faults
+from tests.relay.conftest import new_database
 from tests.relay.marked_table import textbook
 from tests.relay.marked_table.conftest import Make
 from tests.relay.marked_table.textbook import Table
-from tests.relay.topic import NOISE
+from tests.relay.topic import NOISE, create_topic
 
 BY_SEQ: Final = textbook.PUBLISHED_AT_MAPPING.replace("[columns]", 'order = "none"\n[columns]\nseq = "seq"')
 BY_ID: Final = textbook.PUBLISHED_AT_MAPPING.replace("[columns]", 'order = "none"\n[columns]')
@@ -127,3 +132,55 @@ def test_a_run_until_empty_leaves_what_others_have(shared: Table) -> None:
         assert shared.drain().events == 1
     assert _times(shared) == {2: 1}
     assert shared.drain().events == 1
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["goes on", "is killed"])
+def test_a_broker_that_stands_still(
+    killable: tuple[Postgres, Kafka], tmp_path: Path, is_killed: bool
+) -> None:
+    """Guards against rows that another relay takes while Kafka may still get what the first one sent (G5);
+    and against rows that no other relay gets when the first one dies."""
+    postgres, kafka = killable
+    where = new_database(postgres), kafka.bootstrap, f"{topic_prefix()}-{{aggregate_type}}-events"
+    table = textbook.make(*where, tmp_path, textbook.PUBLISHED_AT, BY_SEQ)
+    create_topic(table.outbox, 1)
+    environment = table.environment | {"OUTBOX_BREAKER_SECONDS": "1"}
+    with (
+        faults.process(command("relay"), environment) as first,
+        faults.process(command("relay"), environment) as second,
+    ):
+        wait_until(lambda: len(_owners(table)) == 2, what="both relays")
+        table.fill(200)
+        wait_until(lambda: _is_empty(table), what="the first rows")
+        kafka.freeze()
+        try:
+            second.send_signal(signal.SIGSTOP)
+            table.fill(100)
+            wait_until(lambda: _longest_claim(table) > 0, what="a claim of the first relay")
+            second.send_signal(signal.SIGCONT)
+            wait_until(lambda: _longest_claim(table) > 3.0, seconds=20, what="a claim that stays")
+            if is_killed:
+                first.kill()
+        finally:
+            kafka.thaw()
+        wait_until(lambda: _is_empty(table), what="everything published")
+        left = [second] if is_killed else [first, second]
+        for relay in left:
+            relay.terminate()
+        logs = "".join(relay.communicate(timeout=120)[1] for relay in left)
+    times = Counter(message.headers["id"] for message in table.messages())
+    assert len(times) == 300
+    assert is_killed or sum(times.values()) == 300
+    assert "deleted" not in logs
+
+
+def _longest_claim(table: Table) -> float:
+    """How many seconds the oldest claim has been open."""
+    with table.connect() as connection:
+        row = connection.execute(
+            "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8 "
+            "FROM pg_stat_activity WHERE datname = current_database() AND backend_xid IS NOT NULL "
+            "AND pid <> pg_backend_pid()"
+        ).fetchone()
+    assert row is not None
+    return float(row[0])

@@ -6,7 +6,7 @@ Invariants:
 - Exactly the acknowledged rows are marked, by their `seq`.
 - A row is in one claim at a time, whether the claim still has its locks or not.
 - A claim's transaction is open for `most_seconds` at most. If Kafka is slower, the claim continues without
-  its locks.
+  its locks. Relays that share a table keep the locks: nothing else says which rows are in flight.
 """
 
 from __future__ import annotations
