@@ -27,8 +27,14 @@ from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import Settings
 
 _INIT_SECONDS: Final = 30.0
+# A relay that is asked to stop waits for that.
+_REPLACE_SECONDS: Final = 10.0
 # One try at a commit; it is called again until it answers.
 _COMMIT_SECONDS: Final = 1.0
+# librdkafka asks again for the end of a transaction without a word, after a broken connection or no answer,
+# and never sooner than this, less 20 percent by chance. What took less was asked for once.
+_RETRY_SECONDS: Final = 0.5
+_ASKED_ONCE_SECONDS: Final = 0.8 * _RETRY_SECONDS
 # Kafka answers a commit before it has ended the transaction in its partitions. A client that begins the next
 # one before that is refused, and librdkafka asks again only 20 ms later: one transaction in six at 1,000
 # events a second. How long Kafka needs follows from what the commit took.
@@ -86,9 +92,16 @@ def recover(
 
 
 def begin(
-    settings: Settings, where: Place, on_error: Callable[[KafkaError], None], **own: Any
+    settings: Settings,
+    where: Place,
+    on_error: Callable[[KafkaError], None],
+    seconds: float = _INIT_SECONDS,
+    **own: Any,
 ) -> confluent_kafka.Producer:
     """A producer that can begin transactions; from here on every older one of that name is fenced.
+
+    Args:
+        seconds: how long Kafka may take.
 
     Raises:
         UnavailableError: Kafka does not answer.
@@ -103,10 +116,12 @@ def begin(
         message_timeout_ms=milliseconds,
         # Within a transaction there are no gaps: it is all of it or nothing.
         enable_gapless_guarantee=False,
+        retry_backoff_ms=int(_RETRY_SECONDS * 1000),
+        retry_backoff_max_ms=1000,
         **own,
     )
     try:
-        producer.init_transactions(_INIT_SECONDS)
+        producer.init_transactions(seconds)
     except KafkaException as error:
         reason: KafkaError = error.args[0]
         if (advice := _ADVICE.get(reason.code())) is not None:
@@ -184,23 +199,35 @@ class FencingProducer(IdempotentProducer):
             if reason.fatal() or not (reason.retriable() or reason.txn_requires_abort()):
                 raise ShardLostError(f"a transaction ended in doubt: {reason.str()}") from None
             return CommitAnswer.REFUSED if reason.txn_requires_abort() else CommitAnswer.NONE
-        now = time.monotonic()
-        ending = max(_LEAST_ENDING_SECONDS, _ENDING_SHARE * (now - asked_at))
-        self._ended_at = now + min(_MOST_ENDING_SECONDS, ending)
-        return CommitAnswer.DONE
+        took = self._ends(asked_at)
+        return CommitAnswer.DONE if took < _ASKED_ONCE_SECONDS else CommitAnswer.REPEATED
 
     def abort(self, seconds: float) -> str | None:
         """Abort the transaction; return why that fails."""
+        asked_at = time.monotonic()
         try:
             self._producer.abort_transaction(seconds)
         except KafkaException as error:
             _LOG.info("a transaction is left to the broker: %s", error.args[0].str())
             return str(error.args[0].str())
+        self._ends(asked_at)
         return None
+
+    def _ends(self, asked_at: float) -> float:
+        """Note that Kafka is about to end a transaction; return what it took to ask for that."""
+        now = time.monotonic()
+        ending = max(_LEAST_ENDING_SECONDS, _ENDING_SHARE * (now - asked_at))
+        self._ended_at = now + min(_MOST_ENDING_SECONDS, ending)
+        return now - asked_at
 
     def _new(self) -> confluent_kafka.Producer:
         if self._first is not None and not self._batches.is_outdated:
             producer, self._first = self._first, None
             return producer
+        # A producer that starts before that is refused, and asks again after half a second.
+        self.await_end()
+        producer = begin(
+            *(self._settings, self._place, self._on_error, _REPLACE_SECONDS), batch_size=self._batches.wanted
+        )
         self._batches.current = self._batches.wanted
-        return begin(self._settings, self._place, self._on_error, batch_size=self._batches.current)
+        return producer

@@ -101,7 +101,7 @@ def test_a_crash_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPat
 
     def dying(self: TransactionalPublisher) -> None:
         # A commit that Kafka has not answered within a second is asked for again.
-        if self._phase is Phase.OPEN:
+        if self._phase is Phase.FLUSHING:
             commits.append(1)
         if when == "before the commit" and len(commits) == 2:
             self._prepare()

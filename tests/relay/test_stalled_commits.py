@@ -37,7 +37,7 @@ def test_a_commit_that_is_not_answered_at_first(outbox: Outbox, monkeypatch: pyt
     def counted(self: TransactionalPublisher) -> None:
         # The first try ends before the broker can answer. One that ends in the same microsecond as the answer
         # comes makes librdkafka 2.16 abort the process ("Invalid transaction state transition").
-        seconds = 0.001 if self._phase is Phase.OPEN else 5.0
+        seconds = 0.001 if self._phase is Phase.FLUSHING else 5.0
         monkeypatch.setattr(transactional_producer, "_COMMIT_SECONDS", seconds)
         tries.append(1)
         commit(self)

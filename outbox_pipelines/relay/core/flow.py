@@ -205,7 +205,7 @@ class Flow:
         self._order(Order(parked=[delivery.parked_states() for delivery in deliveries]))
 
     def settle_all(self) -> None:
-        """Return when everything complete is settled."""
+        """Return when everything complete is settled, and the shard is still owned."""
         self._order(Order())
 
     def _order(self, order: Order) -> None:

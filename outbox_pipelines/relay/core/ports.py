@@ -106,7 +106,8 @@ class Producer(Protocol):
 class CommitAnswer(Enum):
     """What Kafka said of a commit."""
 
-    DONE = "it is committed"
+    DONE = "it is committed, and was asked for once"
+    REPEATED = "it is committed, and a request for it may still arrive"
     NONE = "no answer yet: the same call again"
     REFUSED = "it must be aborted"
 

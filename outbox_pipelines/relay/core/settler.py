@@ -140,7 +140,8 @@ class Settler:
             tick_id = order.tick_id or tick_id
         events = 0
         is_due = self._clock() - self._beat_at >= self._heartbeat
-        if is_due or last or tick_id or any(batch.batch.events for batch in ticks):
+        # Who waits for an order relies on the shard, so each is a proof that it is still owned.
+        if is_due or last or orders or any(batch.batch.events for batch in ticks):
             events = self._move(ticks, tick_id, last=last)
             self._beat_at = self._clock()
         self._ledger.settled(batches)

@@ -6,7 +6,11 @@ Invariants:
 - Released events are removed before the next tick is opened, or the next transaction with a record is
   committed: from then on the record that names them is not believed, or not the last.
 - What a transaction holds back is in the table before its commit begins.
-- Once a commit has begun nothing joins the transaction, and the commit completes what the record names.
+- The record is written when every event of its transaction is acknowledged, and nothing joins afterwards:
+  whatever ends the transaction early, no record is visible without its events.
+- Requests of a transaction that was aborted, or committed by more than one request, may still arrive and end
+  the next one. A new producer comes first, whose start makes Kafka refuse them; and since it would also fence
+  a successor, the database must confirm afterwards that the shard is still owned.
 - After a refusal nothing of the transaction is visible: all of it is sent again, without the refused events.
   A transaction in doubt ends the relay: the next one reads the record.
 """
@@ -17,6 +21,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, Protocol
 
+from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.position import Position
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
@@ -39,13 +44,16 @@ class Phase(Enum):
 
     NONE = "none"
     OPEN = "open"
+    FLUSHING = "flushing"
     COMMITTING = "committing"
 
 
 TRANSITIONS: Final[dict[tuple[Phase, str], Phase]] = {
     (Phase.NONE, "events to send"): Phase.OPEN,
-    (Phase.OPEN, "full, old, or nothing to add: the record is written"): Phase.COMMITTING,
+    (Phase.OPEN, "full, old, or nothing to add"): Phase.FLUSHING,
     (Phase.OPEN, "aborted after a refusal, or for smaller batches"): Phase.NONE,
+    (Phase.FLUSHING, "all is acknowledged: the record is written"): Phase.COMMITTING,
+    (Phase.FLUSHING, "aborted after a refusal, or for smaller batches"): Phase.NONE,
     (Phase.COMMITTING, "no answer: asked again"): Phase.COMMITTING,
     (Phase.COMMITTING, "committed"): Phase.NONE,
     (Phase.COMMITTING, "refused"): Phase.OPEN,
@@ -66,7 +74,7 @@ class Ledger(Protocol):
         """Park the events that these deliveries hold back; return after the commit."""
 
     def settle_all(self) -> None:
-        """Return when everything complete is settled."""
+        """Return when everything complete is settled, and the shard is still owned."""
 
 
 class TransactionalPublisher(Publisher):
@@ -102,14 +110,17 @@ class TransactionalPublisher(Publisher):
         self._committing: list[Delivery] = []
         """What the transaction holds whose commit has begun; nothing can join it."""
         self._must_settle = False
+        self._must_replace = False
+        """Whether requests of this producer may arrive late."""
         self._tick = tick_id
         self._open = None if position.target is None else (position.done, position.target)
         self._last_seq = position.last_seq or 0
         self._is_finished = position.target is None
 
     def takes(self, batch: Batch | ReleasedBatch) -> bool:
-        # A transaction holds batches of one tick, and none that come while it is being committed.
-        return self._phase is not Phase.COMMITTING and not (self._opens(batch) and self._deliveries)
+        # A transaction holds batches of one tick, and none that come while it is flushed or committed.
+        may_join = self._phase in (Phase.NONE, Phase.OPEN)
+        return may_join and not (self._opens(batch) and self._deliveries)
 
     def await_turn(self) -> None:
         if self._phase is Phase.NONE:
@@ -122,14 +133,18 @@ class TransactionalPublisher(Publisher):
             self._open_tick(batch)
         super().publish(batch)
         if self._is_full():
-            self._commit()
+            self._flush()
 
     def poll(self, seconds: float, *, linger: bool = True) -> None:
-        super().poll(seconds, linger=linger)
+        super().poll(seconds, linger=linger and self._phase is not Phase.FLUSHING)
         if self._phase is Phase.NONE or self.breaker.state is State.OPEN:
             return
         is_old = self._clock() - self._began >= _SECONDS
-        if not linger or self._is_full() or is_old or self._phase is Phase.COMMITTING:
+        if not linger or self._is_full() or is_old:
+            self._flush()
+        if self._phase is Phase.COMMITTING or (
+            self._phase is Phase.FLUSHING and not self._producer.in_flight
+        ):
             self._commit()
 
     def acknowledged(self) -> list[Complete]:
@@ -180,18 +195,34 @@ class TransactionalPublisher(Publisher):
 
     def _pump(self) -> None:
         if self._phase is Phase.NONE and any(delivery.unsent for delivery in self._deliveries):
-            if self._producer.is_outdated:
-                self._producer.replace()
+            if (self._must_replace or self._producer.is_outdated) and not self._replace():
+                return
             self._transactions.begin()
             self._go("events to send")
             self._began = self._clock()
         super()._pump()
 
+    def _replace(self) -> bool:
+        """Take a new producer, which fences the old one; return False while Kafka does not give one."""
+        try:
+            self._producer.replace()
+        except UnavailableError as error:
+            self.breaker.trip(self._clock(), str(error))
+            return False
+        # A relay that has lost the shard has just fenced its successor.
+        assert self.ledger is not None
+        self.ledger.settle_all()
+        self._must_replace = self._must_settle = False
+        return True
+
+    def _flush(self) -> None:
+        """Let nothing more join, if all that has joined is handed over."""
+        if self._phase is Phase.OPEN and not any(delivery.unsent for delivery in self._deliveries):
+            self._go("full, old, or nothing to add")
+
     def _commit(self) -> None:
         """One try; called again while Kafka does not answer."""
-        if self._phase is Phase.OPEN:
-            if any(delivery.unsent for delivery in self._deliveries):
-                return
+        if self._phase is Phase.FLUSHING:
             if problem := self._prepare():
                 self._producer.trouble = problem
                 self._recover()
@@ -200,6 +231,7 @@ class TransactionalPublisher(Publisher):
             # After a refused batch nothing more of its partition is sent: the commit would never end.
             self._producer.purge()
         answer = self._transactions.commit()
+        self._must_replace |= answer is not CommitAnswer.DONE
         if answer is CommitAnswer.NONE:
             self._go("no answer: asked again")
         elif answer is CommitAnswer.REFUSED:
@@ -254,7 +286,7 @@ class TransactionalPublisher(Publisher):
         )
         if problem is None:
             self._committing = content
-            self._go("full, old, or nothing to add: the record is written")
+            self._go("all is acknowledged: the record is written")
         return problem
 
     def _recover(self) -> None:
@@ -283,6 +315,7 @@ class TransactionalPublisher(Publisher):
         if self._producer.in_flight:
             # A report that comes after `restart` would count for the next transaction.
             raise ShardLostError("Kafka's client did not report each event of an aborted transaction")
+        self._must_replace = True
         self._go("aborted after a refusal, or for smaller batches")
         self._producer.has_failed = False
         for delivery in self._deliveries:
@@ -294,6 +327,5 @@ class TransactionalPublisher(Publisher):
             return True
         if self._phase is not Phase.NONE:
             self._abort()
-        self._producer.replace()
-        # All of the transaction is to be sent again, the oldest first: `poll` does.
+        # All of the transaction is to be sent again, the oldest first, by a new producer: `poll` does.
         return False

@@ -194,7 +194,7 @@ def settles_before_the_tick(patch: Patch) -> None:
 @_break(
     "a record passes over what was held back outside of its transaction, before that is in the table",
     "ab",
-    refuses=[1],
+    unreadable=[1],
     batch_events=1,
     **_ONCE,
 )
@@ -278,7 +278,7 @@ def no_restart(patch: Patch) -> None:
     patch(Delivery, "restart", lambda self: None)
 
 
-@_break("a refused commit is taken for a committed one", "ab", refuses=[1], faults=0, **_ONCE)
+@_break("a refused commit is taken for a committed one", "ab", **_ONCE)
 def refused_is_done(patch: Patch) -> None:
     commit = kafka.Producer.commit
 
@@ -288,6 +288,70 @@ def refused_is_done(patch: Patch) -> None:
 
     patch(kafka.Producer, "commit", optimistic)
     patch(Delivery, "complete", _forged)
+
+
+@_break(
+    "the record is written before the events are acknowledged",
+    "ab",
+    batch_events=1,
+    late=1,
+    notices=False,
+    **_ONCE,
+)
+def records_unacknowledged(patch: Patch) -> None:
+    patch(kafka.Producer, "in_flight", 0)
+
+
+@_break("a producer is kept after a commit that was asked for twice", "ab", batch_events=1, late=1, **_ONCE)
+def kept_after_a_commit(patch: Patch) -> None:
+    commit = kafka.Producer.commit
+
+    def careless(self: kafka.Producer) -> CommitAnswer:
+        answer = commit(self)
+        return CommitAnswer.DONE if answer is CommitAnswer.REPEATED else answer
+
+    patch(kafka.Producer, "commit", careless)
+
+
+@_break(
+    "a producer is kept after a commit that was not answered at first", "ab", batch_events=1, late=1, **_ONCE
+)
+def kept_after_silence(patch: Patch) -> None:
+    committed = TransactionalPublisher._committed
+
+    def careless(self: TransactionalPublisher) -> None:
+        committed(self)
+        self._must_replace = False
+
+    patch(TransactionalPublisher, "_committed", careless)
+
+
+@_break("a producer is kept after an abort", "ab", refuses=[1], mends=1, **_ONCE)
+def kept_after_an_abort(patch: Patch) -> None:
+    abort = TransactionalPublisher._abort
+
+    def careless(self: TransactionalPublisher) -> None:
+        abort(self)
+        self._must_replace = False
+
+    patch(TransactionalPublisher, "_abort", careless)
+
+
+@_break(
+    "a relay that has lost the shard takes a new producer",
+    *("a", "b"),
+    refuses=[1],
+    batch_events=1,
+    slots=2,
+    **_ONCE,
+)
+def fences_its_successor(patch: Patch) -> None:
+    def hasty(self: TransactionalPublisher) -> bool:
+        self._producer.replace()
+        self._must_replace = False
+        return True
+
+    patch(TransactionalPublisher, "_replace", hasty)
 
 
 # --- publishing ---------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ Invariants:
   one of the partition: a producer that it does not know there may begin anywhere.
 - A message of a producer that is gone may still arrive, or never.
 - A new producer of a transactional id ends the transaction of the one before, and shuts it out.
+- A request to end a transaction may arrive once more, and late: until the producer is shut out, it ends
+  whatever transaction is open then.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.event import Event
 from outbox_pipelines.relay.core.delivery import Delivery
 from outbox_pipelines.relay.core.errors import ShardLostError
@@ -29,7 +32,8 @@ _PURGED = Refusal(Kind.CONSEQUENCE, "purged")
 class Connection:
     """One producer at the broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, transactional: bool = False) -> None:
+        self.transactional = transactional
         self.in_flight: deque[tuple[Event, Delivery | None]] = deque()
         self.reports: list[tuple[Delivery | None, Event, Refusal | None]] = []
         self.is_open = True
@@ -88,27 +92,42 @@ class Kafka:
         self.connections: list[Connection] = []
         self.fence = -1
         """The number of the youngest connection with the transactional id."""
+        self.late: list[tuple[int, str]] = []
+        """Requests to end a transaction that may still arrive: the connection, and how it ends."""
 
     def connect(self, *, transactional: bool) -> int:
-        self.connections.append(Connection())
+        self.connections.append(Connection(transactional=transactional))
         number = len(self.connections) - 1
         if transactional:
             if self.fence >= 0:
                 old = self.connections[self.fence]
                 if old.transaction is not None and self.transactions[old.transaction] == "open":
                     self.transactions[old.transaction] = "aborted"
+                if not old.is_open:
+                    # All of it would be refused, and no client would learn that.
+                    old.in_flight.clear()
             self.fence = number
+            self.late.clear()
         return number
+
+    def arrive(self) -> None:
+        """A request comes late."""
+        number, end = self.late.pop(0)
+        transaction = self.connections[number].transaction
+        if self.fence == number and transaction is not None and self.transactions[transaction] == "open":
+            self.transactions[transaction] = end
 
     def handle(self, number: int) -> None:
         """The broker takes or refuses what came first of a connection."""
         connection = self.connections[number]
         event, delivery = connection.in_flight.popleft()
-        is_fenced = connection.transaction is not None and (
-            self.fence != number or self.transactions[connection.transaction] != "open"
+        is_fenced = connection.transactional and (
+            self.fence != number
+            or connection.transaction is None
+            or self.transactions[connection.transaction] != "open"
         )
         if is_fenced:
-            connection.has_failed = True
+            connection.has_failed |= delivery is not None
             connection.reports.append((delivery, event, Refusal(Kind.OWNER, "fenced")))
         elif event.aggregate_id in connection.broken:
             connection.reports.append((delivery, event, _PURGED))
@@ -157,6 +176,7 @@ class Kafka:
             ),
             tuple(alive),
             self.fence,
+            tuple(self.late),
         )
 
 
@@ -180,7 +200,9 @@ class Producer:
 
     @property
     def in_flight(self) -> int:
-        return len(self.connection.in_flight) + len(self.connection.reports)
+        # What was purged is reported, and may still arrive.
+        awaited = [delivery for _, delivery in self.connection.in_flight if delivery is not None]
+        return len(awaited) + len(self.connection.reports)
 
     def send(self, delivery: Delivery, events: list[Event], gate: Gate) -> list[Event]:
         if self.connection.is_committing:
@@ -232,8 +254,10 @@ class Producer:
         self.serve(0, linger=True)
 
     def replace(self) -> None:
+        if self._process.happens("fence", "no answer"):
+            raise UnavailableError("Kafka does not start transactions")
         self.close()
-        with self._process.call("new producer"):
+        with self._process.call("fence" if self._transactional else "new producer"):
             self.number = self._kafka.connect(transactional=self._transactional)
         self.has_failed = False
 
@@ -262,15 +286,23 @@ class Producer:
             self.connection.transaction = len(self._kafka.transactions) - 1
 
     def record(self, tick: str, last_seq: int, *, finished: bool, released: list[int]) -> str | None:
-        transaction = self.connection.transaction
+        kafka, transaction = self._kafka, self.connection.transaction
         assert transaction is not None
-        self._kafka.records.append((Record(tick, last_seq, finished, released), transaction))
+        if kafka.fence == self.number and kafka.transactions[transaction] == "open":
+            kafka.records.append((Record(tick, last_seq, finished, released), transaction))
+        else:
+            self.connection.has_failed = True
         return None
 
     def commit(self) -> CommitAnswer:
         kafka, connection = self._kafka, self.connection
         transaction = connection.transaction
         assert transaction is not None
+        if self._process.happens("commit", "a late request first"):
+            kafka.arrive()
+        if self._process.happens("commit", "record refused"):
+            kafka.records.pop()
+            connection.has_failed = True
         # The client waits for all that is in flight first.
         while connection.in_flight:
             kafka.handle(self.number)
@@ -280,31 +312,49 @@ class Producer:
             return CommitAnswer.REFUSED
         connection.is_committing = True
         if self._process.happens("commit", "no answer, not done"):
+            self._ask_twice("committed")
             return CommitAnswer.NONE
         if self._process.happens("commit", "in doubt, not done"):
             raise ShardLostError("a transaction ended in doubt")
+        is_silent = self._process.happens("commit", "no answer, done")
+        is_in_doubt = self._process.happens("commit", "in doubt, done")
+        is_repeated = self._process.happens("commit", "asked twice")
         with self._process.call("commit"):
             if kafka.fence != self.number or kafka.transactions[transaction] == "aborted":
                 raise ShardLostError("fenced")
             kafka.transactions[transaction] = "committed"
-        if self._process.happens("commit", "no answer, done"):
+        if is_silent:
+            self._ask_twice("committed")
             return CommitAnswer.NONE
-        if self._process.happens("commit", "in doubt, done"):
+        if is_in_doubt:
             raise ShardLostError("a transaction ended in doubt")
         connection.transaction, connection.is_committing = None, False
+        if is_repeated:
+            self._ask_twice("committed")
+            if self._process.world.notices:
+                return CommitAnswer.REPEATED
         return CommitAnswer.DONE
+
+    def _ask_twice(self, end: str) -> None:
+        """Leave a request in the network that has been asked again, by another connection."""
+        world = self._process.world
+        if world.late:
+            world.late -= 1
+            self._kafka.late.append((self.number, end))
 
     def abort(self, seconds: float) -> str | None:
         kafka, connection = self._kafka, self.connection
+        if self._process.happens("abort", "asked twice"):
+            self._ask_twice("aborted")
         with self._process.call("abort"):
             if connection.transaction is None:
                 return "there is no transaction"
             if kafka.fence != self.number:
                 return "fenced"
-            if kafka.transactions[connection.transaction] == "open":
-                kafka.transactions[connection.transaction] = "aborted"
+            if kafka.transactions[connection.transaction] != "open":
+                return "the transaction has ended"
+            kafka.transactions[connection.transaction] = "aborted"
             connection.transaction, connection.is_committing = None, False
             connection.has_failed = False
             connection.broken.clear()
-            connection.in_flight.clear()
         return None

@@ -413,6 +413,7 @@ def _transaction(publisher: TransactionalPublisher) -> Key:
         len(publisher._committing),
         tuple(_complete(batch) for batch in publisher._complete),
         publisher._must_settle,
+        publisher._must_replace,
         publisher._tick,
         None if publisher._open is None else tuple(map(tuple, publisher._open)),
         publisher._last_seq,

@@ -47,6 +47,7 @@ _BARRIER: Final = ("want shards", "meet again", "begin anew", *(f"barrier: {step
 _REFUSAL: Final = ("probe", "later", "heads", "record", "mark as tried")
 _LARGE: Final[dict[str, Any]] = {
     "slots": 2,
+    "late": 1,
     "refuses": [1],
     "mends": 1,
     "faults": 2,
@@ -55,6 +56,7 @@ _LARGE: Final[dict[str, Any]] = {
 }
 _RANDOM: Final[dict[str, Any]] = {
     "slots": 2,
+    "late": 2,
     "refuses": [1, 4],
     "unreadable": [2],
     "mends": 1,
@@ -158,7 +160,7 @@ SCOPES: Final[dict[str, Scope]] = {
     "once-parts": _scope(
         "exactly once: a tick in two batches, the first of which is refused; a fault, a switch of threads",
         ["ab"],
-        (*_FLOW, *_COMMITS, *_calls("park")),
+        (*_FLOW, *_COMMITS),
         exactly_once=True,
         batch_events=1,
         refuses=[1],
@@ -166,6 +168,27 @@ SCOPES: Final[dict[str, Scope]] = {
         faults=1,
         switches=1,
         states=8_000,
+    ),
+    "once-late": _scope(
+        "exactly once: a request to end a transaction was asked twice, and arrives late; a fault",
+        ["ab", "a"],
+        ("late", "overtaken", "fence", "commit: asked twice"),
+        exactly_once=True,
+        late=1,
+        faults=1,
+        switches=0,
+        states=14_000,
+    ),
+    "once-unnoticed": _scope(
+        "exactly once: the same, and Kafka's client does not notice it: nothing is lost",
+        ["ab", "a"],
+        ("late", "overtaken", "commit: asked twice", "commit: a late request first"),
+        exactly_once=True,
+        late=1,
+        notices=False,
+        faults=1,
+        switches=0,
+        states=14_000,
     ),
     "once-pair": _scope(
         "exactly once: two relays, one hands over, one fault",

@@ -9,7 +9,7 @@ from tests.model.relay.scopes import SCOPES
 
 _MOST = 5_000
 # Where some of what must be seen is further away.
-_MORE = {"once-parked": 7_000, "once-shards": 7_000}
+_MORE = {"once-parked": 7_000, "once-refused": 7_000, "once-shards": 7_000}
 SMALL = [name for name, scope in SCOPES.items() if scope.is_small]
 
 

@@ -26,9 +26,11 @@ share()
 DATABASE_CALLS = ("settle", "park", "remove released")
 PARKED_CALLS = ("heads", "behind", "mark as tried", "record", "accept", "clear")
 KAFKA_CALLS = ("send", "begin", "commit", "abort", "fence")
-PUBLISH_CALLS = ("send", "begin", "commit", "abort")
+PUBLISH_CALLS = ("send", "begin", "commit", "abort", "fence")
 PROBE = ("no answer, not done", "no answer, done")
-COMMIT = ("no answer, not done", "no answer, done", "in doubt, not done", "in doubt, done")
+COMMIT = ("no answer, not done", "no answer, done", "in doubt, not done", "in doubt, done", "record refused")
+LATE: Sequence[Plan] = (("commit", "asked twice"), ("abort", "asked twice"))
+NO_PRODUCER: Plan = ("fence", "no answer")
 
 
 def plans(calls: Sequence[str]) -> list[Plan]:
@@ -81,9 +83,14 @@ class Relays:
         commands: how many dead letters are replayed or discarded.
         changes: how often the number of shards is changed.
         parked: states of the first events, which an earlier relay has parked.
+        late: how many requests to end a transaction are asked twice, and may arrive late.
+        notices: whether Kafka's client says which; otherwise events may be published twice, and never lost.
     """
 
-    FAULTS: Collection[str] = ("fault", "kill", "lose session", "vanish", "rollback", "give up")
+    FAULTS: Collection[str] = (
+        *("fault", "late", "overtaken", "kill", "lose session"),
+        *("vanish", "rollback", "give up"),
+    )
 
     def __init__(
         self,
@@ -102,9 +109,13 @@ class Relays:
         changes: int = 0,
         parked: Sequence[str] = (),
         batch_events: int = 2,
+        late: int = 0,
+        notices: bool = True,
     ) -> None:
         self.exactly_once = exactly_once
         self.batch_events = batch_events
+        self.late = late
+        self.notices = notices
         self.database = Database(writers)
         self.kafka = Kafka(refuses)
         self.refused = frozenset(refuses)
@@ -169,6 +180,13 @@ class Relays:
         if any(process is not None and process.waits() for process in self.slots):
             found.append(("later",))
         found += self._of_shards()
+        if self.kafka.late:
+            found.append(("late",))
+            found += [
+                ("overtaken", "publish", n, ("commit", "a late request first"))
+                for n, process in enumerate(self.slots)
+                if process is not None
+            ]
         if self.kafka.refuses and self.mends:
             found.append(("mend",))
         if self.commands:
@@ -198,7 +216,7 @@ class Relays:
     @staticmethod
     def is_pointless(action: Action, made: Mapping[Action, Collection[str]]) -> bool:
         """Whether a plan names a call that the round does not make."""
-        if action[0] not in ("fault", "switch"):
+        if action[0] not in ("fault", "switch", "overtaken"):
             return False
         _, step, n, plan = action
         calls = made.get((step, n))
@@ -224,7 +242,9 @@ class Relays:
             found.append(("kill", n))
             if process.session.barrier_paused():
                 found.append(("lose session", n))
-            found += [("fault", "publish", n, plan) for plan in [WAIT, *plans(self._publish_calls())]]
+            calls = plans(self._publish_calls())
+            calls += [NO_PRODUCER] * self.exactly_once + [*LATE] * bool(self.late)
+            found += [("fault", "publish", n, plan) for plan in [WAIT, *calls]]
             found += [("fault", "settle", n, plan) for plan in plans(settle_calls)]
         return found
 
@@ -250,6 +270,10 @@ class Relays:
             self.has_failed = True
             step, n, plan = rest
             self._round(step, n, plan)
+        elif name == "late":
+            self.kafka.arrive()
+        elif name == "overtaken":
+            self._round(*rest)
         elif name == "switch":
             self.switches -= 1
             step, n, call = rest
@@ -388,7 +412,8 @@ class Relays:
             never_dead = row.crashes < MAX_CRASHES and seq not in self.refused | self.unreadable
             if row.state == "failed" and never_dead:
                 raise Broken("G4", f"event {seq} was never refused, and is a dead letter")
-        if len(visible) != len(published) and (self.exactly_once or not self.has_failed):
+        must_be_once = self.exactly_once and self.notices
+        if len(visible) != len(published) and (must_be_once or not self.has_failed):
             raise Broken("G5", f"published twice: {visible}")
         self._check_order(visible)
 
@@ -432,6 +457,7 @@ class Relays:
                 self.mends,
                 self.commands,
                 self.changes,
+                self.late,
                 self.has_failed,
             ),
         )
