@@ -31,10 +31,6 @@ _INIT_SECONDS: Final = 30.0
 _REPLACE_SECONDS: Final = 10.0
 # One try at a commit; it is called again until it answers.
 _COMMIT_SECONDS: Final = 1.0
-# librdkafka asks again for the end of a transaction without a word, after a broken connection or no answer,
-# and never sooner than this, less 20 percent by chance. What took less was asked for once.
-_RETRY_SECONDS: Final = 0.5
-_ASKED_ONCE_SECONDS: Final = 0.8 * _RETRY_SECONDS
 # Kafka answers a commit before it has ended the transaction in its partitions. A client that begins the next
 # one before that is refused, and librdkafka asks again only 20 ms later: one transaction in six at 1,000
 # events a second. How long Kafka needs follows from what the commit took.
@@ -114,10 +110,7 @@ def begin(
         transactional_id=where.transactional_id,
         transaction_timeout_ms=milliseconds,
         message_timeout_ms=milliseconds,
-        # Within a transaction there are no gaps: it is all of it or nothing.
-        enable_gapless_guarantee=False,
-        retry_backoff_ms=int(_RETRY_SECONDS * 1000),
-        retry_backoff_max_ms=1000,
+        **client.TRANSACTIONAL,
         **own,
     )
     try:
@@ -200,7 +193,7 @@ class FencingProducer(IdempotentProducer):
                 raise ShardLostError(f"a transaction ended in doubt: {reason.str()}") from None
             return CommitAnswer.REFUSED if reason.txn_requires_abort() else CommitAnswer.NONE
         took = self._ends(asked_at)
-        return CommitAnswer.DONE if took < _ASKED_ONCE_SECONDS else CommitAnswer.REPEATED
+        return CommitAnswer.DONE if took < client.ASKED_ONCE_SECONDS else CommitAnswer.REPEATED
 
     def abort(self, seconds: float) -> str | None:
         """Abort the transaction; return why that fails."""

@@ -17,6 +17,7 @@ import pytest
 from outbox_pipelines import schema
 from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
+from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.transactional_producer import FencingProducer, begin, place
 from outbox_pipelines.settings import load_settings
@@ -112,6 +113,27 @@ def test_a_commit_that_the_client_repeats_is_noticed(
         assert requests.seen[COMMIT] >= asked + 2
         assert answers[0] is not CommitAnswer.DONE
         requests.heal()
+
+
+def test_the_prober_keeps_no_producer_whose_commit_was_repeated(
+    producer: FencingProducer, distant: Outbox, requests: Requests
+) -> None:
+    """Guards against a late commit that makes visible what the prober only tries."""
+    prober = Prober(distant.settings, producer.lookups, uuid.uuid4().hex)
+
+    def copy() -> None:
+        prober._produce(distant.topic(), "a", "{}", [], lambda error, message: None)
+        prober._flush()
+        prober._commit()
+
+    def is_kept() -> bool:
+        copy()
+        return prober._producer is not None
+
+    wait_until(is_kept, seconds=30, what="a commit that a loaded machine did not delay")
+    requests.delay(Late(COMMIT, moments=(ABORT,)))
+    copy()
+    assert prober._producer is None
 
 
 def test_a_late_commit_in_the_next_transaction(distant: Outbox, requests: Requests) -> None:
