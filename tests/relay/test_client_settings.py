@@ -11,6 +11,7 @@ from typing import Final, cast
 from uuid import uuid4
 
 import pytest
+from confluent_kafka import Producer
 
 from outbox_pipelines.relay.kafka.client import LOG
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
@@ -19,7 +20,7 @@ from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.transactional_producer import begin, place
 from outbox_pipelines.settings import Settings
-from tests.conftest import Outbox
+from tests.conftest import Outbox, wait_until
 
 # By the names that librdkafka prints; -1 is acks=all.
 _EVERY_PRODUCER: Final = {
@@ -44,24 +45,22 @@ _EVERY_PRODUCER: Final = {
 _NO_GAPS: Final = {"message.timeout.ms": "0", "enable.gapless.guarantee": "true"}
 
 
-def _publisher(settings: Settings, shard: Shard) -> None:
+def _publisher(settings: Settings, shard: Shard) -> Producer:
     producer = IdempotentProducer(settings)
     producer.connect()
-    producer.serve(0.2, linger=True)
-    producer.close()
+    return producer._producer
 
 
-def _transactional(settings: Settings, shard: Shard) -> None:
-    producer = begin(settings, place(shard), lambda error: None)
-    producer.poll(0.2)
+def _transactional(settings: Settings, shard: Shard) -> Producer:
+    return begin(settings, place(shard), lambda error: None)
 
 
-def _trials(settings: Settings, shard: Shard, transactional_id: str | None = None) -> None:
-    Prober(settings, Topics(settings), transactional_id)._new_producer().poll(0.2)
+def _trials(settings: Settings, shard: Shard, transactional_id: str | None = None) -> Producer:
+    return Prober(settings, Topics(settings), transactional_id)._new_producer()
 
 
-def _transactional_trials(settings: Settings, shard: Shard) -> None:
-    _trials(settings, shard, uuid4().hex)
+def _transactional_trials(settings: Settings, shard: Shard) -> Producer:
+    return _trials(settings, shard, uuid4().hex)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_a_client_has_them(
     outbox: Outbox,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    use: Callable[[Settings, Shard], None],
+    use: Callable[[Settings, Shard], Producer],
     expected: dict[str, str],
 ) -> None:
     """Guards against a setting that is lost, or that another one overrides: no event would show it for a
@@ -88,6 +87,13 @@ def test_a_client_has_them(
     settings = outbox.settings.model_copy(update={"kafka_config_file": file, "transaction_seconds": 4.0})
     shard = cast("Shard", SimpleNamespace(identity=uuid4().hex, shard=0))
     with caplog.at_level(logging.DEBUG, LOG.name):
-        use(settings, shard)
-    found = dict(re.findall(r"\]:\s+([\w.]+) = (\S+)", caplog.text))
-    assert expected == {name: found.get(name) for name in expected}
+        producer = use(settings, shard)
+
+        def found() -> dict[str, str]:
+            # The client's log is shown by a call of the client.
+            producer.poll(0.1)
+            return dict(re.findall(r"\]:\s+([\w.]+) = (\S+)", caplog.text))
+
+        # What is printed last.
+        wait_until(lambda: "partitioner" in found(), what="the client's settings in its log")
+        assert expected == {name: found().get(name) for name in expected}
