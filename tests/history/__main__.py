@@ -59,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     either = argparse.BooleanOptionalAction
     run.add_argument(
-        "--asynchronous", action=either, default=False, help="synchronous_commit=off in the database"
+        "--asynchronous", action=either, help="synchronous_commit=off in the database; drawn by default"
     )
     run.add_argument(
         "--long-keys", action=either, help="some aggregates have ids of 3,000 characters; drawn by default"

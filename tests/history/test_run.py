@@ -7,7 +7,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,12 +25,9 @@ _CLIENTS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_databa
 
 
 @contextmanager
-def _run(
-    servers: Servers, name: str, seed: int, directory: Path, patience: float = 60.0, consumer: str = ""
-) -> Iterator[Run]:
+def _run(servers: Servers, name: str, seed: int, directory: Path, **more: Any) -> Iterator[Run]:
     """Under way; ended with the block."""
-    relay = RELAYS[name]
-    run = Run(servers, name, relay, seed, directory, load=GENTLE, consumer=consumer, patience=patience)
+    run = Run(servers, name, RELAYS[name], seed, directory, **({"load": GENTLE} | more))
     try:
         run.start()
         yield run
@@ -126,14 +125,31 @@ def test_crashes_at_steps_while_a_large_backlog_drains(servers: Servers, seed: i
 def test_some_kinds_of_fault_of_consumers(servers: Servers, seed: int, tmp_path: Path) -> None:
     """Guards effects exactly once, in order, while members of a group die, freeze and lose their database."""
     chance = random.Random(seed)
-    kinds = chance.sample(list(nemesis.CONSUMER_KINDS), 5)
     with _run(servers, "at_least_once", seed, tmp_path, consumer="idempotent") as run:
-        for name in kinds:
-            print(f"{run.arrived:8}  {name}")
-            run.disturb({name: nemesis.ALL[name]}, chance, chance.uniform(0.1, 3))
+        _disturb(run, chance, chance.sample(list(nemesis.CONSUMER_KINDS), 5))
         verdict = report(run.finish())
     assert verdict.wrong == []
     assert verdict.committed == len(run.history.effects) > 100
+
+
+def test_commits_that_are_not_durable_and_long_keys(servers: Servers, seed: int, tmp_path: Path) -> None:
+    """Guards G1 and G10 where the database forgets what no session made durable, and no index has a key."""
+    chance = random.Random(seed)
+    load = replace(GENTLE, long_keys=True)
+    with _run(
+        servers, "at_least_once", seed, tmp_path, consumer="idempotent", load=load, asynchronous=True
+    ) as run:
+        _disturb(run, chance, ["kill database", "kill consumer", "kill database"])
+        verdict = report(run.finish())
+    assert verdict.wrong == []
+    assert verdict.committed == len(run.history.effects) > 100
+    assert len({event.account for event in run.history.committed} & {"60", "61", "62"}) == 3
+
+
+def _disturb(run: Run, chance: random.Random, names: list[str]) -> None:
+    for name in names:
+        print(f"{run.arrived:8}  {name}")
+        run.disturb({name: nemesis.ALL[name]}, chance, chance.uniform(0.1, 3))
 
 
 def test_a_broken_relay_is_found_without_any_fault(
