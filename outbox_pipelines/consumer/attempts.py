@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from outbox_pipelines.consumer import inbox, queries
-from outbox_pipelines.consumer.breaker import Breaker, Policy, policy_of
+from outbox_pipelines.consumer.breaker import Breaker, Policy, is_unreachable, policy_of
 from outbox_pipelines.consumer.config import Counts, Plan, StoppedError
 from outbox_pipelines.consumer.dedupe_marks import Marks
 from outbox_pipelines.consumer.errors import ConsumerError, UnreadableError
@@ -212,7 +212,7 @@ class Attempts:
 
     async def _miss(self, seq: int, attempts: int, item: Item, error: Exception) -> None:
         text = told(error)
-        policy = await self._judge(item, error, seq)
+        policy = await self._judge(item, error, attempts, seq)
         last = attempts >= self._plan.max_attempts or policy == "dead_letter"
         dead = last and policy != "outage" and self._has_copy(item.message, attempts, text)
         counts = policy != "outage"
@@ -221,7 +221,8 @@ class Attempts:
 
     def _breaker(self, handler: Handler) -> Breaker:
         # The id is stable: the consumer keeps its handlers in a dictionary.
-        return self._breakers.setdefault(id(handler), Breaker(self._plan.outage_after))
+        given = self._plan.outage_after, self._plan.max_attempts
+        return self._breakers.setdefault(id(handler), Breaker(*given, has_worked=self.counts.handled > 0))
 
     def _is_held(self, handler: Handler | None) -> bool:
         """Return whether a handler is paused because a service it needs is unavailable."""
@@ -229,10 +230,11 @@ class Attempts:
             return False
         return not self._breaker(handler).may_call(time.monotonic())
 
-    async def _judge(self, item: Item, error: Exception, seq: int | None = None) -> Policy:
+    async def _judge(self, item: Item, error: Exception, attempts: int, seq: int | None = None) -> Policy:
         """Return what a failure means for the event.
 
         Args:
+            attempts: begun so far, including this one.
             seq: the event's number in the inbox.
         """
         policy = policy_of(error, self._plan.on_error)
@@ -243,15 +245,22 @@ class Attempts:
             return policy
         breaker = self._breaker(item.handler)
         before = [each for each in breaker.blamed.values() if each is not None and each != seq]
-        is_new = breaker.failed(item.message_id, time.monotonic(), outage=policy == "outage")
+        is_new = breaker.failed(
+            item.message_id,
+            time.monotonic(),
+            type(error),
+            outage=policy == "outage",
+            unreached=is_unreachable(error, self._plan.on_error),
+            last=attempts >= self._plan.max_attempts,
+        )
         if seq is not None:
             breaker.blamed[item.message_id] = seq
         if is_new:
             self.counts.outages += 1
             self.figures.breakers[item.handler.name] = True
             _LOG.error(
-                "the handler of %s is paused, and its events stay in the inbox: %d in a row failed, "
-                "the last with %s. The next attempt is in %g s, later ones less often",
+                "the handler of %s is paused, and its events stay in the inbox: all attempts at %d event(s) "
+                "failed, the last with %s. The next attempt is in %g s, later ones less often",
                 item.event and item.event.type,
                 len(breaker.blamed),
                 told(error),

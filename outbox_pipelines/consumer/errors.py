@@ -19,3 +19,7 @@ class RefusedError(Exception):
 
 class OutageError(Exception):
     """Raised by a handler if a service it needs is unavailable: the event is retried, no attempt counts."""
+
+
+class HandlerTimeoutError(TimeoutError):
+    """A handler was interrupted because it took too long: the event may be the cause."""

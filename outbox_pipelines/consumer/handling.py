@@ -265,7 +265,7 @@ class Handling(Recording):
     async def _put_aside(self, item: Item, error: Exception) -> None:
         """Write an event to the inbox after its first attempt failed, unless its commit succeeded."""
         text = told(error)
-        policy = await self._judge(item, error)
+        policy = await self._judge(item, error, 1)
         last = policy == "dead_letter" or (policy == "retry" and self._plan.max_attempts <= 1)
         dead = last and self._has_copy(item.message, 1, text)
         where = await self._receive([item], attempts=0 if policy == "outage" else 1, error=text, dead=dead)

@@ -18,6 +18,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from types import FrameType
 from typing import Any, Final
 
+from outbox_pipelines.consumer.errors import HandlerTimeoutError
 from outbox_pipelines.consumer.numbers import require_number
 from outbox_pipelines.errors import SetupError
 
@@ -68,7 +69,7 @@ def _interval(kafka: Mapping[str, Any]) -> float:
 
 @contextmanager
 def alarms(seconds: float) -> Iterator[AbstractAsyncContextManager[object]]:
-    """Provide a context manager, reusable, that raises TimeoutError when its block takes longer.
+    """Provide a context manager, reusable, that raises `HandlerTimeoutError` when its block takes longer.
 
     Only in the main thread, where signals come; in another one nothing can interrupt what blocks.
     """
@@ -92,7 +93,7 @@ class _Alarm:
     def ring(self, number: int, frame: FrameType | None) -> None:
         """Interrupt what runs."""
         self._has_rung = True
-        raise TimeoutError(_told(self._seconds))
+        raise HandlerTimeoutError(_told(self._seconds))
 
     async def __aenter__(self) -> None:
         self._has_rung = False
@@ -103,7 +104,7 @@ class _Alarm:
         signal.setitimer(signal.ITIMER_REAL, 0)
         if kind is None and self._has_rung:
             # The handler has caught it.
-            raise TimeoutError(_told(self._seconds))
+            raise HandlerTimeoutError(_told(self._seconds))
 
 
 @asynccontextmanager
@@ -114,11 +115,11 @@ async def deadline(seconds: float) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         if limit.expired():
-            raise TimeoutError(_told(seconds)) from error
+            raise HandlerTimeoutError(_told(seconds)) from error
         raise
     if limit.expired():
         # The handler has caught the cancellation.
-        raise TimeoutError(_told(seconds))
+        raise HandlerTimeoutError(_told(seconds))
 
 
 def _told(seconds: float) -> str:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import uuid
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
 
 from outbox_pipelines.consumer import Event, OutageError, RefusedError, breaker
-from outbox_pipelines.consumer.breaker import Breaker, policy_of
+from outbox_pipelines.consumer.breaker import Breaker, is_unreachable, policy_of
+from outbox_pipelines.consumer.errors import HandlerTimeoutError
 from outbox_pipelines.errors import SetupError
 from tests.conftest import wait_until
 from tests.consumer import test_async
 from tests.consumer.place import Place, effect, running, uuid7
 
 Connection = psycopg.Connection[Any]
+ERROR = ValueError
 
 
 class UnavailableError(Exception):
@@ -174,22 +179,22 @@ def test_the_same_with_each_driver(place: Place, driver: str) -> None:
 def test_a_breaker() -> None:
     """The states, without a clock."""
     first, second, third = (uuid.uuid4() for _ in range(3))
-    it = Breaker(2)
-    assert not it.failed(first, 0, outage=False)
-    assert not it.failed(first, 0, outage=False)
+    it = Breaker(2, 5)
+    assert not it.failed(first, 0, ERROR)
+    assert not it.failed(first, 0, ERROR)
     it.works()
-    assert not it.failed(second, 0, outage=False)
+    assert not it.failed(second, 0, ERROR)
     assert it.may_call(0)
-    assert it.failed(third, 0, outage=False)
+    assert it.failed(third, 0, ERROR)
     assert (it.may_call(0.9), it.may_call(1)) == (False, True)
-    assert not it.failed(first, 1, outage=False)
+    assert not it.failed(first, 1, ERROR)
     assert (it.may_call(2.9), it.may_call(3)) == (False, True)
     it.works()
     assert it.may_call(0)
-    assert it.failed(first, 10, outage=True)
+    assert it.failed(first, 10, ERROR, outage=True)
     assert not it.may_call(10.5)
-    never = Breaker(0)
-    assert not any(never.failed(uuid.uuid4(), 0, outage=False) for _ in range(100))
+    never = Breaker(0, 5)
+    assert not any(never.failed(uuid.uuid4(), 0, ERROR) for _ in range(100))
 
 
 def test_policies() -> None:
@@ -215,3 +220,97 @@ def test_policies() -> None:
 def test_policies_that_do_not_fit_are_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(SetupError, match=says):
         Place("", "broker:9092", "orders").bare(**given)
+
+
+class DistantError(ConnectionError):
+    """As a client of some service has it."""
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("events", [1, 2, 12])
+def test_a_quiet_service_whose_dependency_cannot_be_reached(place: Place, events: int) -> None:
+    """Guards against dead letters made by three minutes without a service, since 20 events did not come."""
+    place.load(events, keys=events)
+    handler = Dependent(error=DistantError)
+    consumer = place.bare(max_attempts=3, retry_seconds=0.05)
+    consumer.on("order.placed")(handler)
+    with running(consumer) as run:
+        wait_until(lambda: len(handler.tried) >= 3 * events + 10, seconds=60, what="many tries")
+        assert place.inbox() == {"waiting": events}
+        handler.healed = True
+        wait_until(lambda: place.effects() == events, seconds=60, what="all effects")
+        counts = run.end()
+    assert (counts.dead_letters, counts.outages) == (0, 1)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_quiet_service_whose_events_fail_alike(place: Place) -> None:
+    """Guards against the same where the error does not say what it means: the last attempt is not taken."""
+    place.load(12, keys=12)
+    handler = Dependent()
+    # Long enough for three events to fail once before one fails twice.
+    consumer = place.bare(max_attempts=2, retry_seconds=3.0)
+    consumer.on("order.placed")(handler)
+    with running(consumer) as run:
+        wait_until(lambda: len(handler.tried) >= 12 * 2 + 10, seconds=60, what="many tries")
+        assert place.inbox() == {"waiting": 12}
+        handler.healed = True
+        wait_until(lambda: place.effects() == 12, seconds=60, what="all effects")
+        assert run.end().dead_letters == 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_event_that_cannot_reach_anything_is_dead(place: Place) -> None:
+    """Guards against an event, such as one with a wrong address, that holds the others of its handler."""
+    place.load(40, keys=40)
+    handler = Dependent(0, error=DistantError)
+    handler.healed = True
+    consumer = place.bare(max_attempts=3, retry_seconds=0.0)
+    consumer.on("order.placed")(handler)
+    with running(consumer) as run:
+        wait_until(lambda: place.effects() == 39, seconds=60, what="the others")
+        for n in range(40, 50):
+            if "failed" in place.inbox():
+                break
+            place.load(1, first=n, keys=1)
+            wait_until(partial(lambda n: place.effects() == n, n), seconds=60, what="an event behind it")
+        assert run.end().dead_letters == 1
+
+
+def test_what_is_believed_when() -> None:
+    one, two, three = (uuid.uuid4() for _ in range(3))
+
+    def opened(*failures: tuple[UUID, type[Exception]], limit: int = 20, works: bool = True) -> list[bool]:
+        """Whether each failure opens a breaker; the last one is that of the event's last attempt."""
+        breaker = Breaker(limit, 5, has_worked=works)
+        return [
+            breaker.failed(of, 0.0, kind, unreached=kind is DistantError, last=n == len(failures))
+            for n, (of, kind) in enumerate(failures, 1)
+        ]
+
+    unreached = (one, DistantError)
+    # Attempts at one event that reach nothing: the third.
+    assert opened(*[unreached] * 3) == [False, False, True]
+    # Not if one of them has another error.
+    assert opened(unreached, (one, ERROR), *[unreached] * 4) == [False] * 6
+    # Its last attempt, if this process knows of no success.
+    assert opened(unreached, works=False) == [True]
+    assert opened(unreached) == [False]
+    assert opened((one, ERROR), works=False) == [False]
+    # Three events that fail alike, before the first of them is dead.
+    alike = [(one, ERROR), (two, ERROR), (three, ERROR)]
+    assert opened(*alike, (one, ERROR)) == [False, False, False, True]
+    assert opened(*alike[:2], (one, ERROR)) == [False, False, False]
+    assert opened(*alike[:2], (three, KeyError), (one, ERROR)) == [False] * 4
+    # As many events as the limit, whatever their errors are; with 0 none.
+    assert opened(*alike[:2], (three, KeyError), unreached, limit=3) == [False, False, True, False]
+    assert opened(*[(uuid.uuid4(), DistantError) for _ in range(50)], limit=0, works=False) == [False] * 50
+
+
+def test_errors_that_say_that_a_service_cannot_be_reached() -> None:
+    named = type("ConnectError", (type("TransportError", (Exception,), {}),), {})
+    for error in (ConnectionResetError(), TimeoutError(), socket.gaierror(), named()):
+        assert is_unreachable(error, {}), error
+        assert not is_unreachable(error, {Exception: "retry"}), error
+    for other in (HandlerTimeoutError(), ERROR(), FileNotFoundError(), psycopg.OperationalError()):
+        assert not is_unreachable(other, {}), other

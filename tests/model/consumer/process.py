@@ -110,7 +110,7 @@ class Top(NamedTuple):
     """Whether it is time to look at the inbox; otherwise it is later."""
     commits: bool = True
     """Whether it is time to commit offsets; otherwise it is later."""
-    breaker: tuple[bool, tuple[tuple[int, int | None], ...]] | None = None
+    breaker: tuple[bool, tuple[tuple[int, int | None], ...], tuple[type[BaseException], ...]] | None = None
     owned: tuple[int, ...] = ()
     suspect: tuple[tuple[int, int], ...] = ()
     gone: tuple[int, ...] = ()
@@ -490,8 +490,11 @@ def _restore(top: Top, worker: Work, member: Member, client: Client, consumer: C
     worker._guard._owned = {(TOPIC, each) for each in top.owned}
     worker._guard._suspect = {(TOPIC, each): count for each, count in top.suspect}
     if top.breaker is not None:
-        breaker = Breaker(consumer._plan.keywords["outage_after"])
-        breaker.is_open, blamed = top.breaker
+        given = consumer._plan.keywords
+        breaker = Breaker(given["outage_after"], given["max_attempts"])
+        breaker.is_open, blamed, errors = top.breaker
+        # No error of the model says that a service cannot be reached: its other attributes do not matter.
+        breaker.errors = set(errors)
         breaker.blamed = {message_id(nth): seq for nth, seq in blamed}
         breaker._try_at = _LATER
         handler = consumer.handler(KINDS[0])
@@ -512,7 +515,8 @@ def _saved(run: Run, worker: Work, member: Member) -> Top:
     breaker = None
     for each in worker._breakers.values():
         blamed = tuple((number(event_id), seq) for event_id, seq in each.blamed.items())
-        breaker = (each.is_open, blamed) if each.is_open or blamed else None
+        errors = tuple(sorted(each.errors, key=lambda it: it.__name__))
+        breaker = (each.is_open, blamed, errors) if each.is_open or blamed else None
     return Top(
         looks=worker._look_at <= run.now,
         commits=member._commit_at <= run.now,
