@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import click
 
 from outbox_pipelines import __version__, log
 from outbox_pipelines.adopt.commands import adopt
+from outbox_pipelines.answers import reading_only
 from outbox_pipelines.archive.commands import archive
 from outbox_pipelines.archive.drop_command import drop_days
 from outbox_pipelines.catalog.commands import catalog
@@ -56,6 +57,15 @@ class _Cli(click.Group):
             _end(f"the database refuses: {refusal(error)}", 2)
 
 
+def limit_locks(command: click.Command, path: list[str]) -> None:
+    """Limit how long the command at `path` below another one waits for locks."""
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    assert command.callback is not None
+    command.callback = reading_only()(command.callback)
+
+
 def _end(why: str, code: int) -> NoReturn:
     click.echo(plain(f"outbox: {why}"), err=True)
     sys.exit(code)
@@ -80,7 +90,8 @@ def migrate(settings: Settings, check: bool) -> None:
     from outbox_pipelines import schema
 
     if check:
-        differences = schema.drift(settings)
+        with reading_only():
+            differences = schema.drift(settings)
         for line in differences:
             click.echo(plain(line))
         if differences:
@@ -164,6 +175,13 @@ cli.add_command(table)
 table.add_command(clean_table)
 table.add_command(make_months)
 
+# These wait for a lock for some seconds, and then name the session that has it; also `migrate --check`.
+READING: Final = (
+    *("adopt plan", "archive history", "archive query", "archive verify", "catalog check", "catalog render"),
+    *("cdc status", "consumer dead-letters list", "consumer dead-letters show", "consumer offsets list"),
+    *("consumer status", "dead-letters list", "dead-letters show", "debezium config", "debezium status"),
+    *("partitions list", "quality docs", "reconcile", "shards", "status", "table check", "table describe"),
+)
 add_to(
     cli,
     # A linter in an application's CI has no settings of a relay.
@@ -173,3 +191,5 @@ add_to(
     # If the output is redirected to that file, the shell has emptied it by now.
     without={describe: "table_file"},
 )
+for path in READING:
+    limit_locks(cli, path.split())

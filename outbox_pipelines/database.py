@@ -15,7 +15,7 @@ from typing import Any, Final
 import psycopg
 
 from outbox_pipelines import pooler, session
-from outbox_pipelines.answers import Session
+from outbox_pipelines.answers import LOCK_PATIENCE, Session, is_reading
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
@@ -80,6 +80,7 @@ def connect(
             with opened(connection) as other:
                 pooler.refuse(connection, other, setting)
         connection.execute("; ".join(session.pin_own(settings.db_schema)))
+        connection.limit_locks()
     except BaseException:
         connection.close()
         raise
@@ -116,6 +117,8 @@ def reading_dsn(dsn: str) -> str:
     options = [
         f"-c {name}={_DRIVER_NEEDS[name]}" for name in sorted(found) if found[name] != _DRIVER_NEEDS[name]
     ]
+    if is_reading():
+        options.append(f"-c lock_timeout={int(LOCK_PATIENCE * 1000)}")
     if options:
         given["options"] = " ".join([given.get("options") or "", *options])
     return psycopg.conninfo.make_conninfo(**given)

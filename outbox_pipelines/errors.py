@@ -28,3 +28,7 @@ class NotReadyError(SetupError):
 
 class UnavailableError(SetupError):
     """A server does not answer: at the start a wrong setting, later a temporary outage."""
+
+
+class LockedError(UnavailableError):
+    """Another session has locked a table for longer than a command waits."""

@@ -8,9 +8,10 @@ import sys
 
 import click
 
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.errors import LockedError, SetupError
 from outbox_pipelines.outbox_option import chosen
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import plain
 
 
 @click.command()
@@ -53,7 +54,15 @@ def _status(settings: Settings, *, as_json: bool, check: bool) -> None:
     from outbox_pipelines.quality import measurements, rules
     from outbox_pipelines.quality import status as rendering
 
-    found = measurements.read(settings)
+    try:
+        found = measurements.read(settings)
+    except LockedError as error:
+        rest = measurements.read_what_is_not_locked(settings)
+        if as_json:
+            click.echo(json.dumps({"locked": str(error), **rest}, indent=2))
+        else:
+            click.echo("\n".join(plain(f"{name}: {json.dumps(what)}") for name, what in rest.items()))
+        raise
     results = rules.judge(settings, found)
     if as_json:
         checks = [rendering.described(result) for result in results]

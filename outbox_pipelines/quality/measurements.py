@@ -8,12 +8,14 @@ Invariants:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 import psycopg
 from psycopg.rows import dict_row
 
 from outbox_pipelines import sequence
+from outbox_pipelines.answers import reading_only
 from outbox_pipelines.database import connect
 from outbox_pipelines.debezium import reading
 from outbox_pipelines.errors import SetupError
@@ -34,10 +36,12 @@ TUNE: Final = (
 )
 
 
+@reading_only()
 def read(settings: Settings) -> Measurements:
     """Return the measurements, in one round trip after those of the connection.
 
     Raises:
+        LockedError: another session has locked a table.
         SetupError: the database is unavailable, or has no outbox.
     """
     lock = f"{settings.db_schema}.outbox_shards"
@@ -86,6 +90,19 @@ def read(settings: Settings) -> Measurements:
         slots=slots(row["slots"]),
         connector=connector,
     )
+
+
+def read_what_is_not_locked(settings: Settings) -> dict[str, Any]:
+    """Return the parts of the measurements that no lock of another session conceals; not for long."""
+    lock = f"{settings.db_schema}.outbox_shards"
+    found = {}
+    with connect(settings, name="outbox: status") as connection:
+        connection.execute("SET lock_timeout = 100")
+        for name, query in queries.ALONE.items():
+            with suppress(psycopg.errors.LockNotAvailable):
+                row = connection.execute(query, {"cap": CAP, "lock": lock}).fetchone()
+                found[name] = row[0] if row else None
+    return found
 
 
 def slots(found: dict[str, Any]) -> Slots:

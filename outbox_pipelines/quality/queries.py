@@ -199,6 +199,17 @@ _PARTS: Final[dict[LiteralString, LiteralString]] = {
     "slots": _SLOTS,
 }
 
+# Without the backlog, which is in the table of the events.
+_OWNERS: Final = """
+SELECT coalesce(jsonb_agg(jsonb_build_object(
+    'shard', s.shard, 'owner', s.owner, 'breaker', s.breaker, 'heartbeat_seconds',
+    extract(epoch FROM clock_timestamp() - s.heartbeat)) ORDER BY s.shard), '[]') FROM outbox_shards s"""
+# Each alone, for when another one cannot be read.
+ALONE: Final[dict[LiteralString, LiteralString]] = {
+    "shards": _OWNERS,
+    **{name: _PARTS[name] for name in ("parked", "dead_letters", "days_ahead", "old_transaction")},
+}
+
 MEASURE: Final[LiteralString] = "SELECT " + ", ".join(
     [f"({part}) AS {name}" for name, part in _PARTS.items()]
 )

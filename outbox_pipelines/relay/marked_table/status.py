@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import psycopg
 
+from outbox_pipelines.answers import reading_only
 from outbox_pipelines.database import connect
 from outbox_pipelines.debezium import reading
 from outbox_pipelines.debezium.state import Connector
@@ -59,6 +60,7 @@ class TableStatus:
     """Debezium's connector; None without OUTBOX_CONNECT."""
 
 
+@reading_only()
 def read(settings: Settings) -> TableStatus:
     """Return the status of the table that OUTBOX_TABLE_FILE names.
 
