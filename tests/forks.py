@@ -5,10 +5,12 @@ A new interpreter spends half a second on imports, and a suite starts a thousand
 Invariants:
 - A process has the environment, streams, working directory and arguments that a new interpreter would have,
   and is a child of the process that asked for it: `Popen` and `run` do what subprocess's do.
+- A process is killed when the one that asked for it ends, however that ends: a run of tests that was killed
+  leaves nothing behind. The process that forks ends then, too.
 - No program runs in the process from which others are forked: it has imported modules, and has one thread.
 - Modules that draw something for their process when they are imported (`_OWN`) are imported by each.
-- What an interpreter reads at its start (PYTHON…, LC_…, LANG) is a reason for a new one, and so is another
-  system than Linux.
+- What an interpreter reads at its start (PYTHON…, LC_…, LANG) is a reason for a new one, and other programs
+  are started in the same way. Where the system is not Linux, subprocess starts them all.
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ import gc
 import json
 import os
 import runpy
+import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, AnyStr, Final
 
 from tests.mutants import patch
@@ -39,40 +44,30 @@ _MODULES: Final = (
 _OWN: Final = ("outbox_pipelines.relay.service",)
 _LARGEST: Final = 1 << 17
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
+_LOOK_SECONDS: Final = 1.0
 _FIXED: Final = ("PYTHON", "LC_", "LANG", "TZ", "LD_")
 
 
 class Popen(subprocess.Popen[AnyStr]):
-    """subprocess's, for commands that begin with this interpreter and -m or -c.
+    """subprocess's, without a wait for imports if a command begins with this interpreter and -m or -c."""
 
-    Args:
-        death_signal: what the process gets when this one ends.
-    """
-
-    def __init__(
-        self,
-        args: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        death_signal: int = 0,
-        **given: Any,
-    ) -> None:
-        self._death_signal = death_signal
+    def __init__(self, args: Sequence[str | Path], *, env: Mapping[str, str], **given: Any) -> None:
         super().__init__(args, env=env, **given)
 
     # The one place at which subprocess starts a program.
-    def _execute_child(self, args: Sequence[str], *given: Any) -> None:
+    def _execute_child(self, args: Sequence[str | Path], *given: Any) -> None:
         directory, environment, pipes, session = given[4], given[5], given[9:15], given[20]
-        if not _may_fork(args, environment):
+        if sys.platform != "linux":
             super()._execute_child(args, *given)  # type: ignore[misc]
             return
         stdin, stdout, stderr = pipes[0], pipes[3], pipes[5]
         asked = {
-            "arguments": args[1:],
+            "arguments": [os.fspath(word) for word in args],
+            "is_ours": _is_ours(args, environment),
             "environment": dict(environment),
             "directory": directory and os.fspath(directory),
             "session": session,
-            "death_signal": self._death_signal,
+            "by": os.getpid(),
         }
         streams = [own if own >= 0 else number for number, own in enumerate((stdin, stdout, stderr))]
         self.pid = _Forker.one().fork(asked, streams)
@@ -96,13 +91,8 @@ def run(
     return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 
-def _may_fork(args: Sequence[str], environment: Mapping[str, str]) -> bool:
-    return (
-        sys.platform == "linux"
-        and args[0] == sys.executable
-        and args[1] in ("-m", "-c")
-        and _fixed(environment) == _fixed(os.environ)
-    )
+def _is_ours(args: Sequence[str | Path], environment: Mapping[str, str]) -> bool:
+    return args[0] == sys.executable and args[1] in ("-m", "-c") and _fixed(environment) == _fixed(os.environ)
 
 
 def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
@@ -119,7 +109,7 @@ class _Forker:
         self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forks", str(other.fileno())],
+                [sys.executable, "-m", "tests.forks", str(other.fileno()), str(os.getpid())],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
             )
@@ -159,9 +149,24 @@ def _control(what: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def _next(connection: socket.socket) -> Mapping[str, Any] | None:
-    """Fork for each request; return in each child with its own, and in the parent, with None, at the end."""
+def end_with(parent: int) -> None:
+    """Let this process, a child of that one, be killed when that one ends."""
+    _control(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _next(connection: socket.socket, by: int) -> Mapping[str, Any] | None:
+    """Fork for each request; return in each child with its own, and in the parent, with None, at the end.
+
+    Args:
+        by: the process that asks.
+    """
     while True:
+        # A child of that process may have a copy of its end of the connection.
+        while not select.select([connection], [], [], _LOOK_SECONDS)[0]:
+            if os.getppid() != by:
+                return None
         message, streams, *_ = socket.recv_fds(connection, _LARGEST, 3)
         if not message:
             return None
@@ -181,8 +186,7 @@ def _next(connection: socket.socket) -> Mapping[str, Any] | None:
             # The death signal is of the parent at that time.
             while os.getppid() == between:
                 os.sched_yield()
-            if asked["death_signal"]:
-                _control(_SET_DEATH_SIGNAL, asked["death_signal"])
+            end_with(asked["by"])
             return asked
         os.close(writer)
         with os.fdopen(reader, "rb") as answer:
@@ -205,9 +209,14 @@ def _program(asked: Mapping[str, Any]) -> None:
         os.setsid()
     if asked["directory"]:
         os.chdir(asked["directory"])
+    if not asked["is_ours"]:
+        # As subprocess does: Python ignores them, and programs inherit what is ignored.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvpe(asked["arguments"][0], asked["arguments"], asked["environment"])
     os.environ.clear()
     os.environ.update(asked["environment"])
-    kind, program, *words = asked["arguments"]
+    _, kind, program, *words = asked["arguments"]
     if kind == "-m":
         sys.argv = [program, *words]
         runpy.run_module(program, run_name="__main__", alter_sys=True)
@@ -228,7 +237,7 @@ def _main() -> None:
     # Children share the memory of what was imported as long as no collection touches it.
     gc.collect()
     gc.freeze()
-    if (asked := _next(connection)) is not None:
+    if (asked := _next(connection, int(sys.argv[2]))) is not None:
         _program(asked)
 
 

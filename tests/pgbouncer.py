@@ -8,12 +8,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from outbox_pipelines.local.server import free_port
-from tests.conftest import password_of, wait_until
+from tests import forks
+from tests.conftest import password_of, patience, wait_until
 
 _PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
@@ -43,9 +45,8 @@ def pgbouncer(dsn: str, folder: Path, **settings: object) -> Iterator[str]:
     ]
     config = folder / f"{port}.ini"
     config.write_text("\n".join(lines))
-    process = subprocess.Popen(
-        [_PROGRAM, "-q", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process: forks.Popen[bytes] = forks.Popen([_PROGRAM, "-q", str(config)], env=os.environ, **quiet)
     behind = psycopg.conninfo.make_conninfo(dsn, port=port)
 
     def answers() -> bool:
@@ -61,4 +62,4 @@ def pgbouncer(dsn: str, folder: Path, **settings: object) -> Iterator[str]:
         yield behind
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(patience(10))

@@ -54,6 +54,14 @@ def test_an_error_ends_it_as_an_interpreter() -> None:
     assert made.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
+def test_another_program(tmp_path: Path) -> None:
+    """Guards against a program that does not get what it was given."""
+    words = ["sh", "-c", 'echo "$0 $MINE"; pwd; cat; exit 4', "a"]
+    given: dict[str, Any] = {"env": os.environ | {"MINE": "1"}, "cwd": tmp_path, "stdin": subprocess.DEVNULL}
+    made = forks.run(words, capture_output=True, text=True, **given)
+    assert (made.returncode, made.stdout, made.stderr) == (4, f"a 1\n{tmp_path}\n", "")
+
+
 def test_it_is_killed_by_its_pid() -> None:
     """Guards against a kill that hits another process, or is not seen."""
     process: forks.Popen[str] = forks.Popen(
@@ -65,25 +73,32 @@ def test_it_is_killed_by_its_pid() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.01)
         os.kill(process.pid, signal.SIGKILL)
-        assert process.wait(120) == -signal.SIGKILL
+        assert process.wait(600) == -signal.SIGKILL
 
 
-def test_it_ends_with_the_process_that_asked_for_it() -> None:
-    """Guards against relays that go on after a run of tests was killed."""
+def test_all_end_with_the_process_that_asked_for_them() -> None:
+    """Guards against relays, other programs and the process that forks that go on after a run was killed."""
     asks = (
-        "import os, subprocess, sys; from tests import forks;"
+        "import os, subprocess, sys, time; from tests import forks;"
         f"made = forks.Popen([sys.executable, '-c', {_WAITS!r}], env=os.environ, stdout=subprocess.PIPE,"
-        "text=True, death_signal=9); print(made.stdout.readline().strip(), made.pid, flush=True);"
-        "sys.stdin.read()"
+        "text=True); other = forks.Popen(['sleep', '100'], env=os.environ);"
+        # Which has a copy of each connection.
+        "copy = os.fork();"
+        "copy or time.sleep(100);"
+        "print(made.stdout.readline().strip(), made.pid, other.pid, forks._Forker.one()._process.pid, copy,"
+        "flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", asks], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        told, pid = process.stdout.readline().split()
-        assert told == "in"
+        told, *pids, copy = process.stdout.readline().split()
+        assert (told, len(pids)) == ("in", 3)
         process.kill()
-    wait_until(lambda: not _lives(int(pid)), what="its end")
+    try:
+        wait_until(lambda: not any(_lives(int(pid)) for pid in pids), what="the end of all three")
+    finally:
+        os.kill(int(copy), signal.SIGKILL)
 
 
 def _lives(pid: int) -> bool:

@@ -22,6 +22,7 @@ from outbox_pipelines.adopt import finish, steps
 from outbox_pipelines.adopt.by_slot import Rest
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings
+from tests import forks
 
 _STATEMENT, _STATEMENT_OF_A_RELAY = 10, 1
 
@@ -82,10 +83,12 @@ def _live(step: str) -> None:
 
 def main() -> None:
     global _left
+    parent = os.getpid()
     for line in sys.stdin:
         number, step = line.split()
         child = os.fork()
         if not child:
+            forks.end_with(parent)
             _left = int(number) * _STATEMENT
             try:
                 _live(step)

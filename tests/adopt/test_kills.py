@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests import forks
 from tests.adopt.conftest import Adopted, Make
 from tests.adopt.debezium_table import published
 from tests.conftest import clean_environment, wait_until
@@ -61,7 +62,7 @@ def _lives(adopted: Adopted, tmp_path: Path) -> Iterator[Lives]:
     environment = adopted.environment | {"OUTBOX_ARCHIVE": str(tmp_path / "archive")}
     with (
         adopted.connect() as observer,
-        subprocess.Popen(
+        forks.Popen(
             [sys.executable, "-m", "tests.adopt.dying"],
             env=clean_environment() | environment,
             stdin=subprocess.PIPE,

@@ -21,6 +21,7 @@ import pyarrow.parquet  # noqa: F401
 from outbox_pipelines.archive.store import Store
 from outbox_pipelines.cleaning.clean import clean
 from outbox_pipelines.settings import load_settings
+from tests import forks
 
 _left = 0
 
@@ -45,9 +46,11 @@ def main() -> None:
         (Store, "rename"),
     ):
         setattr(owner, name, _counted(getattr(owner, name)))
+    parent = os.getpid()
     for line in sys.stdin:
         child = os.fork()
         if not child:
+            forks.end_with(parent)
             _left = int(line)
             try:
                 clean(load_settings())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forks
 from tests.cleaning.conftest import MONTHS, MONTHS_MAPPING, Cleaning, Make
 from tests.conftest import clean_environment, wait_until
 
@@ -47,7 +48,7 @@ class Lives:
 @pytest.fixture
 def lives(make: Make, tmp_path: Path) -> Iterator[Lives]:
     cleaning = make(MONTHS, MONTHS_MAPPING, archive=str(tmp_path / "archive"))
-    with subprocess.Popen(
+    with forks.Popen(
         [sys.executable, "-m", "tests.cleaning.dying"],
         env=clean_environment() | cleaning.environment,
         stdin=subprocess.PIPE,

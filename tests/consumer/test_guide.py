@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 
 from outbox_pipelines.consumer import Consumer, Event
 from outbox_pipelines.consumer.testing import handle, make_event
+from tests import forks
 from tests.conftest import clean_environment, wait_until
 from tests.consumer.place import Place, effect, running, uuid7
 
@@ -46,7 +47,7 @@ def test_the_consumer_works_as_it_stands_there(place: Place, tmp_path: Path) -> 
     place.put('{"total": 5}', key="42", id=str(uuid7()), event_type="order.placed")
     place.put('{"total": 7}', key="43", id=str(uuid7()), event_type="order.placed")
     place.put("{}", key="42", id=str(uuid7()), event_type="order.cancelled")
-    process = subprocess.Popen(
+    process: forks.Popen[str] = forks.Popen(
         [sys.executable, service], env=clean_environment(), stderr=subprocess.PIPE, text=True
     )
     try:
@@ -56,7 +57,7 @@ def test_the_consumer_works_as_it_stands_there(place: Place, tmp_path: Path) -> 
         )
     finally:
         process.terminate()
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     assert place.rows("SELECT order_id, total FROM invoices") == [("43", 7)]
 

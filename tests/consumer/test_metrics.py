@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, Event, RefusedError, processor
 from outbox_pipelines.consumer.prometheus import MOST_TYPES, ConsumerCollector, serving
+from tests import forks
 from tests.conftest import clean_environment, wait_until
 from tests.consumer import test_async
 from tests.consumer.place import Place, at_work, effect, running, uuid7
@@ -46,7 +47,7 @@ def parsed(text: str) -> dict[str, float]:
 
 
 def scraped(url: str) -> dict[str, float]:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return parsed(answer.read().decode())
 
 
@@ -63,7 +64,7 @@ def test_what_is_served(place: Place) -> None:
             raise RefusedError("seven")
         if event.payload["n"] == 100:
             blocked.set()
-            go_on.wait(60)
+            go_on.wait(600)
         effect(event, connection)
 
     consumer.on("order.plcaed")(lambda event, connection: None)
@@ -85,7 +86,7 @@ def test_what_is_served(place: Place) -> None:
             assert found["unmatched_type order.plcaed"] == 1
             assert found["inbox_waiting_count"] == 0
             place.load(50, first=100, keys=1)
-            assert blocked.wait(60)
+            assert blocked.wait(600)
             wait_until(lambda: scraped(url)["progress_age_seconds"] > 1, what="a handler that hangs")
             go_on.set()
             wait_until(lambda: scraped(url)["handled_total"] == 79, what="all of them", seconds=60)
@@ -193,7 +194,7 @@ def test_the_command_serves_them(place: Place, tmp_path: Path) -> None:
         f"consumer = Place{(place.dsn, place.kafka, place.topic)}.consumer()\n"
     )
     root = str(Path(__file__).parents[2])
-    process = subprocess.Popen(
+    process: forks.Popen[str] = forks.Popen(
         [
             sys.executable,
             "-m",
@@ -217,5 +218,5 @@ def test_the_command_serves_them(place: Place, tmp_path: Path) -> None:
         wait_until(lambda: scraped(url)["handled_total"] == 5, what="all effects", seconds=60)
     finally:
         process.terminate()
-        process.communicate(timeout=300)
+        process.communicate(timeout=600)
     assert process.returncode == 0

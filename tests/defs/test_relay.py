@@ -22,6 +22,7 @@ from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.defs.relay import assets
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.quality.measured import ShardStatus
+from tests import forks
 from tests.conftest import Message, Outbox, clean_environment, wait_until
 from tests.defs.conftest import RELAY, Hold, failure_of, job_of, metadata_of, observed, run, served_of
 
@@ -139,7 +140,7 @@ def test_sessions_hand_over(outbox: Outbox, instance: dg.DagsterInstance, hold: 
             wait_until(lambda before=before: shard(outbox).owner not in (None, before.owner))  # type: ignore[misc]
             outbox.fill(1_000)
         hold("the last relay")
-        ended = [session.result(timeout=120) for session in sessions]
+        ended = [session.result(timeout=600) for session in sessions]
     (first, first_numbers), (second, second_numbers) = ended
     assert first.success
     assert second.success
@@ -171,7 +172,7 @@ def test_session_reports_while_it_runs(
             lambda: sum(metadata_of(report)["events"] for report in reports()) == 1000, what="another report"
         )
         hold("the successor")
-        result, numbers = session.result(timeout=120)
+        result, numbers = session.result(timeout=600)
     found = [metadata_of(observation) for observation in observed(instance, result.run_id)]
     assert sum(each["events"] for each in found) == 1000
     assert all(each["events"] > 0 for each in found)
@@ -203,9 +204,9 @@ def test_session_outlives_a_report_that_fails(
     outbox.fill(500)
     with ThreadPoolExecutor(1) as threads:
         session = threads.submit(run, "relay_session", instance, served_of(outbox, session_seconds=1.0))
-        assert failed.wait(120)
+        assert failed.wait(600)
         hold("the successor")
-        result, numbers = session.result(timeout=120)
+        result, numbers = session.result(timeout=600)
     assert result.success
     assert numbers is not None
     assert numbers["session_events"] == 500
@@ -246,12 +247,13 @@ def session_process(outbox: Outbox, tmp_path: Path) -> Iterator[subprocess.Popen
     with as_file(files("outbox_pipelines.defs") / "dagster.yaml") as template:
         shutil.copy(template, tmp_path / "dagster.yaml")
     execute = [sys.executable, "-m", "dagster", "job", "execute"]
-    with subprocess.Popen(
+    started: forks.Popen[bytes] = forks.Popen(
         [*execute, "-m", definitions.__name__, "-j", "relay_session"],
         env=clean_environment() | outbox.environment | {"DAGSTER_HOME": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-    ) as process:
+    )
+    with started as process:
         try:
             wait_until(lambda: shard(outbox).owner, seconds=300, what="session")
             yield process
@@ -282,8 +284,8 @@ def test_terminated_session_ends_in_order(
         if by == "ui":
             instance.report_run_canceling(session)
         session_process.terminate()
-        session_process.wait(timeout=120)
-        writer.result(timeout=120)
+        session_process.wait(timeout=600)
+        writer.result(timeout=600)
         [ended] = instance.get_runs()
         record = instance.get_latest_materialization_event(RELAY)
     assert ended.status is (dg.DagsterRunStatus.CANCELED if by == "ui" else dg.DagsterRunStatus.SUCCESS)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import forks
 from tests.conftest import clean_environment
 
 _DESCENT = "DEMO_OF_TEST"
@@ -52,8 +53,9 @@ class Demo:
 def demo(directory: Path, environment: dict[str, str], *arguments: str) -> Iterator[Demo]:
     """Runs it for the length of the block."""
     with _output(directory).open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "examples.airline", *arguments],
+        process: forks.Popen[bytes] = forks.Popen(
+            # With an option first, a new interpreter: a forked one would not show _DESCENT.
+            [sys.executable, "-u", "-m", "examples.airline", *arguments],
             env=clean_environment() | environment | {"TMPDIR": str(directory), _DESCENT: str(directory)},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -62,7 +64,7 @@ def demo(directory: Path, environment: dict[str, str], *arguments: str) -> Itera
         yield Demo(process, directory)
     finally:
         process.terminate()
-        process.wait(120)
+        process.wait(600)
 
 
 def _output(directory: Path) -> Path:

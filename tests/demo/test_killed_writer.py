@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from examples.airline.ledger import TORN, Ledger
 from outbox_pipelines.database import connect
 from outbox_pipelines.settings import Settings
+from tests import forks
 from tests.conftest import clean_environment, wait_until
 
 WRITER = """
@@ -40,7 +40,7 @@ def test_a_killed_writer_leaves_no_half_transaction(airline: Settings, events: i
             assert row is not None
             return int(row[0])
 
-        writer = subprocess.Popen(
+        writer: forks.Popen[bytes] = forks.Popen(
             [sys.executable, "-c", WRITER],
             env=clean_environment() | {"OUTBOX_DSN": airline.dsn, "OUTBOX_KAFKA": airline.kafka},
         )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 import psycopg
 
+from tests import forks
 from tests.schema.servers import Database
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ def serving(
     command: Sequence[str | Path], database: Database, directory: Path = EXAMPLES, **more: str
 ) -> Iterator[httpx.Client]:
     """A client of a service that says on its output where it listens."""
-    process = subprocess.Popen(
+    process: forks.Popen[str] = forks.Popen(
         command,
         cwd=directory,
         env=environment(database, **more),

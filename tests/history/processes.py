@@ -44,7 +44,6 @@ class Process:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                death_signal=signal.SIGKILL,
             )
 
     @property

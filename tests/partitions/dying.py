@@ -19,6 +19,7 @@ from outbox_pipelines.archive import day as archive
 from outbox_pipelines.archive import drop, export, store
 from outbox_pipelines.partitions import calendar, close
 from outbox_pipelines.settings import load_settings
+from tests import forks
 
 STOPPING: Final = 0
 STOPPED: Final = "stopped"
@@ -66,10 +67,12 @@ def _live(day: date, directory: str) -> None:
 
 def main() -> None:
     global _left, _is_stopping
+    parent = os.getpid()
     for line in sys.stdin:
         number, day, directory = line.rstrip("\n").split(" ", 2)
         child = os.fork()
         if not child:
+            forks.end_with(parent)
             _left = int(number)
             _is_stopping = _left == STOPPING
             _live(date.fromisoformat(day), directory)

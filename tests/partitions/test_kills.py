@@ -15,6 +15,7 @@ import pytest
 
 from outbox_pipelines.archive import day as archive
 from outbox_pipelines.partitions.calendar import leaf_of
+from tests import forks
 from tests.conftest import clean_environment, wait_until
 from tests.partitions import days
 from tests.partitions.days import DAY
@@ -79,7 +80,7 @@ class _Lives:
 def lives(database: Database) -> Iterator[_Lives]:
     with (
         database.connect() as observer,
-        subprocess.Popen(
+        forks.Popen(
             [sys.executable, "-m", "tests.partitions.dying"],
             env=clean_environment() | {"OUTBOX_DSN": database.dsn},
             stdin=subprocess.PIPE,
