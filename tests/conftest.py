@@ -176,13 +176,13 @@ class Outbox:
         return in_process.run(arguments, clean_environment() | self.environment | environment)
 
     def process(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Runs it in a process of its own, where that makes a difference; ended after two minutes."""
+        """Runs it in a process of its own, where that makes a difference; ended after ten minutes."""
         return forks.run(
             command(*arguments),
             env=clean_environment() | self.environment | environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
 
 
@@ -261,19 +261,26 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode()
 
 
+def patience(seconds: float) -> float:
+    """Return how long to wait on this machine, now, for what takes less than `seconds` on a quiet one.
+
+    A deadline only ends what hangs. Of a slow machine nothing is known but its load, which it shows late.
+    """
+    queue = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return 3 * seconds * min(max(queue, 1), 5)
+
+
 def wait_until(
     condition: Callable[[], object], *, seconds: float = 60.0, what: str = "condition", pace: float = 0.2
 ) -> None:
     """Polls a condition until it holds; fails after the deadline.
 
-    A deadline of half a minute or more only ends what hangs: in CI, where the machine may be slow and no one
-    waits, it is three times as long.
-
     Args:
+        seconds: on a quiet machine; below five for what is not expected, where the deadline passes each time.
         pace: most seconds between two polls; more for a condition that costs much and takes long.
     """
-    if seconds >= 30 and os.environ.get("CI") == "true":
-        seconds *= 3
+    if seconds >= 5:
+        seconds = patience(seconds)
     deadline = time.monotonic() + seconds
     pause = 0.01
     while not condition():
@@ -381,14 +388,35 @@ def stack() -> Iterator[Stack]:
             ours = (_RUN, *(f"outbox-progress-{identity}-" for identity in _IDENTITIES))
             made = [name for name in admin.list_topics(timeout=30).topics if name.startswith(ours)]
             for deleted in (admin.delete_topics(made, operation_timeout=30) if made else {}).values():
-                deleted.result(120)
+                deleted.result(600)
 
 
-def create_database(admin: psycopg.Connection[Any], name: str, template: str) -> bytes:
-    """The statement that copies a database."""
+def create_database(admin: psycopg.Connection[Any], name: str, template: str) -> None:
+    """Copy a database."""
     # As files, which takes half the time where they lie in memory.
     strategy = " STRATEGY FILE_COPY" if admin.info.server_version >= 150_000 else ""
-    return f"CREATE DATABASE {name} TEMPLATE {template}{strategy}".encode()
+    _when_unused(admin, f"CREATE DATABASE {name} TEMPLATE {template}{strategy}")
+
+
+def drop_database(admin: psycopg.Connection[Any], name: str) -> None:
+    """Drop a database, and end the sessions in it."""
+    _when_unused(admin, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _when_unused(admin: psycopg.Connection[Any], statement: str) -> None:
+    """Run a statement about a database, which fails while a session or the reader of a slot is in it.
+
+    The server ends them a moment after their clients, and waits for that for five seconds, or not at all.
+    """
+
+    def is_done() -> bool:
+        try:
+            admin.execute(statement.encode())
+        except psycopg.errors.ObjectInUse:
+            return False
+        return True
+
+    wait_until(is_done, what=statement)
 
 
 @contextmanager
@@ -396,7 +424,7 @@ def fresh_database(dsn: str, template: str = "template1") -> Iterator[str]:
     """A database of its own on the server of `dsn`, copied from another one."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(dsn, autocommit=True) as admin:
-        admin.execute(create_database(admin, name, template))
+        create_database(admin, name, template)
         for system, oid in admin.execute(
             "SELECT system_identifier, oid FROM pg_control_system(), pg_database WHERE datname = %s", [name]
         ):
@@ -404,16 +432,7 @@ def fresh_database(dsn: str, template: str = "template1") -> Iterator[str]:
         try:
             yield psycopg.conninfo.make_conninfo(dsn, dbname=name)
         finally:
-            wait_until(lambda: _is_dropped(admin, name), what="no reader of a slot")
-
-
-def _is_dropped(admin: psycopg.Connection[Any], name: str) -> bool:
-    try:
-        admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
-    except psycopg.errors.ObjectInUse:
-        # The server ends the session that reads a slot a moment after the client.
-        return False
-    return True
+            drop_database(admin, name)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ import psycopg
 
 from outbox_pipelines import schema
 from outbox_pipelines.settings import load_settings
+from tests.conftest import drop_database
 from tests.history import business, consumers, effects, reader, standstill, steps, watched
 from tests.history.load import SMALL, Load
 from tests.history.nemesis import Kind
@@ -337,7 +338,7 @@ class Run:
         """Deletes database and topics: a long soak has many rounds."""
         reader.remove(self.servers.bootstrap, self.topics)
         with psycopg.connect(self.servers.postgres.dsn, autocommit=True) as connection:
-            connection.execute(f"DROP DATABASE {self._database} WITH (FORCE)".encode())
+            drop_database(connection, self._database)
 
     def describe_standstill(self, words: str) -> Path:
         """Records that nothing flows, and what programs and servers do then; returns where that stands."""

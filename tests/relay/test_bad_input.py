@@ -17,7 +17,7 @@ import pytest
 from outbox_pipelines.database import connect, refusal
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.kafka import running as running_kafka
-from tests.conftest import Outbox, fresh_database, may_log_in
+from tests.conftest import Outbox, drop_database, fresh_database, may_log_in
 from tests.relay.topic import create_topic
 
 
@@ -116,7 +116,7 @@ def test_a_database_in_another_encoding(outbox: Outbox, encoding: str) -> None:
             for command in ("migrate", "relay"):
                 _refuses(outbox, command, OUTBOX_DSN=dsn, says=f"the encoding of the database is {encoding}")
         finally:
-            admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+            drop_database(admin, name)
 
 
 def test_no_broker(outbox: Outbox, nowhere: str) -> None:

@@ -21,7 +21,7 @@ from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, create_database, drop_database, wait_until
 from tests.relay.parked import keys, write
 from tests.relay.threads import quick, running
 from tests.relay.topic import NOISE, create_topic
@@ -91,14 +91,14 @@ def test_what_follows_from_kafka_is_committed_durably(outbox: Outbox, delivery: 
 
 def test_a_silent_owner_is_ended_by_its_successor(outbox: Outbox) -> None:
     """Guards against a frozen relay that keeps the shard because the clock of the database went back."""
-    settings = outbox.settings.model_copy(update={"lease_seconds": 1.0})
+    settings = outbox.settings.model_copy(update={"lease_seconds": 4.0})
     owner, successor = (Shard(settings, 0, name) for name in ("a", "b"))
     assert owner.try_take()
     # The timers of the database do not fire while its clock is behind.
     for shard in (owner, successor):
         shard.execute("SET idle_session_timeout = 0", {})
     # Not while it does something, however slow the machine is.
-    deadline = time.monotonic() + 3.0
+    deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
         owner.beat()
         successor.end_silent()
@@ -199,7 +199,7 @@ def test_a_silent_owner_loses_the_shard(outbox: Outbox) -> None:
     quick = outbox.settings.model_copy(update={"lease_seconds": 1.0})
     owner, successor = Shard(quick, 0, "a"), Shard(quick, 0, "b")
     assert owner.try_take()
-    wait_until(successor.try_take, seconds=5)
+    wait_until(successor.try_take)
     with pytest.raises(ShardLostError):
         owner.settle(_position(outbox), 1, 1)
     successor.release()
@@ -215,7 +215,7 @@ def test_a_silent_successor_loses_its_place(outbox: Outbox) -> None:
     )
     assert owner.try_take()
     assert successor.try_wait()
-    wait_until(third.try_wait, seconds=5)
+    wait_until(third.try_wait)
     with pytest.raises(ShardLostError):
         successor.try_take()
     for place in (owner, successor, third):
@@ -320,8 +320,8 @@ def test_a_copy_of_the_database_is_refused(outbox: Outbox) -> None:
     name = psycopg.conninfo.conninfo_to_dict(outbox.settings.dsn)["dbname"]
     admin = psycopg.connect(outbox.settings.dsn, dbname="postgres", autocommit=True)
     with admin, contextlib.ExitStack() as cleanup:
-        admin.execute(f"CREATE DATABASE {name}_copy TEMPLATE {name}".encode())
-        cleanup.callback(admin.execute, f"DROP DATABASE {name}_copy WITH (FORCE)".encode())
+        create_database(admin, f"{name}_copy", str(name))
+        cleanup.callback(drop_database, admin, f"{name}_copy")
         dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, dbname=f"{name}_copy")
         with pytest.raises(SetupError, match="--rebase"):
             Shard(outbox.settings.model_copy(update={"dsn": dsn}), 0, "a")

@@ -28,7 +28,7 @@ from outbox_pipelines import schema
 from outbox_pipelines.cli import cli
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings, load_settings
-from tests.conftest import ADOPT, Lasting, create_database, may_log_in, quicken_logins
+from tests.conftest import ADOPT, Lasting, create_database, drop_database, may_log_in, quicken_logins
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -101,11 +101,11 @@ def fresh(server: postgres.Postgres, template: str = "template1") -> Iterator[Da
     name = f"test_{uuid.uuid4().hex[:12]}"
     assert server.bin_dir is not None
     with psycopg.connect(server.dsn, autocommit=True) as admin:
-        admin.execute(create_database(admin, name, template))
+        create_database(admin, name, template)
         try:
             yield Database(psycopg.conninfo.make_conninfo(server.dsn, dbname=name), server.bin_dir)
         finally:
-            admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+            drop_database(admin, name)
 
 
 def _bin_dir(which: str) -> Path:
