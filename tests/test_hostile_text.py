@@ -136,7 +136,7 @@ def test_idle_connections_take_no_threads(monkeypatch: pytest.MonkeyPatch) -> No
 
         # Those beyond the fourth at once, the others when they have said nothing for a second.
         wait_until(lambda: all(map(is_closed, idle)), what="the end of all idle connections")
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             assert b'outbox_database_up{outbox="outbox"} 0.0' in answer.read()
         for one in idle:
             one.close()

@@ -32,7 +32,7 @@ def test_it_answers_the_same(outbox: Outbox, arguments: tuple[str, ...], environ
     """Guards against a shortcut that hides what a user would see."""
     here = outbox.outbox(*arguments, **environment)
     given = clean_environment() | outbox.environment | environment
-    apart = subprocess.run(command(*arguments), env=given, capture_output=True, text=True, timeout=300)
+    apart = subprocess.run(command(*arguments), env=given, capture_output=True, text=True, timeout=600)
     assert (here.returncode, here.stdout, here.stderr) == (apart.returncode, apart.stdout, apart.stderr)
 
 

@@ -307,7 +307,7 @@ def test_metrics_show_no_secret() -> None:
     from urllib.request import urlopen
 
     settings = load_settings(dsn=DSNS[0], kafka=AWAY, metrics_port=0)
-    with serving(settings, 0) as (metrics, url), urlopen(url, timeout=20) as answer:
+    with serving(settings, 0) as (metrics, url), urlopen(url, timeout=60) as answer:
         metrics.rejected(["hunter2: refused"])
         assert not leaks(answer.read().decode())
 

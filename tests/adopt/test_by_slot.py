@@ -119,7 +119,7 @@ def test_the_position_is_behind_every_row(table: Published) -> None:
             switched = pool.submit(_switch, table)
             waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'public.outbox'::regclass"
             wait_until(lambda: table.one(waits), what="a switch that waits")
-        switched.result(120)
+        switched.result(600)
     table.write(1)
     # An insert (I) of a transaction that committed behind the position.
     late = table.one(

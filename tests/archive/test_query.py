@@ -205,7 +205,7 @@ def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
             "query",
             "SELECT max(seq) AS n FROM events",
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["n", "---", "2"], "")
         name = next(name for name in made if str(TWO) in name and name.endswith(".parquet"))
         boto3.client("s3").delete_object(Bucket=url.split("/")[2], Key=f"some/archive/{name}")

@@ -232,7 +232,7 @@ class Run:
         return self.wait()
 
     def wait(self) -> Counts:
-        self.thread.join(120)
+        self.thread.join(600)
         assert not self.thread.is_alive()
         if self.failure is not None:
             raise self.failure
@@ -250,7 +250,7 @@ def running(consumer: Consumer) -> Iterator[Run]:
         raise error from run.failure
     finally:
         run.stop.set()
-        run.thread.join(120)
+        run.thread.join(600)
 
 
 class Part(Run):
@@ -276,4 +276,4 @@ def at_work(consumer: Consumer, part: str) -> Iterator[Part]:
         raise error from run.failure
     finally:
         run.stop.set()
-        run.thread.join(120)
+        run.thread.join(600)

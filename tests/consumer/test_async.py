@@ -281,7 +281,7 @@ def test_sigterm_ends_it_in_order(place: Place) -> None:
     )
     wait_until(lambda: place.effects() >= 20, what="some effects")
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert (process.returncode, output) == (0, f"{Counts(handled=place.effects())}\n")
     assert place.uncommitted() == 1000 - place.effects()
 

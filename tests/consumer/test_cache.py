@@ -88,7 +88,7 @@ def test_it_forgets_after_its_seconds(server: RedisServer) -> None:
     events = ids(2)
     cache.remember(BILLING, events)
     assert cache.known(BILLING, events) == set(events)
-    wait_until(lambda: cache.known(BILLING, events) == set(), seconds=10, what="it to forget")
+    wait_until(lambda: cache.known(BILLING, events) == set(), what="it to forget")
 
 
 def test_whatever_is_at_a_key_it_names_no_other_event(server: RedisServer, cache: RedisCache) -> None:
@@ -126,7 +126,7 @@ def test_a_killed_server_is_reported_once_and_is_used_again(
         cache.remember(BILLING, events)
     assert [record.message.partition(";")[0] for record in caplog.records] == ["Redis does not work"]
     server.start()
-    wait_until(lambda: _recalls(cache, events), seconds=5, what="it")
+    wait_until(lambda: _recalls(cache, events), what="it")
     assert cache.known(BILLING, events) == set(events)
     assert [record.message for record in caplog.records[1:]] == ["Redis works again"]
 
@@ -161,7 +161,7 @@ def test_answers_that_come_late_are_not_taken_for_others(server: RedisServer, ca
         server.freeze()
         assert cache.known(BILLING, handled) == set()
         server.thaw()
-        wait_until(lambda: cache.known(BILLING, handled), seconds=5, what="it to be asked again")
+        wait_until(lambda: cache.known(BILLING, handled), what="it to be asked again")
         assert cache.known(BILLING, new) == set()
         assert cache.known(BILLING, handled) == set(handled)
 
@@ -173,7 +173,7 @@ def test_one_that_is_full_is_no_error(server: RedisServer, cache: RedisCache) ->
         client.config_set("maxmemory", 1)
         cache.remember(BILLING, events)
         client.config_set("maxmemory", 0)
-    wait_until(lambda: _recalls(cache, events), seconds=5, what="it")
+    wait_until(lambda: _recalls(cache, events), what="it")
 
 
 def test_an_address_without_a_server(caplog: pytest.LogCaptureFixture) -> None:

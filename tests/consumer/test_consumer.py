@@ -50,7 +50,7 @@ def test_a_kill_neither_loses_nor_doubles(place: Place, dies_at: str, known: int
     """Guards against an effect without its record, a record without its effect, or an offset before both."""
     place.load(20)
     process = start(place, dies_at)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL, errors
     wait_until(
         lambda: (
@@ -121,7 +121,7 @@ def test_a_kill_while_partitions_move_neither_loses_nor_doubles(place: Place) ->
     try:
         wait_until(have_moved, seconds=60, what="partitions that move")
         dying.kill()
-        dying.communicate(timeout=300)
+        dying.communicate(timeout=600)
         wait_until(lambda: place.effects() == loaded, seconds=60, what="all effects")
         wait_until(lambda: place.uncommitted() == 0, what="all offsets")
     finally:
@@ -161,7 +161,7 @@ def test_sigterm_ends_it_in_order(place: Place) -> None:
     process = start(place, "never")
     wait_until(lambda: place.effects() >= 50, what="some effects")
     process.terminate()
-    output, errors = process.communicate(timeout=300)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     handled = place.effects()
     assert output == f"{Counts(handled=handled)}\n"

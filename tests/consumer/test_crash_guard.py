@@ -224,7 +224,7 @@ def test_how_a_process_ends_decides(place: Place, how: str) -> None:
         assert owners(place) == 1
     finally:
         process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGTERM)
-        process.wait(120)
+        process.wait(600)
     place.load(200, first=40)
     run_through(place, 240, kafka={"group.instance.id": "one"})
     assert bool(one_at_a_time(place)) == (how == "killed")
@@ -241,7 +241,7 @@ def test_an_event_that_ends_the_process_within_a_batch_is_found(place: Place) ->
         )
         if process.poll() is None:
             process.terminate()
-        deaths += process.wait(120) == -signal.SIGKILL
+        deaths += process.wait(600) == -signal.SIGKILL
         assert deaths <= 4
     # In a batch, and then `attempts` times alone.
     assert 2 <= deaths <= 3
@@ -251,7 +251,7 @@ def test_an_event_that_ends_the_process_within_a_batch_is_found(place: Place) ->
         wait_until(lambda: place.effects() == 199 and place.value(CONNECTED) > 0, what="all", seconds=60)
     finally:
         process.terminate()
-        assert process.wait(120) == 0
+        assert process.wait(600) == 0
     assert place.value("SELECT count(DISTINCT n) FROM effects") == 199
 
 

@@ -51,7 +51,7 @@ class Handler:
             effect(event, connection)
         if not self.is_over.is_set():
             [(self.number,)] = connection.execute(_NUMBER).fetchall()
-            assert self.is_over.wait(60)
+            assert self.is_over.wait(600)
             connection.execute("SELECT 1")
 
     def meanwhile(self, place: Place, server: Postgres, others: int) -> None:

@@ -196,7 +196,7 @@ def test_both_at_full_speed(place: Place, run: int) -> None:
         old.connection.close()
 
     with ThreadPoolExecutor(1) as pool, running(batching(place, table, 7)) as ours:
-        pool.submit(old_one).result(120)
+        pool.submit(old_one).result(600)
         wait_until(lambda: place.uncommitted() == 0, what="all offsets")
         counts = ours.end()
     assert counts.handled + counts.duplicates == 100

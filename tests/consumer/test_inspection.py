@@ -35,7 +35,7 @@ def status(place: Place, folder: Path, *more: str) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

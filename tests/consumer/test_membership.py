@@ -68,7 +68,7 @@ class _Stuck:
         return getattr(self._client, name)
 
     def close(self) -> None:
-        self.is_found.wait(60)
+        self.is_found.wait(600)
         self._client.close()
 
 

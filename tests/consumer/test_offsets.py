@@ -148,11 +148,11 @@ def test_a_change_from_ids_loses_and_repeats_nothing(place: Place) -> None:
 
 def recreate(place: Place) -> None:
     admin = AdminClient({"bootstrap.servers": place.kafka})
-    admin.delete_topics([place.topic])[place.topic].result(120)
+    admin.delete_topics([place.topic])[place.topic].result(600)
 
     def is_created() -> bool:
         try:
-            admin.create_topics([NewTopic(place.topic, 4, 1)])[place.topic].result(120)
+            admin.create_topics([NewTopic(place.topic, 4, 1)])[place.topic].result(600)
         except Exception:  # noqa: BLE001 - it is still being deleted
             return False
         return True

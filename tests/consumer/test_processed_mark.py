@@ -103,7 +103,7 @@ def test_the_second_waits_for_the_first(database: Database, commits: bool) -> No
             wait_until(lambda: waiting(database, second.info.backend_pid), what="the second to wait")
             assert not answer.done()
             first.commit() if commits else first.rollback()
-            assert answer.result(120) is not commits
+            assert answer.result(600) is not commits
             second.commit()
 
 
@@ -126,10 +126,10 @@ def test_at_stricter_levels_the_whole_transaction_runs_again(
         wait_until(lambda: waiting(database, second.info.backend_pid), what="the second to wait")
         first.commit() if commits else first.rollback()
         if not commits:
-            assert answer.result(120)
+            assert answer.result(600)
             return
         with pytest.raises(psycopg.errors.SerializationFailure):
-            answer.result(120)
+            answer.result(600)
         second.rollback()
         assert not mark(second, event_id)
 

@@ -25,6 +25,14 @@ def transactions(place: Place) -> int:
     return int(place.value("SELECT count(DISTINCT xmin::text) FROM effects"))
 
 
+@pytest.fixture
+def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that does little is no slow one, however slow the machine is."""
+    monkeypatch.setattr("outbox_pipelines.consumer.pace.SECONDS", 600)
+    monkeypatch.setattr("outbox_pipelines.consumer.limits._LONGEST_SHARED", 600)
+
+
+@pytest.mark.usefixtures("in_no_time")
 def test_events_of_several_handlers_share_a_transaction(place: Place) -> None:
     """Guards against transactions that end at each event of another type, or at one that nobody handles."""
     for n in range(150):
@@ -44,6 +52,7 @@ def test_events_of_several_handlers_share_a_transaction(place: Place) -> None:
     assert out_of_order(place) == {}
 
 
+@pytest.mark.usefixtures("in_no_time")
 def test_one_fails_and_the_others_are_handled(place: Place) -> None:
     """Guards against a poisoned event that takes its neighbors with it, or costs them attempts."""
     place.load(400, keys=10)
@@ -69,6 +78,7 @@ def test_one_fails_and_the_others_are_handled(place: Place) -> None:
     assert out_of_order(place) == {}
 
 
+@pytest.mark.usefixtures("in_no_time")
 def test_a_handler_cannot_commit_what_it_shares(place: Place) -> None:
     """Guards against events that are recorded by a neighbor's commit, and never handled."""
     place.load(100, keys=1)
@@ -105,6 +115,7 @@ def test_slow_handlers_do_not_share(place: Place, monkeypatch: pytest.MonkeyPatc
     assert place.effects() == 20
 
 
+@pytest.mark.usefixtures("in_no_time")
 def test_handlers_that_are_fast_again_share_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a slow minute after which each event has its own transaction for good."""
     monkeypatch.setattr("outbox_pipelines.consumer.pace._FIRST", 1)
@@ -135,6 +146,7 @@ def test_the_pace_follows_the_time_that_transactions_take() -> None:
     assert pace.events == 1
 
 
+@pytest.mark.usefixtures("in_no_time")
 @pytest.mark.parametrize("driver", test_async.DRIVERS)
 def test_the_asynchronous_one(place: Place, driver: str) -> None:
     place.load(100, keys=1)

@@ -192,7 +192,7 @@ def test_two_migrations_at_once(empty: Database) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
     assert failures == []
     assert record(empty, at(0))
 

@@ -95,7 +95,7 @@ def dg_(shop: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=clean_environment() | {"PYTHONPATH": str(shop / "src"), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
 
 

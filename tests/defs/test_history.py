@@ -456,7 +456,7 @@ def test_loading_touches_no_internals() -> None:
         "from outbox_pipelines.defs import history; "
         "print(*[m for m in set(sys.modules) - before if m.startswith('dagster._core.storage')])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
 
 

@@ -195,6 +195,6 @@ def test_a_module_of_a_user_is_loaded_whole(tmp_path: Path, ending: str, expecte
         "print(*sorted({key.to_user_string() for key in keys} & {'mails', 'outbox/relay'}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=600
     )
     assert expected in done.stdout + done.stderr

@@ -87,7 +87,7 @@ def test_three_beside_a_project(
             successor = Shard(outbox.settings, 0, "the successor")
             try:
                 assert successor.try_take() or successor.try_wait()
-                assert session.result(timeout=120).success
+                assert session.result(timeout=600).success
             finally:
                 successor.release()
         day = served.days.get_first_partition_key()

@@ -244,7 +244,7 @@ def test_the_session_at_work_gives_its_slot(outbox: Outbox, of: Of, monkeypatch:
         # In this process neither the session nor a tick knows of a code location.
         successor = put(instance, 0, **places.shard_tag(None, serving(), 0))
         put(instance, None)
-        result, numbers = session.result(timeout=120)
+        result, numbers = session.result(timeout=600)
     assert result.success
     assert numbers is not None
     assert numbers["session_seconds"] >= 1.0

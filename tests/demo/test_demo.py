@@ -19,7 +19,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.service import relay
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
-from tests.conftest import clean_environment, wait_until
+from tests.conftest import clean_environment, patience, wait_until
 from tests.demo.processes import demo as running
 
 END_A_DESK = """
@@ -34,7 +34,7 @@ def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         env=clean_environment() | environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
 
 
@@ -77,7 +77,7 @@ def test_nothing_goes_on_when_it_is_ended(
             wait_until(owner, seconds=60, what="a relay session")
         assert process.descendants()
         process.process.send_signal(how)
-        assert process.process.wait(30) == code, process.output
+        assert process.process.wait(patience(30)) == code, process.output
         wait_until(lambda: not process.descendants(), what="the end of what it started")
 
 
@@ -85,7 +85,7 @@ def test_a_database_that_fails_is_one_line(database: dict[str, str], directory: 
     with running(directory, database, "--flights", "all") as process:
         with psycopg.connect(database["OUTBOX_DSN"], autocommit=True) as connection:
             wait_until(lambda: connection.execute(END_A_DESK).fetchone(), seconds=60, what="a writer's end")
-        assert process.process.wait(120) == 2, process.output
+        assert process.process.wait(600) == 2, process.output
     assert process.output.splitlines()[-1].startswith("demo: database error: ")
 
 

@@ -37,7 +37,7 @@ def test_a_killed_relay_comes_back_and_nothing_is_left(database: dict[str, str],
             what="further events of each airline",
         )
         fleet.process.send_signal(signal.SIGTERM)
-        assert fleet.process.wait(120) == 0, fleet.output
+        assert fleet.process.wait(600) == 0, fleet.output
         assert fleet.descendants() == []
         assert list(directory.iterdir()) == []
     with psycopg.connect(database["OUTBOX_DSN"]) as connection:

@@ -41,7 +41,7 @@ def test_shows_the_relay_live_and_leaves_nothing(database: dict[str, str], direc
             wait_until(lambda: published() > before, seconds=90, what="a published event")
         assert len(ui.descendants()) > 3
         ui.process.send_signal(signal.SIGTERM)
-        assert ui.process.wait(120) == 0, ui.output
+        assert ui.process.wait(600) == 0, ui.output
         assert ui.descendants() == []
         assert list(directory.iterdir()) == []
     with psycopg.connect(database["OUTBOX_DSN"]) as connection:
@@ -54,5 +54,5 @@ def test_a_port_in_use_is_one_line(database: dict[str, str], directory: Path) ->
         taken.listen()
         port = taken.getsockname()[1]
         with demo(directory, database, "ui", "--port", str(port)) as ui:
-            assert ui.process.wait(120) == 2
+            assert ui.process.wait(600) == 2
             assert ui.output == f"demo: port {port} is in use: choose another with --port\n"

@@ -112,7 +112,7 @@ class Secured:
             info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
             upsert = UserScramCredentialUpsertion(name, info, PASSWORD.encode())
             for done in admin.alter_user_scram_credentials([upsert]).values():
-                done.result(120)
+                done.result(600)
         principal = f"User:{name}" if mechanism == "scram" else f"User:CN={name}"
         bindings = [
             AclBinding(kind, resource, pattern, principal, "*", operation, AclPermissionType.ALLOW)
@@ -121,7 +121,7 @@ class Secured:
         ]
         assert bindings, f"docs/deploy.md has no rights for {components}"
         for made in admin.create_acls(bindings).values():
-            made.result(120)
+            made.result(600)
 
 
 _ROW: Final = re.compile(

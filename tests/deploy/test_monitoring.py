@@ -156,7 +156,7 @@ def test_promtool_takes_the_rules() -> None:
         ("test", "rules", "rules.test.yml"),
     ):
         done = subprocess.run(
-            [promtool, *arguments], cwd=directory, capture_output=True, text=True, timeout=300
+            [promtool, *arguments], cwd=directory, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "FAILED" not in done.stdout

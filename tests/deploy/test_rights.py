@@ -84,7 +84,7 @@ def _consume(consumer: Consumer, handled: list[str], events: int) -> None:
         wait_until(lambda: len(handled) >= events, seconds=60, what="all to be handled")
     finally:
         stop.set()
-        thread.join(120)
+        thread.join(600)
 
 
 @pytest.mark.parametrize("mechanism", ["scram", "mtls"])

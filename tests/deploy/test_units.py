@@ -22,7 +22,7 @@ import pytest
 
 from outbox_pipelines.local.server import free_port
 from outbox_pipelines.relay.core import flow
-from tests.conftest import wait_until
+from tests.conftest import patience, wait_until
 from tests.deploy.files import DEPLOY, ROOT, check_command, settings_of
 from tests.deploy.test_manifests import env_asked_for
 
@@ -112,7 +112,7 @@ def test_systemd_takes_them(tmp_path: Path) -> None:
         # Then the parsing above has to do.
         return
     for path in tmp_path.iterdir():
-        done = subprocess.run([analyze, "verify", str(path)], capture_output=True, text=True, timeout=300)
+        done = subprocess.run([analyze, "verify", str(path)], capture_output=True, text=True, timeout=600)
         ours = [line for line in done.stderr.splitlines() if "outbox" in line]
         assert (done.returncode, ours) == (0, [])
 
@@ -162,7 +162,7 @@ def _started(
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
+        process.wait(patience(30))
 
 
 def _end(process: subprocess.Popen[bytes], path: Path) -> None:
@@ -177,7 +177,7 @@ def _ask(port: int, query: str) -> Any:
         json.dumps({"query": query}).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)["data"]
 
 
@@ -216,7 +216,7 @@ def test_the_processes_of_the_units_work_together(tmp_path: Path) -> None:
 
     def answers() -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{web}/server_info", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{web}/server_info", timeout=60) as answer:
                 return "dagster_webserver_version" in json.load(answer)
         except OSError:
             return False
@@ -259,7 +259,7 @@ def test_the_processes_of_the_units_work_together(tmp_path: Path) -> None:
         _end(started["daemon"], units["daemon"])
         # Killed, and started again as systemd does: the web server reconnects. The run stays queued.
         os.killpg(started["code"].pid, signal.SIGKILL)
-        started["code"].wait(30)
+        started["code"].wait(patience(30))
         started["code"] = processes.enter_context(_started(units["code"], replaced, environment, tmp_path))
         launched()
         # The code server waits up to a minute for its callers' calls: so they end first.

@@ -66,7 +66,7 @@ def test_the_tutorial(outbox: Outbox, tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout
     assert not _same("".join(shown)) - _same(done.stdout), done.stdout

@@ -57,7 +57,7 @@ def fleet(
     finally:
         if not ends:
             stop.set()
-        thread.join(120)
+        thread.join(600)
     assert not thread.is_alive()
     if failures:
         raise failures[0]

@@ -133,5 +133,5 @@ def test_an_outbox_gets_a_process_of_its_own(outboxes: list[Outbox]) -> None:
             _wait_for(busy, "a")
         finally:
             stop.set()
-            own.join(120)
+            own.join(600)
         wait_until(lambda: _owners(outboxes) == ["fleet"] * 3, what="the fleet to take it back")

@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 
+from tests.conftest import patience
 from tests.history.business import account_of
 from tests.history.record import Message
 
@@ -101,8 +102,8 @@ class Reader:
         seen, deadline = -1, 0.0
         while self._unread:
             if len(self.messages) > seen:
-                seen, deadline = len(self.messages), time.monotonic() + 60
-            assert time.monotonic() < deadline, f"nothing more of {sorted(self._unread)} within a minute"
+                seen, deadline = len(self.messages), time.monotonic() + patience(60)
+            assert time.monotonic() < deadline, f"nothing more of {sorted(self._unread)} in time"
             self.poll(0.1)
 
 
@@ -126,7 +127,7 @@ def limit(kafka: str, topics: Mapping[str, str], size: int | None) -> None:
         for topic in topics.values()
     ]
     for changed in client.incremental_alter_configs(resources).values():
-        changed.result(60)
+        changed.result(600)
 
 
 def remove(kafka: str, topics: Mapping[str, str]) -> None:
@@ -155,7 +156,7 @@ def create(kafka: str, topics: Mapping[str, str]) -> None:
         return all(name in found and len(found[name].partitions) == PARTITIONS for name in names)
 
     # The broker says so before it knows them itself, and a reader assigns itself what the broker knows.
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
     while not are_known():
-        assert time.monotonic() < deadline, f"{names} are not known within a minute"
+        assert time.monotonic() < deadline, f"{names} are not known in time"
         time.sleep(0.02)

@@ -38,7 +38,7 @@ def test_leaders_move_under_load(shop: Outbox) -> None:
             wait_until(lambda: not measurements.read(moving.settings).shards[0].backlog, seconds=60)
         finally:
             stop.set()
-            relay.join(120)
+            relay.join(600)
         assert not relay.is_alive()
         found = verify.verdict(moving)
         with moving.connect() as connection:

@@ -31,7 +31,7 @@ def test_what_was_stored_and_not_acknowledged_is_sent_again_in_order(shop: Outbo
         kafka.lose_acknowledgements(3, 2.5)
         relay = threading.Thread(target=service.relay, args=(lossy.settings,), kwargs={"until_empty": True})
         relay.start()
-        relay.join(60)
+        relay.join(600)
         assert not relay.is_alive()
         found = verify.verdict(lossy)
     assert found.wrong == []

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Outbox, topic_prefix, wait_until
+from tests.conftest import Outbox, patience, topic_prefix, wait_until
 from tests.interop.conftest import Start
 from tests.interop.sidecar import PUBSUB, STORE, App, component
 
@@ -67,7 +67,7 @@ def topic(outbox: Outbox) -> Iterator[str]:
     name = topic_prefix()
     admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
     for made in admin.create_topics([NewTopic(each, 1, 1) for each in (name, _internal(name))]).values():
-        made.result(10)
+        made.result(patience(10))
     yield name
     # The end of the session removes those that begin with this run's name.
     admin.delete_topics([_internal(name)])[_internal(name)].result(30)

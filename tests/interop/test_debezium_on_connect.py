@@ -40,6 +40,7 @@ from tests.conftest import (
     clean_environment,
     fresh_database,
     password_of,
+    patience,
     read_topic,
     topic_prefix,
     wait_until,
@@ -176,7 +177,7 @@ def shop(place: Place) -> Iterator[Shop]:
 def _topics(kafka: str, *names: str, partitions: int = 8, **config: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka})
     for made in admin.create_topics([NewTopic(n, partitions, 1, config=config) for n in names]).values():
-        made.result(10)
+        made.result(patience(10))
 
 
 def _configure(kafka: str, topic: str, name: str, value: str) -> None:
@@ -184,7 +185,7 @@ def _configure(kafka: str, topic: str, name: str, value: str) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": kafka})
     for done in admin.incremental_alter_configs([resource]).values():
-        done.result(10)
+        done.result(patience(10))
 
 
 def _has_state(shop: Shop, state: str) -> bool:
@@ -288,7 +289,7 @@ def test_the_task_moves_from_a_killed_worker(place: Place, shop: Shop, delivery:
             wait_until(lambda: len(shop.published()) > before, seconds=60, what="events by the other worker")
         finally:
             ends.set()
-        writer.result(10)
+        writer.result(patience(10))
     moved = cluster.status(shop.settings.connector)["tasks"][0]
     killed.start()
     assert (moved["state"], moved["worker_id"] == owner) == ("RUNNING", False)
@@ -503,5 +504,5 @@ def test_a_pooler_is_named(place: Place, shop: Shop, tmp_path: Path) -> None:
         direct = shop.register("--port", str(server["port"]), OUTBOX_DSN=dsn)
     finally:
         pooler.kill()
-        pooler.wait(10)
+        pooler.wait(patience(10))
     assert direct.returncode == 0, direct.stderr

@@ -15,6 +15,7 @@ import pytest
 
 from outbox_pipelines.local import client, lease, postgres, stack
 from outbox_pipelines.settings import Settings
+from tests.conftest import patience
 from tests.local.waiting import eventually
 
 CLI = "from outbox_pipelines.local.commands import local; local()"
@@ -25,7 +26,7 @@ def _command(*arguments: str) -> list[str]:
 
 
 def _local(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(_command(*arguments), capture_output=True, text=True, timeout=300)
+    return subprocess.run(_command(*arguments), capture_output=True, text=True, timeout=600)
 
 
 def test_run_gives_both_servers_and_leaves_nothing(settings: Settings) -> None:
@@ -51,7 +52,7 @@ def test_run_passes_on_signals(database_only: Settings) -> None:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         running.terminate()
-        assert running.wait(30) == 5
+        assert running.wait(patience(30)) == 5
     assert not lease.is_held(client.home_of(database_only).lock)
 
 
@@ -78,7 +79,7 @@ def test_an_end_while_the_servers_start_leaves_nothing(settings: Settings) -> No
     with subprocess.Popen(_command("run", "--", "true")) as running:
         eventually(lambda: home.path.exists() and lease.is_held(home.lock))
         running.terminate()
-        assert running.wait(30) == 128 + signal.SIGTERM
+        assert running.wait(patience(30)) == 128 + signal.SIGTERM
     assert not lease.is_held(home.lock)
 
 

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.conftest import patience
+
 PATIENCE_SECONDS = 120.0
 
 
 def eventually(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
     """Return when the condition holds; fail when it does not in time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)

@@ -423,13 +423,13 @@ def test_nothing_changes_between_proof_and_drop(
         # The first proof is of the partition that is attached.
         if not _is_attached(database):
             summed.set()
-            assert tried.wait(60)
+            assert tried.wait(600)
         return found
 
     monkeypatch.setattr(proof, "prove", proving)
     dropper = threading.Thread(target=drop.drop, args=(archived, DAY))
     dropper.start()
-    assert summed.wait(60)
+    assert summed.wait(600)
     with database.connect() as owner:
         owner.execute("SET lock_timeout = '100ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):

@@ -144,7 +144,7 @@ def test_maintenance_of_others_is_waited_for(database: Database, monkeypatch: py
         query = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass AND NOT granted"
         wait_until(lambda: database.value(query) == 1, what="the lock to be asked for")
         other.rollback()
-        waiting.join(120)
+        waiting.join(600)
     assert found == [ahead.Ensured(made=2, ahead=14)]
 
 

@@ -27,7 +27,7 @@ def _delete(place: Place, partition: int, upto: int) -> None:
     """What a topic's retention does."""
     admin = AdminClient({"bootstrap.servers": place.settings.kafka})
     for deleted in admin.delete_records([TopicPartition(place.topic, partition, upto)]).values():
-        deleted.result(120)
+        deleted.result(600)
 
 
 def _drop(place: Place) -> None:

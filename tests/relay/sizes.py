@@ -57,7 +57,7 @@ def assert_peak(environment: dict[str, str]) -> None:
         env=clean_environment() | environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     code, peak, *rest = ran.stdout.split(maxsplit=2)
     assert code in ("0", "1"), rest

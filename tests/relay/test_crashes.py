@@ -61,7 +61,7 @@ main()
 def _run(outbox: Outbox, program: str = RELAY, **environment: str) -> int:
     given = clean_environment() | outbox.environment | environment
     command = [sys.executable, "-c", program]
-    return forks.run(command, env=given, capture_output=True, timeout=300).returncode
+    return forks.run(command, env=given, capture_output=True, timeout=600).returncode
 
 
 def _run_until_it_lives(outbox: Outbox, program: str = RELAY, **environment: str) -> int:
@@ -125,7 +125,7 @@ def test_crashes_count_in_a_container_restarted_in_place(outbox: Outbox) -> None
     in_place = "import os; own = os.getpid(); os.getpid = lambda: 7" + RELAY.replace("os.getpid()", "own")
     given = clean_environment() | outbox.environment
     for _ in range(2):
-        died = forks.run([sys.executable, "-c", in_place], env=given, capture_output=True, timeout=300)
+        died = forks.run([sys.executable, "-c", in_place], env=given, capture_output=True, timeout=600)
         assert died.returncode == -signal.SIGKILL
         with outbox.connect() as connection:
             ((owner,),) = connection.execute("SELECT owner FROM outbox_shards").fetchall()

@@ -208,7 +208,7 @@ def test_it_asks_before_it_acts(outbox: Outbox, letters: list[str]) -> None:
             text=True,
         )
         terminal.write(b"n\n")
-        _, asked = process.communicate(timeout=300)
+        _, asked = process.communicate(timeout=600)
     assert "discard 3 dead letters? [y/N]" in asked
     assert process.returncode == 1
     assert [row[2] for row in parked_rows(outbox)] == ["failed"] * 3
@@ -272,4 +272,4 @@ def test_dead_letters_are_locked_in_order(outbox: Outbox, statement: LiteralStri
             assert unlocked.fetchall() == more
         finally:
             first.rollback()
-        ended.result(120)
+        ended.result(600)

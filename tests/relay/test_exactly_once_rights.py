@@ -47,13 +47,13 @@ def deny(broker: Kafka, what: ResourceType, prefix: str, operation: AclOperation
         rule(AclBinding, AclOperation.ALL, AclPermissionType.ALLOW),
     ]
     for answer in admin.create_acls(made).values():
-        answer.result(120)
+        answer.result(600)
     try:
         yield
     finally:
         gone = rule(AclBindingFilter, AclOperation.ANY, AclPermissionType.ANY)
         for removed in admin.delete_acls([gone]).values():
-            removed.result(120)
+            removed.result(600)
 
 
 def _insert(outbox: Outbox, aggregate_type: str, events: int) -> None:

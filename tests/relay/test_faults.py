@@ -51,7 +51,7 @@ def test_kill_9_of_the_writing_application(outbox: Outbox) -> None:
             target=lambda: service.relay(outbox.settings, stop=stop, on_take=lambda _: taken.set())
         )
         relay.start()
-        assert taken.wait(120)
+        assert taken.wait(600)
         arguments = [sys.executable, "-m", "tests.history.writers", outbox.settings.dsn]
         for n in range(10):
             with faults.process([*arguments, str(seed + n), "3"], {}) as application:
@@ -61,7 +61,7 @@ def test_kill_9_of_the_writing_application(outbox: Outbox) -> None:
                     application.wait(0.1 + chance.random() * 0.2)
         wait_until(lambda: _running_writers(outbox) == 0, what="the killed writers' transactions to end")
         stop.set()
-        relay.join(120)
+        relay.join(600)
         row = connection.execute("SELECT count(*), (SELECT sum(n) FROM account) FROM outbox").fetchone()
     assert row is not None
     assert row[0] == row[1]

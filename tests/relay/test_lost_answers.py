@@ -49,12 +49,12 @@ def _stopped(run: Callable[[threading.Event], object], proxy: Proxy) -> Iterator
     try:
         yield
         stop.set()
-        relay.join(60)
+        relay.join(600)
         assert not relay.is_alive()
     finally:
         stop.set()
         proxy.heal()
-        relay.join(60)
+        relay.join(600)
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
@@ -111,7 +111,7 @@ def test_a_standby_ends(outbox: Outbox, proxy: Proxy) -> None:
     with _stopped(
         lambda stop: service.relay(outbox.settings, stop=stop, on_take=lambda shard: taken.set()), proxy
     ):
-        assert taken.wait(60)
+        assert taken.wait(600)
         with _stopped(lambda stop: service.relay(_through(outbox, proxy), stop=stop), proxy):
             wait_until(lambda: _is_held(outbox, "outbox_shards.next"), what="the standby to wait")
             proxy.swallow_answers()
@@ -157,7 +157,7 @@ def test_a_reader_that_is_lost_after_a_stop_is_no_crash(
             stop.set()
             other.execute("SELECT pg_terminate_backend(%s)", [_waiting(outbox)[name]])
             wait_until(lambda: name not in _waiting(outbox), what="the reader to be lost")
-        assert relay.result(60).events == 1
+        assert relay.result(600).events == 1
     assert "stopped while" not in caplog.text
 
 

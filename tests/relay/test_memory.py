@@ -44,7 +44,7 @@ def test_the_last_relay_of_a_process_restores_the_collector() -> None:
     thread = threading.Thread(target=other)
     with collecting_rarely():
         thread.start()
-        assert entered.wait(120)
+        assert entered.wait(600)
     assert gc.get_threshold() != before[0]
     assert gc.get_freeze_count() > 0
     leave.set()

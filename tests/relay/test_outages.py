@@ -15,7 +15,7 @@ from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.totals import Totals
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, patience, wait_until
 from tests.relay import faults
 from tests.relay.parked import parked_rows, write
 from tests.relay.threads import quick, running, wait_until_relayed
@@ -96,7 +96,7 @@ def test_the_database_restarts(own_servers: tuple[Postgres, Kafka, Outbox]) -> N
         _assert_all_arrived(outbox, 4)
         assert relay.poll() is None
         os.kill(relay.pid, signal.SIGTERM)
-        assert relay.wait(20) == 0
+        assert relay.wait(patience(20)) == 0
 
 
 def test_both_become_unavailable(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
@@ -128,7 +128,7 @@ def test_a_relay_that_waits_for_the_database_can_be_stopped(
         wait_until(lambda: time.monotonic() - at > 2)
         assert relay.poll() is None
         os.kill(relay.pid, signal.SIGTERM)
-        assert relay.wait(20) in (0, 2)
+        assert relay.wait(patience(20)) in (0, 2)
 
 
 def _oldest_transaction(outbox: Outbox) -> float:
@@ -196,5 +196,5 @@ def test_all_sessions_of_a_relay_are_counted(outbox: Outbox) -> None:
                 )
     finally:
         stop.set()
-        relay.join(60)
+        relay.join(600)
     assert [totals.events for totals in found] == [2]

@@ -148,7 +148,7 @@ def test_a_topic_is_deleted_and_created_again_with_fewer_partitions(shop: Outbox
     with running(quick(shop, max_attempts=1, delivery=delivery)):
         _write(shop, "order", aggregates=100)
         wait_until(lambda: len(shop.messages()) == 100, seconds=60, what="the first to be published")
-        admin.delete_topics([name])[name].result(120)
+        admin.delete_topics([name])[name].result(600)
         _write(shop, "order", aggregates=100)
         wait_until(lambda: len(_parked(shop)) > 0, seconds=60, what="events to be parked")
         create_topic(shop, 2)

@@ -108,12 +108,12 @@ def test_a_running_relay_publishes_what_commits_and_stops_on_request(outbox: Out
         target=lambda: totals.append(service.relay(outbox.settings, stop=stop, on_take=lambda _: taken.set()))
     )
     relay.start()
-    assert taken.wait(120)
+    assert taken.wait(600)
     for n in range(20):
         outbox.write(n)
     wait_until(lambda: len(outbox.messages()) == 20, what="20 events in the topic")
     stop.set()
-    relay.join(120)
+    relay.join(600)
     assert totals[0].events == 20
     assert measurements.read(outbox.settings).shards[0].owner is None
     assert _drain(outbox) == 0
@@ -126,7 +126,7 @@ def test_an_idle_relay_leaves_no_trace_but_its_heartbeat(outbox: Outbox) -> None
         target=lambda: service.relay(outbox.settings, stop=stop, on_take=lambda _: taken.set())
     )
     relay.start()
-    assert taken.wait(120)
+    assert taken.wait(600)
     with outbox.connect() as connection:
         beats: set[float] = set()
 
@@ -142,7 +142,7 @@ def test_an_idle_relay_leaves_no_trace_but_its_heartbeat(outbox: Outbox) -> None
     # One a second; one that feeds on itself settles at every poll.
     assert len(beats) <= 4
     stop.set()
-    relay.join(120)
+    relay.join(600)
 
 
 def test_progress_says_when_an_event_was_published(outbox: Outbox) -> None:

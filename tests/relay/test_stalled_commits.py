@@ -144,7 +144,7 @@ def test_a_crash_while_released_events_are_removed(outbox: Outbox, monkeypatch: 
     change_topic(outbox, **{"max.message.bytes": "2000000"})
     wait_until(lambda: numbers(outbox, "a"), seconds=60, what="the released events")
     write(outbox, ("b", {"n": 0}))
-    relay.join(120)
+    relay.join(600)
     assert failure, "the relay did not die"
     monkeypatch.undo()
     with running(settings):

@@ -30,7 +30,7 @@ from outbox_pipelines.relay.kafka.brokers import Brokers
 from outbox_pipelines.relay.kafka.routing import patterns
 from outbox_pipelines.relay.kafka.topics import Change, Topic, Topics, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
-from tests.conftest import _RUN, Outbox, topic_prefix, wait_until
+from tests.conftest import _RUN, Outbox, patience, topic_prefix, wait_until
 from tests.relay.topic import create, deny
 
 # What a broker accepts if its configuration does not say otherwise.
@@ -134,7 +134,7 @@ def test_a_refused_topic_is_created_once_it_may_be(
     with pytest.raises(TopicUnavailableError, match="OUTBOX_CREATE_TOPICS_MAX=1 is reached"):
         known.find_for_trial(f"{name}-1", 120)
     admin = _admin(strict.bootstrap)
-    admin.delete_topics([f"{name}-0"])[f"{name}-0"].result(120)
+    admin.delete_topics([f"{name}-0"])[f"{name}-0"].result(600)
     wait_until(lambda: known.unavailable(f"{name}-1") is None, what="the second topic")
 
 
@@ -200,8 +200,8 @@ def test_a_topic_that_grows_is_noticed(strict: Kafka, name: str, caplog: pytest.
             ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
         ],
     )
-    admin.incremental_alter_configs([resource])[resource].result(120)
-    admin.create_partitions([NewPartitions(name, 4)])[name].result(120)
+    admin.incremental_alter_configs([resource])[resource].result(600)
+    admin.create_partitions([NewPartitions(name, 4)])[name].result(600)
 
     def refreshed() -> Topic:
         known.refresh()
@@ -221,7 +221,7 @@ def test_a_topic_that_is_deleted_is_noticed(strict: Kafka, name: str) -> None:
     known = _topics(strict)
     known.find(name)
     admin = _admin(strict.bootstrap)
-    admin.delete_topics([name])[name].result(120)
+    admin.delete_topics([name])[name].result(600)
 
     def is_gone() -> bool:
         known.refresh()
@@ -254,7 +254,7 @@ def test_nothing_waits_for_an_unavailable_broker(
             assert known.find(name) == topic
             with pytest.raises(TopicUnavailableError, match=f"topic {missing} does not exist"):
                 known.find(missing)
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < patience(5)
     finally:
         strict.start()
     assert known.changed == []
@@ -276,11 +276,11 @@ def test_a_relay_makes_its_topic_and_watches_it(outbox: Outbox, caplog: pytest.L
     relay.start()
     try:
         wait_until(lambda: len(outbox.messages()) == 2, what="the second event in the topic")
-        admin.create_partitions([NewPartitions(name, 4)])[name].result(120)
+        admin.create_partitions([NewPartitions(name, 4)])[name].result(600)
         wait_until(lambda: f"topic {name} has 4 partitions instead of 3" in caplog.text)
     finally:
         stop.set()
-        relay.join(120)
+        relay.join(600)
 
 
 def test_settings_that_cannot_work_are_refused() -> None:

@@ -34,7 +34,7 @@ def running(settings: Settings) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        relay.join(120)
+        relay.join(600)
     assert failures == []
     assert not relay.is_alive()
 
@@ -60,7 +60,7 @@ def relays(outbox: Outbox, count: int, **more: object) -> Iterator[None]:
     finally:
         stop.set()
         for thread in threads:
-            thread.join(120)
+            thread.join(600)
     assert failures == []
 
 

@@ -41,7 +41,7 @@ def create(kafka: str, name: str, partitions: int, **config: str) -> None:
         # A client whose first answer names no controller may never find one: another client does.
         admin = AdminClient({"bootstrap.servers": kafka})
         try:
-            admin.create_topics([topic], request_timeout=30)[name].result(120)
+            admin.create_topics([topic], request_timeout=30)[name].result(600)
         except KafkaException as error:
             if error.args[0].code() not in _FLEETING:
                 raise
@@ -59,7 +59,7 @@ def change_topic(outbox: Outbox, *, of: str = "order", **config: str) -> None:
         for name, value in config.items()
     ]
     resource = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(of), incremental_configs=entries)
-    admin.incremental_alter_configs([resource])[resource].result(120)
+    admin.incremental_alter_configs([resource])[resource].result(600)
     asked = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(of))
 
     def is_applied() -> bool:
@@ -91,7 +91,7 @@ def deny(broker: Kafka, name: str, operation: AclOperation) -> None:
     )
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     for answer in admin.create_acls([rule, everything_else]).values():
-        answer.result(120)
+        answer.result(600)
 
 
 def allow(broker: Kafka, name: str) -> None:
@@ -109,4 +109,4 @@ def allow(broker: Kafka, name: str) -> None:
     )
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     for answer in admin.delete_acls([rules]).values():
-        answer.result(120)
+        answer.result(600)

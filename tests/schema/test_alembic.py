@@ -240,7 +240,7 @@ def test_downgrade_waits_for_writers(config: alembic.config.Config, tmp_path: Pa
             downgrade = pool.submit(alembic.command.downgrade, config, "base")
             wait_until(lambda: empty.value(waiting), what="the downgrade waits")
         with pytest.raises(sqlalchemy.exc.DBAPIError, match="not published"):
-            downgrade.result(120)
+            downgrade.result(600)
     assert empty.value("SELECT count(*) FROM outbox") == 1
 
 

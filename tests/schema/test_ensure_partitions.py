@@ -140,7 +140,7 @@ def test_two_at_once_make_each_day_once(database: Database, lost: int) -> None:
             answers = [pool.submit(one, connection, ENSURE, 17) for connection in (first, second)]
             wait_until(lambda: database.value(AT_THE_DOOR) == 2, what="two at the door")
             gate.rollback()
-            assert sorted(answer.result(120) for answer in answers) == [(0,), (3 + lost,)]
+            assert sorted(answer.result(600) for answer in answers) == [(0,), (3 + lost,)]
     assert database.rows(DAYS) == database.rows(EXPECTED, 17)
     assert database.value("SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox'::regclass") == 19
 

@@ -31,7 +31,7 @@ def test_two_at_once_both_succeed_and_one_applies(empty: Database) -> None:
         gate.execute("SELECT pg_advisory_xact_lock(hashtext('outbox migrate'))")
         both = [start_migrate(empty) for _ in range(2)]
         wait_until(lambda: empty.value(BLOCKED, "outbox migrate") == 2, what="two waiting migrations")
-    outputs = sorted(process.communicate(timeout=300)[0] for process in both)
+    outputs = sorted(process.communicate(timeout=600)[0] for process in both)
     assert [process.returncode for process in both] == [0, 0], outputs
     assert outputs[0].startswith("applied 0001_outbox, ")
     assert outputs[1] == "nothing to do\n"

@@ -67,7 +67,7 @@ def test_after_a_commit_it_is_a_duplicate(kept: Database, sessions: Sessions, ke
     written = one(first, EMIT, key)
     with waiting(kept, second, EMIT, key) as answer:
         first.commit()
-        assert answer.result(120) == (written[0], None, True)
+        assert answer.result(600) == (written[0], None, True)
     second.commit()
     assert kept.rows(WRITTEN, key) == [written[:2]]
 
@@ -78,7 +78,7 @@ def test_after_a_rollback_it_is_written(kept: Database, sessions: Sessions, key:
     lost = one(first, EMIT, key)
     with waiting(kept, second, EMIT, key) as answer:
         first.rollback()
-        written = answer.result(120)
+        written = answer.result(600)
     second.commit()
     assert written[2] is False
     assert written[0] != lost[0]
@@ -101,7 +101,7 @@ def test_a_snapshot_that_cannot_see_the_first_fails(
     with waiting(kept, second, query, key) as answer:
         first.commit()
         with pytest.raises(psycopg.errors.SerializationFailure):
-            answer.result(120)
+            answer.result(600)
     second.rollback()
     assert one(second, query, key)[2] is True
 
@@ -114,7 +114,7 @@ def test_a_snapshot_after_a_rollback_writes(kept: Database, sessions: Sessions, 
     one(first, EMIT, key)
     with waiting(kept, second, EMIT, key) as answer:
         first.rollback()
-        written = answer.result(120)
+        written = answer.result(600)
     second.commit()
     assert kept.rows(WRITTEN, key) == [written[:2]]
 
@@ -125,7 +125,7 @@ def test_single_emits_in_opposite_orders_deadlock(kept: Database, sessions: Sess
     one(first, EMIT, f"{key} a")
     one(second, EMIT, f"{key} b")
     with waiting(kept, first, EMIT, f"{key} b") as answer:
-        outcomes = [_outcome(lambda: one(second, EMIT, f"{key} a")), _outcome(lambda: answer.result(120))]
+        outcomes = [_outcome(lambda: one(second, EMIT, f"{key} a")), _outcome(lambda: answer.result(600))]
     assert sorted(outcomes) == ["deadlock", "written"]
 
 
@@ -147,9 +147,9 @@ def test_lists_in_opposite_orders_wait(kept: Database, sessions: Sessions, key: 
             waiting(kept, second, EMIT_LIST, [b, middle, a]) as theirs,
         ):
             third.rollback()
-            written = ours.result(120)[0]
+            written = ours.result(600)[0]
             first.commit()
-            assert theirs.result(120)[0] == list(reversed(written))
+            assert theirs.result(600)[0] == list(reversed(written))
     second.commit()
     assert kept.value("SELECT count(*) FROM outbox WHERE idempotency_key = ANY(%s)", [a, b, middle]) == 3
 
@@ -161,6 +161,6 @@ def test_a_plain_insert_waits_too(kept: Database, sessions: Sessions, key: str) 
     with waiting(kept, second, INSERT, key) as answer:
         first.commit()
         with pytest.raises(psycopg.errors.UniqueViolation):
-            answer.result(120)
+            answer.result(600)
     second.rollback()
     assert kept.rows(WRITTEN, key) == [written]

@@ -233,7 +233,7 @@ class Both:
         other = 1 - who
         if other in self.waiting:
             thread, found, asked = self.waiting.pop(other)
-            thread.join(60)
+            thread.join(600)
             assert not thread.is_alive(), self.told
             expected = self._model(other, asked)
             self.told.append(f"{other} goes on: {expected}")

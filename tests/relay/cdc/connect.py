@@ -48,7 +48,7 @@ class PlayedConnector:
     def stop(self) -> None:
         self._end.set()
         if self._thread is not None:
-            self._thread.join(120)
+            self._thread.join(600)
         self._thread, self.state = None, "STOPPED"
 
     def status(self) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Commands:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=300,
+            timeout=600,
         )
         expected = 0 if point is None else -signal.SIGKILL
         assert done.returncode == expected, (point, target, done.stdout, done.stderr)

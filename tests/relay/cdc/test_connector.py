@@ -165,7 +165,7 @@ def test_a_relay_that_dies_at_the_change(outbox: Outbox, statement: str, when: s
             env=clean_environment() | outbox.environment | {"OUTBOX_DELIVERY": delivery},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
         assert done.returncode == -signal.SIGKILL, done.stderr
 

@@ -59,7 +59,7 @@ def _writing(settings: Settings) -> Iterator[list[int]]:
         yield committed
     finally:
         stop.set()
-        thread.join(120)
+        thread.join(600)
 
 
 def _is_primary(server: Postgres) -> bool:

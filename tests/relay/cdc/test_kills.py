@@ -42,7 +42,7 @@ def _comes_to_its_end(outbox: Outbox, statement: int, *arguments: str) -> bool:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode == 0

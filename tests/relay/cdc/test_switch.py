@@ -50,7 +50,7 @@ def writing(outbox: Outbox, *, pace: float = 0.001) -> Iterator[dict[str, int]]:
         yield counts
     finally:
         stop.set()
-        thread.join(120)
+        thread.join(600)
 
 
 def _more(counts: dict[str, int], before: int) -> Callable[[], bool]:

@@ -8,7 +8,7 @@ import signal
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay.marked_table import status
-from tests.conftest import command, wait_until
+from tests.conftest import command, patience, wait_until
 from tests.relay import faults
 from tests.relay.marked_table.textbook import Table
 
@@ -70,7 +70,7 @@ def test_the_database_restarts(own_table: tuple[Postgres, Kafka, Table]) -> None
         _wait_until_relayed(table)
         assert relay.poll() is None
         os.kill(relay.pid, signal.SIGTERM)
-        assert relay.wait(20) == 0
+        assert relay.wait(patience(20)) == 0
     assert table.numbers("a") == [0, 1, 2]
 
 

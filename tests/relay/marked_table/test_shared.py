@@ -60,7 +60,7 @@ def test_relays_share_the_rows(shared: Table) -> None:
         wait_until(lambda: _is_empty(shared), what="everything published")
         for relay in (first, second):
             relay.terminate()
-        counts = [_published(relay.communicate(timeout=300)[1]) for relay in (first, second)]
+        counts = [_published(relay.communicate(timeout=600)[1]) for relay in (first, second)]
     assert min(counts) > 500
     assert sum(counts) == 10_000
     assert _times(shared) == dict.fromkeys(range(1, 10_001), 1)

@@ -77,7 +77,7 @@ def test_a_session_that_waits_for_the_table_gets_it(table: Table, batch_events: 
         assert source.was_locked_out
         assert alter.is_alive()
         source.settle(claim, claim.batch.events)
-        alter.join(120)
+        alter.join(600)
         assert _seqs(source.claim([])) == seqs[batch_events:]
     assert table.rows("seq, more IS NULL") == [(seq, True) for seq in seqs]
 
@@ -268,7 +268,7 @@ def test_a_relay_past_its_time_hands_over(table: Table) -> None:
     assert not successor.try_take()
     assert successor.try_wait()
     wait_until(successor.try_take, what="the handover")
-    relay.join(120)
+    relay.join(600)
     assert not relay.is_alive()
     successor.release()
 

@@ -77,7 +77,7 @@ def test_two_that_start_together_do_not_both_stay(table: Table, tmp_path: Path) 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(120)
+            thread.join(600)
         assert len(owned) <= 1
         for ownership in owned:
             ownership.release()

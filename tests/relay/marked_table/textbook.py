@@ -16,7 +16,7 @@ from outbox_pipelines import schema
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.settings import Settings
-from tests.conftest import Message, Outbox, read_topic
+from tests.conftest import Message, Outbox, patience, read_topic
 from tests.relay.topic import create_topic
 
 _COLUMNS: Final = """
@@ -160,11 +160,11 @@ class Table:
         relay = threading.Thread(target=run)
         relay.start()
         try:
-            assert is_standby or taken.wait(20)
+            assert is_standby or taken.wait(patience(20))
             yield
         finally:
             stop.set()
-            relay.join(120)
+            relay.join(600)
         assert failures == []
         assert not relay.is_alive()
 
