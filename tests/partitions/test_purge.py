@@ -92,12 +92,12 @@ def test_what_became_of_parked_events(database: Database, tmp_path: Path) -> Non
         )
     database.rows("UPDATE outbox_parked SET created_at = created_at - interval '40 days'")
     # Written, or discarded, in the last days: they are kept with their day.
-    for kept in ("now() - interval '40 days', now()", "now(), now() - interval '40 days'"):
+    for times in ("now() - interval '40 days', now()", "now(), now() - interval '40 days'"):
         database.rows(
             "INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, "
             "state, created_at, failed_at) "
             "SELECT gen_random_uuid(), nextval('outbox_seq'), '3', 'order', '1', 'kept', "
-            f"'{{}}', 'discarded', {kept}"
+            f"'{{}}', 'discarded', {times}"
         )
     database.rows(
         "INSERT INTO outbox_released SELECT d, gen_random_uuid(), now() - make_interval(days => d), 1 "
