@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from outbox_pipelines.quality.measured import CAP
 from outbox_pipelines.relay.core.attempts import DeadLetter
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
@@ -199,8 +200,14 @@ class MarkedTableWorker:
 
     def _count_unpublished(self) -> None:
         """Count what a run until empty leaves unpublished: blocked events and dead letters."""
+        if not self._until_empty:
+            return
+        # From the table, where it records them: an earlier process may have given events up.
         self.totals.unpublished = self._retries.dead
-        if self._until_empty and self._blocked.aggregates:
+        if self._ownership.mapping.remembers_failures:
+            ((failed,),) = self._ownership.execute(self._ownership.statements(queries.FAILURES), {"cap": CAP})
+            self.totals.unpublished = failed
+        if self._blocked.aggregates:
             query = self._ownership.statements(queries.UNPUBLISHED, queries.AMONG, queries.UP_TO)
             parameters = names(self._blocked.aggregates) | {"last": self._source.upto}
             ((held,),) = self._ownership.execute(query, parameters)

@@ -39,6 +39,23 @@ def _run(table: Table, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("shape", _ROWS)
+def test_a_run_until_empty_counts_those_of_earlier_runs(make_table: Make, shape: str) -> None:
+    """Guards against a job that is green while events of the table are dead letters."""
+    ddl, mapping, insert, _ = _ROWS[shape]
+    table = make_table(ddl, mapping)
+    with table.connect() as connection:
+        connection.execute(insert.encode())
+    file = {"OUTBOX_TABLE_FILE": str(table.settings.table_file)}
+    for published in (1, 0):
+        run = table.outbox.outbox("relay", "--until-empty", **file)
+        assert run.returncode == 1, run.stderr
+        assert f"published {published} events" in run.stderr
+        assert "2 events could not be published" in run.stderr
+    assert _run(table, "replay", "--all", "--reason", "x", "--yes").returncode == 0
+    assert table.outbox.outbox("relay", "--until-empty", **file).returncode == 0
+
+
+@pytest.mark.parametrize("shape", _ROWS)
 def test_they_are_listed_shown_and_replayed(make_table: Make, shape: str) -> None:
     """Guards against a check whose remedy is a command that fails, and against other rows."""
     ddl, mapping, insert, body = _ROWS[shape]
