@@ -85,7 +85,7 @@ def test_kill_one_of_three(outboxes: list[Outbox], tmp_path: Path) -> None:
         for writer in writers:
             writer.stop()
     verdicts = [faults.verify(outbox) for outbox in outboxes]
-    assert verdicts[2].duplicate == 0
+    assert verdicts[2].redelivered == 0
 
 
 def test_an_event_that_kills_the_process_is_its_outbox_s_matter(
