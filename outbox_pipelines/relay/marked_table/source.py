@@ -9,7 +9,6 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -51,9 +50,12 @@ class MarkedTableSource(Claims):
 
     def __init__(self, settings: Settings, ownership: TableOwnership) -> None:
         self.sessions = ClaimSessions(settings, ownership)
-        # Another relay would publish what this one has sent, and what Kafka may take later.
-        most_seconds = math.inf if ownership.mapping.is_shared else settings.breaker_seconds
-        super().__init__(self.sessions, clock=time.monotonic, most_seconds=most_seconds)
+        super().__init__(
+            self.sessions,
+            clock=time.monotonic,
+            most_seconds=settings.breaker_seconds,
+            is_shared=ownership.mapping.is_shared,
+        )
 
 
 class ClaimSessions:

@@ -43,6 +43,17 @@ def _nothing(self: object, *_: object, **__: object) -> None: ...
 # --- claims -------------------------------------------------------------------------------------------------
 
 
+@_break("relays that share a table let their claims go", "a", is_shared=True, slots=2, faults=1)
+def lets_go_of_shared(patch: Patch) -> None:
+    let_go = Claims.let_go
+
+    def unlocked(self: Claims) -> None:
+        self._is_shared = False
+        let_go(self)
+
+    patch(Claims, "let_go", unlocked)
+
+
 @_break("a row that another session has locked is skipped", "aa", locks=1)
 def passes_over(patch: Patch) -> None:
     def claim(self: table.ModelSessions, wanted: Wanted) -> Rows:

@@ -34,7 +34,12 @@ class ModelClaims(Claims):
         self.sessions = ModelSessions(
             process, process.world.database, batch_events=process.world.batch_events
         )
-        super().__init__(self.sessions, clock=process.clock, most_seconds=PATIENCE)
+        super().__init__(
+            self.sessions,
+            clock=process.clock,
+            most_seconds=PATIENCE,
+            is_shared=process.world.table.is_shared,
+        )
 
 
 class ModelRetries(Retries):

@@ -84,6 +84,16 @@ SCOPES: Final[dict[str, Scope]] = {
         switches=0,
         states=2_000,
     ),
+    "marked-shared": _scope(
+        "two relays share the table, one fault",
+        ["a", "a"],
+        ("stall", "lose session", "kill", "end claims"),
+        is_shared=True,
+        slots=2,
+        switches=0,
+        batch_events=1,
+        states=2_500,
+    ),
     "marked-late": _scope(
         "three transactions that commit in any order, or roll back; another session locks a row",
         ["a", "b", "a"],

@@ -4,6 +4,7 @@ Invariants:
 - What the statements of `claims.queries` say, is said here again; tests with PostgreSQL show that they do.
 - A claim, or a mark without its locks, begins only for the owner of the table. No session becomes owner
   while a claim of another one is open.
+- A shared table has several owners, which skip locked rows.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Table(Database):
         unreadable: seqs of rows whose content cannot be read.
         unmarkable: seqs of rows that a trigger does not let be marked.
         remembers: whether there are columns for attempts and failures.
+        is_shared: whether relays share it (`order = "none"`).
     """
 
     def __init__(
@@ -53,8 +55,11 @@ class Table(Database):
         unreadable: Collection[int],
         unmarkable: Collection[int],
         remembers: bool,
+        is_shared: bool = False,
     ) -> None:
         super().__init__(writers)
+        self.is_shared = is_shared
+        self.owners: set[int] = set()
         self.unreadable = set(unreadable)
         self.unmarkable = set(unmarkable)
         self.remembers = remembers
@@ -79,6 +84,14 @@ class Table(Database):
     def event(self, seq: int) -> Event:
         return self.rows[seq][1]
 
+    @property
+    def may_be_taken(self) -> bool:
+        return self.is_shared or not (self.owners or self.is_claimed)
+
+    def take(self, who: int, identity: int) -> bool:
+        self.owners.add(who)
+        return super().take(who, identity)
+
     def claimed_by(self, who: int) -> bool:
         """Whether a claim of this relay is open."""
         return any(row.lock is not None and row.lock[0] == who for row in self.content.values())
@@ -101,8 +114,7 @@ class Table(Database):
     def release(self, who: int) -> None:
         """All sessions of a relay end."""
         self.unlock(who)
-        if self.owner == who:
-            self.owner = -1
+        self.owners.discard(who)
 
     def delete(self, seq: int) -> None:
         self.deleted.add(seq)
@@ -124,7 +136,7 @@ class Table(Database):
             tuple(sorted(self.ever_dead)),
             tuple(sorted(self.told)),
             (tuple(sorted(self.unreadable)), tuple(sorted(self.unmarkable))),
-            (self.owner, self.identity),
+            tuple(sorted(self.owners)),
         )
 
 
@@ -135,7 +147,7 @@ class _Part:
         self._who: int = process.who
 
     def _require(self) -> None:
-        if self._table.owner != self._who:
+        if self._who not in self._table.owners:
             raise ShardLostError("the session that held the table has ended")
 
     def _check(self, seqs: Iterable[int]) -> None:
@@ -170,7 +182,10 @@ class ModelSessions(_Part):
     def claim(self, wanted: Wanted) -> Rows:
         with self._process.call("claim"):
             self._require()
-            seqs = self._wanted(wanted)[: self._batch_events]
+            seqs = self._wanted(wanted)
+            if self._table.is_shared:
+                seqs = [seq for seq in seqs if self._table.content[seq].lock is None]
+            seqs = seqs[: self._batch_events]
             if any(self._table.content[seq].lock is not None for seq in seqs):
                 raise LockedError
             session = self._free.pop(0)

@@ -6,7 +6,8 @@ Invariants:
 - Exactly the acknowledged rows are marked, by their `seq`.
 - A row is in one claim at a time, whether the claim still has its locks or not.
 - A claim's transaction is open for `most_seconds` at most. If Kafka is slower, the claim continues without
-  its locks. Relays that share a table keep the locks: nothing else says which rows are in flight.
+  its locks. Where relays share the table it keeps them: nothing else says which rows are in flight, and Kafka
+  may still take what was sent when another relay publishes it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class Claim:
 class Claims:
     """The claims of an owned table. For one thread.
 
+    Args:
+        is_shared: whether other relays claim rows of the table at the same time.
+
     Attributes:
         in_flight: the claims that are not settled, the oldest first.
         claimed: the number of the last claim.
@@ -62,7 +66,8 @@ class Claims:
         was_locked_out: whether the last claim left out rows that another session has locked, or the table.
     """
 
-    def __init__(self, sessions: Sessions, *, clock: Clock, most_seconds: float) -> None:
+    def __init__(self, sessions: Sessions, *, clock: Clock, most_seconds: float, is_shared: bool) -> None:
+        self._is_shared = is_shared
         self._sessions = sessions
         self._clock = clock
         self._most_seconds = most_seconds
@@ -156,6 +161,8 @@ class Claims:
 
     def let_go(self) -> None:
         """End the transactions that have been open for too long: they delay vacuum."""
+        if self._is_shared:
+            return
         for claim in self.in_flight:
             if claim.is_locked and self._clock() - claim.at > self._most_seconds:
                 self._sessions.unlock(claim.rows)
