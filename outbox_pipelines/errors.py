@@ -30,5 +30,9 @@ class UnavailableError(SetupError):
     """A server does not answer: at the start a wrong setting, later a temporary outage."""
 
 
+class RefusedError(UnavailableError):
+    """A server answers and refuses the connection: at the start of a service, waiting does not help."""
+
+
 class LockedError(UnavailableError):
     """Another session has locked a table for longer than a command waits."""

@@ -1,8 +1,9 @@
 """The relay as users start it: wait for the shard, relay it, and start over if the shard is lost.
 
 Invariants:
-- Configuration problems (database, schema, broker) are found before the relay waits, and are errors. After
-  the first success, an unavailable server is an outage: the relay retries until the server is back.
+- Configuration problems (schema, credentials, settings) are found before the relay waits, and are errors. A
+  server that does not answer is an outage, also at the start: the relay retries until it is back. A run until
+  empty and a session of Dagster report the outage instead.
 - A lost shard is not an error: the relay becomes a standby. Events that were in flight are read again.
 """
 
@@ -25,7 +26,7 @@ import psycopg
 
 from outbox_pipelines.answers import limited_after
 from outbox_pipelines.database import connect
-from outbox_pipelines.errors import UnavailableError
+from outbox_pipelines.errors import RefusedError, UnavailableError
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.host import ALONE, Host
@@ -43,6 +44,7 @@ from outbox_pipelines.relay.shared import SharedBlockedAggregates
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.relay.worker import Worker
+from outbox_pipelines.repeated_lines import RepeatedLines
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
@@ -145,7 +147,7 @@ def relay(
         return totals
     kind = _APPEND_ONLY if settings.table_file is None else _MARKED_TABLE
     has_worked = has_taken = False
-    pauses, totals = _pauses(), Totals()
+    pauses, totals, outage = _pauses(), Totals(), RepeatedLines(_LOG)
     with limited_after(stop):
         while True:
             place: Ownership | None = None
@@ -178,6 +180,7 @@ def relay(
                         on_take(place.shard)
                     metrics.took(place.shard)
                     has_taken, pauses = True, _pauses()
+                    outage.end("outage", "relaying again")
                 with collecting_rarely():
                     worker.run()
                 break
@@ -196,9 +199,10 @@ def relay(
                 # A run until empty reports the outage; a service waits for its end.
                 if until_empty and not isinstance(error, ShardLostError):
                     raise
-                if not has_worked and not isinstance(error, ShardLostError):
+                # Of a setting that is wrong from the start, a person must hear; nobody waits for a session.
+                if not has_worked and (isinstance(error, RefusedError) or hand_over_after is not None):
                     raise
-                _LOG.warning("starting over: %s", first_line(error))
+                outage.log("outage", "starting over: %s", first_line(error))
             finally:
                 if worker is not None:
                     totals += worker.totals

@@ -41,12 +41,12 @@ def nowhere() -> Iterator[str]:
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("command", ["relay", "status", "migrate"])
+@pytest.mark.parametrize("command", ["relay --until-empty", "status", "migrate"])
 def test_no_database(outbox: Outbox, nowhere: str, command: str) -> None:
     """Guards against a traceback when the database is unavailable."""
     dsn = f"postgresql://postgres@{nowhere}/postgres"
     # In a process of its own, for what is printed after the last line of the command.
-    done = outbox.process(command, OUTBOX_DSN=dsn)
+    done = outbox.process(*command.split(), OUTBOX_DSN=dsn)
     _is_refused(done, says="cannot connect to the database (OUTBOX_DSN)")
 
 
@@ -122,7 +122,8 @@ def test_a_database_in_another_encoding(outbox: Outbox, encoding: str) -> None:
 def test_no_broker(outbox: Outbox, nowhere: str) -> None:
     """Guards against a relay that hangs, or ends with a traceback, when Kafka is unavailable."""
     outbox.write(1)
-    _refuses(outbox, "relay", OUTBOX_KAFKA=nowhere, says=f"no broker answers at {nowhere} (OUTBOX_KAFKA)")
+    says = f"no broker answers at {nowhere} (OUTBOX_KAFKA)"
+    _refuses(outbox, "relay", "--until-empty", OUTBOX_KAFKA=nowhere, says=says)
     assert outbox.outbox("relay", "--until-empty").returncode == 0
     assert len(outbox.messages()) == 1
 

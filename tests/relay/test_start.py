@@ -1,0 +1,84 @@
+"""A relay that starts while a server is unavailable: it waits, unless waiting does not help."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from outbox_pipelines.database import is_refusal
+from outbox_pipelines.errors import RefusedError, UnavailableError
+from outbox_pipelines.relay import service
+from outbox_pipelines.settings import Settings
+from tests.conftest import Outbox, wait_until
+from tests.history.proxy import Proxy
+from tests.relay.threads import running
+
+
+def _through(outbox: Outbox, server: str, proxy: Proxy) -> Settings:
+    if server == "Kafka":
+        return outbox.settings.model_copy(update={"kafka": f"127.0.0.1:{proxy.port}"})
+    dsn = psycopg.conninfo.make_conninfo(outbox.settings.require_dsn(), host="127.0.0.1", port=proxy.port)
+    return outbox.settings.model_copy(update={"dsn": dsn})
+
+
+@pytest.fixture(params=["PostgreSQL", "Kafka"])
+def unavailable(request: pytest.FixtureRequest, outbox: Outbox) -> Iterator[tuple[Proxy, Settings]]:
+    """A server that refuses connections, and settings that lead to it."""
+    if request.param == "Kafka":
+        port = int(outbox.settings.kafka.rpartition(":")[2])
+    else:
+        port = int(psycopg.conninfo.conninfo_to_dict(outbox.settings.require_dsn())["port"])
+    with Proxy(port) as proxy:
+        proxy.refuse()
+        yield proxy, _through(outbox, request.param, proxy)
+
+
+def test_it_waits(
+    outbox: Outbox, unavailable: tuple[Proxy, Settings], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a service that its supervisor starts again minutes after the server is back."""
+    proxy, settings = unavailable
+    outbox.write("a")
+    with caplog.at_level(logging.WARNING), running(settings):
+        wait_until(lambda: "starting over" in caplog.text)
+        proxy.heal()
+        wait_until(lambda: len(outbox.messages()) == 1)
+
+
+@pytest.mark.parametrize("how", [{"until_empty": True}, {"hand_over_after": 60.0}])
+def test_runs_that_end_do_not_wait(unavailable: tuple[Proxy, Settings], how: dict[str, float]) -> None:
+    """Guards against a job, or a session of Dagster, that waits instead of a report."""
+    _, settings = unavailable
+    with pytest.raises(UnavailableError):
+        service.relay(settings, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"dbname": "absent"}, {"user": "absent"}])
+def test_what_waiting_does_not_help(outbox: Outbox, wrong: dict[str, str]) -> None:
+    """Guards against a relay with a wrong setting that waits without an error."""
+    dsn = psycopg.conninfo.make_conninfo(outbox.settings.require_dsn(), **wrong)
+    with pytest.raises(RefusedError):
+        service.relay(outbox.settings.model_copy(update={"dsn": dsn}))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_hopeless"),
+    [
+        ('FATAL:  password authentication failed for user "app"', True),
+        ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "app", database "app"', True),
+        ('FATAL:  database "app" does not exist', True),
+        ('FATAL:  role "app" does not exist', True),
+        ('FATAL:  role "app" is not permitted to log in', True),
+        ("SSL error: certificate verify failed", True),
+        ("FATAL:  the database system is starting up", False),
+        ("FATAL:  sorry, too many clients already", False),
+        ("Connection refused", False),
+        ('could not translate host name "db" to address: Temporary failure in name resolution', False),
+    ],
+)
+def test_the_table_of_refusals(text: str, is_hopeless: bool) -> None:
+    """Guards against a text of the server that is taken for the other kind."""
+    assert is_refusal(psycopg.OperationalError(f"connection failed: {text}")) is is_hopeless
