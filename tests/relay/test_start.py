@@ -30,7 +30,7 @@ def unavailable(request: pytest.FixtureRequest, outbox: Outbox) -> Iterator[tupl
     if request.param == "Kafka":
         port = int(outbox.settings.kafka.rpartition(":")[2])
     else:
-        port = int(psycopg.conninfo.conninfo_to_dict(outbox.settings.require_dsn())["port"])
+        port = int(str(psycopg.conninfo.conninfo_to_dict(outbox.settings.require_dsn())["port"]))
     with Proxy(port) as proxy:
         proxy.refuse()
         yield proxy, _through(outbox, request.param, proxy)

@@ -93,7 +93,7 @@ class Brokers:
         self._settings = settings
         try:
             self._admin = self._new_client()
-        except KafkaException as error:
+        except client.REJECTIONS as error:
             raise client.rejected(error) from None
 
     def connect(self) -> None:

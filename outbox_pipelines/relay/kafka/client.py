@@ -18,7 +18,8 @@ from weakref import WeakMethod
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.secret import SECRET_NAME, register
+from outbox_pipelines.relay.kafka import reserved
+from outbox_pipelines.secret import SECRET_NAME, first_line, register
 from outbox_pipelines.settings import Settings
 
 _FIXED: Final[dict[str, Any]] = {
@@ -51,6 +52,8 @@ TRANSACTIONAL: Final[dict[str, Any]] = {
     "retry_backoff_max_ms": 1_000,
 }
 ASKED_ONCE_SECONDS: Final = 0.4
+# What the client raises for settings that it does not accept.
+REJECTIONS: Final = (KafkaException, TypeError, ValueError, AttributeError)
 _CONNECTION: Final = (
     "security.",
     "sasl.",
@@ -101,7 +104,7 @@ def producer(settings: Settings, on_error: Callable[[KafkaError], None], **own: 
     dotted = {name.replace("_", "."): value for name, value in own.items()}
     try:
         return Producer(config(settings, **dotted, error_cb=weakly(on_error)), logger=LOG)
-    except KafkaException as error:
+    except REJECTIONS as error:
         raise rejected(error) from None
 
 
@@ -122,9 +125,10 @@ def weakly(on_error: Callable[[KafkaError], None]) -> Callable[[KafkaError], Non
     return report
 
 
-def rejected(error: KafkaException) -> SetupError:
+def rejected(error: Exception) -> SetupError:
     """Return the error of settings that the client rejects, without a value: one may be in a wrong line."""
-    said = re.sub(r'value "[^"]*"', "value ***", error.args[0].str())
+    text = error.args[0].str() if isinstance(error, KafkaException) else first_line(error)
+    said = re.sub(r'value "[^"]*"', "value ***", text)
     return SetupError(f"the Kafka client rejects its settings: {said}. Check OUTBOX_KAFKA_CONFIG_FILE")
 
 
@@ -170,8 +174,8 @@ def read_config(path: Path | None) -> dict[str, Any]:
             raise SetupError(
                 f"OUTBOX_KAFKA_CONFIG_FILE: line {number} of {path} is not name=value: correct it"
             )
-        if name in _FIXED:
-            raise SetupError(f"OUTBOX_KAFKA_CONFIG_FILE: the relay sets {name}: remove it from {path}")
+        if (why := reserved.reason(name)) is not None:
+            raise SetupError(f"OUTBOX_KAFKA_CONFIG_FILE: remove {name} from {path}: {why}")
         found[name] = value
     register(*(value for name, value in found.items() if SECRET_NAME.search(name)))
     return found
