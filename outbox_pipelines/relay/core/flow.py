@@ -83,6 +83,8 @@ class Flow:
         self._on_complete = on_complete
         self._report_poll = report_poll
         self._reading = True
+        self._rest: Batch | None = None
+        """What is left of a batch that is published in portions."""
         self._alone: Batch | None = None
         self._innocent_at = math.inf
         self._stop_by = math.inf
@@ -160,8 +162,17 @@ class Flow:
             raise LookupError
         # What is read until then joins the batch: it would wait for another transaction.
         self._publisher.await_turn()
-        patience = 0.05 if self._blocked.aggregates else 0.2
-        return self._batches.get(0.0 if self._publisher.pending else patience, self._publisher.takes)
+        batch = self._rest
+        if batch is None:
+            patience = 0.05 if self._blocked.aggregates else 0.2
+            batch = self._batches.get(0.0 if self._publisher.pending else patience, self._publisher.takes)
+            # The reader waits until such a batch is settled, as a whole.
+            if batch is None or self._crash_guard.is_needed or batch.is_large:
+                return batch
+        elif not self._publisher.takes(batch):
+            raise LookupError
+        batch, self._rest = batch.cut(max(1, self._publisher.portion(batch)))
+        return batch
 
     def _is_done(self) -> bool:
         if self._is_stopped() and not self._reading:

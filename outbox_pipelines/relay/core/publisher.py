@@ -79,6 +79,10 @@ class Publisher:
         """Return whether this batch can be published now; otherwise call `poll` until it can."""
         return True
 
+    def portion(self, batch: Batch) -> int:
+        """Return how many events of this batch, at least one, may be published at a time."""
+        return len(batch.events)
+
     def await_turn(self) -> None:
         """Return when a batch would be sent at once."""
 
@@ -252,13 +256,18 @@ class Publisher:
                     self.refused(delivery, event, refusal)
         return blamed
 
+    @property
+    def _acknowledged(self) -> int:
+        """Changes with acknowledgments, as long as no batch becomes complete."""
+        return self._deliveries[0].acknowledged
+
     def _watch(self, now: float) -> None:
         """Tells the breaker what came back, and asks Kafka for a sign of life where it wants one."""
         if not self._deliveries:
             if self.breaker.state is State.HALF_OPEN:
                 self.breaker.acknowledged()
             self.breaker.idle()
-        elif (progress := (self._completed, self._deliveries[0].acknowledged)) != self._progress:
+        elif (progress := (self._completed, self._acknowledged)) != self._progress:
             self._progress, self._producer.trouble = progress, ""
             self.breaker.acknowledged()
         else:

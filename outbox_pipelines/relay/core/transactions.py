@@ -30,10 +30,10 @@ from outbox_pipelines.relay.core.delivery import Complete, Delivery, IncompleteE
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.ports import Clock, CommitAnswer, TransactionalProducer
 from outbox_pipelines.relay.core.publisher import Publisher
+from outbox_pipelines.relay.core.refusal import Kind
+from outbox_pipelines.relay.core.transaction_size import MOST_EVENTS, TransactionSize
 
-# A transaction ends at one of these limits, or when there is nothing more to put into it.
-_EVENTS: Final = 40_000
-_BYTES: Final = 24_000_000
+# A transaction ends when it is full or so old, or when there is nothing more to put into it.
 _SECONDS: Final = 0.25
 _ABORT_SECONDS: Final = 10.0
 _LAST_REPORTS_SECONDS: Final = 5.0
@@ -87,7 +87,7 @@ class TransactionalPublisher(Publisher):
         new_id: makes the id of a tick, unlike any other.
     """
 
-    most_events = 2 * _EVENTS
+    most_events = 2 * MOST_EVENTS
 
     def __init__(
         self,
@@ -106,6 +106,7 @@ class TransactionalPublisher(Publisher):
         self.ledger: Ledger | None = None
         self._complete: list[Complete] = []
         self._phase = Phase.NONE
+        self._size = TransactionSize()
         self._began = 0.0
         self._committing: list[Delivery] = []
         """What the transaction holds whose commit has begun; nothing can join it."""
@@ -121,6 +122,13 @@ class TransactionalPublisher(Publisher):
         # A transaction holds batches of one tick, and none that come while it is flushed or committed.
         may_join = self._phase in (Phase.NONE, Phase.OPEN)
         return may_join and not (self._opens(batch) and self._deliveries)
+
+    def portion(self, batch: Batch) -> int:
+        # Only the order of `seq` has a position between two events.
+        if batch.in_commit_order or not self._size.is_full(len(batch.events), batch.size):
+            return len(batch.events)
+        size = max(1, batch.size)
+        return max(1, min(self._size.events, len(batch.events) * self._size.bytes // size))
 
     def await_turn(self) -> None:
         if self._phase is Phase.NONE:
@@ -174,7 +182,12 @@ class TransactionalPublisher(Publisher):
         self._phase = TRANSITIONS[self._phase, why]
 
     def _is_full(self) -> bool:
-        return self._pending_events >= _EVENTS or self._pending_size >= _BYTES
+        return self._size.is_full(self._pending_events, self._pending_size)
+
+    @property
+    def _acknowledged(self) -> int:
+        # Batches stay here until all of them are committed.
+        return sum(delivery.acknowledged for delivery in self._deliveries)
 
     def _opens(self, batch: Batch | ReleasedBatch) -> bool:
         """Whether a tick must be opened for it first."""
@@ -246,7 +259,10 @@ class TransactionalPublisher(Publisher):
             self._complete += [delivery.complete() for delivery in self._committing]
         except IncompleteError as error:
             raise ShardLostError(f"Kafka's client did not say what became of each event: {error}") from None
-        self._must_settle = any(isinstance(delivery.batch, ReleasedBatch) for delivery in self._committing)
+        content = [delivery.batch for delivery in self._committing]
+        self._must_settle = any(isinstance(batch, ReleasedBatch) for batch in content)
+        events, size = sum(len(batch.events) for batch in content), sum(batch.size for batch in content)
+        self._size.committed(events, size, self._clock() - self._began)
         for delivery in self._committing:
             self._deliveries.remove(delivery)
         self._go("committed")
@@ -296,16 +312,28 @@ class TransactionalPublisher(Publisher):
             self._commit()
             return
         self._producer.await_reports()
-        explained = self._blame(
-            [
-                (one, *what)
-                for one in self._deliveries
-                for what in self._producer.identify(one.in_flight, one.failed)
-            ]
-        )
+        failed = [
+            (one, *what)
+            for one in self._deliveries
+            for what in self._producer.identify(one.in_flight, one.failed)
+        ]
+        explained = self._blame(failed)
+        if not explained and any(refusal.kind is Kind.OUTAGE for *_, refusal in failed):
+            self._check_throughput()
         self._abort()
         # The transaction after a refusal is often aborted once more, for its sequence numbers.
         self._conclude(explained, f"Kafka aborts every transaction: {self._producer.trouble}")
+
+    def _check_throughput(self) -> None:
+        """Start over, with small transactions, if Kafka has taken a part of one until it was too late."""
+        if acknowledged := self._acknowledged:
+            seconds = self._clock() - self._began
+            rate = self._pending_size * acknowledged / self._pending_events / 1000 / max(seconds, 0.001)
+            raise ShardLostError(
+                f"Kafka acknowledged {acknowledged} of the {self._pending_events} events of a transaction in "
+                f"{seconds:.0f} s, {rate:.0f} kB/s: smaller transactions follow. If this repeats, raise "
+                "OUTBOX_TRANSACTION_SECONDS, or look for a quota of the broker or a slow network"
+            )
 
     def _abort(self) -> None:
         self._producer.purge()
