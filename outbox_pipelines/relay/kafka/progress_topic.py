@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from outbox_pipelines.errors import SetupError, UnavailableError
@@ -31,13 +31,14 @@ _SECONDS: Final = 30.0
 _GRACE_SECONDS: Final = 5.0
 # Offsets to look back for a record at first: control records and aborted ones take some.
 _LOOK_BACK: Final = 1000
+_NOT_ALLOWED: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 
 
 def create_topic(settings: Settings, name: str, shards: int) -> None:
     """Makes the progress topic with a partition for each shard, or more partitions where there are too few.
 
     Raises:
-        SetupError: it may not be made.
+        SetupError: it may not be made, or Kafka would delete records of it.
         UnavailableError: no broker answers.
     """
     admin = AdminClient(client.config(settings), logger=client.LOG)
@@ -50,6 +51,7 @@ def create_topic(settings: Settings, name: str, shards: int) -> None:
             more = admin.create_partitions([NewPartitions(name, shards)], request_timeout=_SECONDS)
             # The relays of all shards ask for them at once: one is first, and that is enough.
             _was_made(more[name], KafkaError.INVALID_PARTITIONS)
+        _require_kept(admin, name)
     except TimeoutError:
         raise UnavailableError(
             f"the progress topic {name} cannot be created: the Kafka client gives no answer"
@@ -62,6 +64,33 @@ def create_topic(settings: Settings, name: str, shards: int) -> None:
             f"exactly_once needs the topic {name}, which cannot be created ({reason.str()}): create it with "
             "a partition for each shard and cleanup.policy=compact, or allow the relay to create it"
         ) from None
+
+
+def _require_kept(admin: Any, name: str) -> None:
+    """Raise `SetupError` if Kafka may delete the last record of a shard; without the right to look, warn."""
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    try:
+        found = admin.describe_configs([resource], request_timeout=_SECONDS)[resource].result(
+            _SECONDS + _GRACE_SECONDS
+        )
+    except KafkaException as error:
+        if error.args[0].code() not in _NOT_ALLOWED:
+            raise
+        _LOG.warning(
+            "the progress topic %s must have cleanup.policy=compact, which cannot be checked: grant "
+            "DESCRIBE_CONFIGS on it",
+            name,
+        )
+        return
+    given = {key: found[key].value for key in ("cleanup.policy", "retention.ms", "retention.bytes")}
+    policy = given["cleanup.policy"].replace(" ", "").split(",")
+    is_finite = "delete" in policy and (given["retention.ms"], given["retention.bytes"]) != ("-1", "-1")
+    if "compact" not in policy or is_finite:
+        said = ", ".join(f"{key}={value}" for key, value in given.items())
+        raise SetupError(
+            f"the progress topic {name} does not keep the last record of each shard ({said}), so that events "
+            "would be published again after a crash: set its cleanup.policy to compact"
+        )
 
 
 def _may_pass(reason: KafkaError) -> bool:
