@@ -30,6 +30,7 @@ BUILD: Final = catalog.ROOT / "build" / "mutants"
 EQUAL: Final = Path(__file__).parent / "equal.toml"
 _AREAS: Final = ("relay", "partitions", "consumer", "archive")
 _TEST_SECONDS: Final = 90
+_NOT_FOUND: Final = ("survived", "untested")
 
 
 class _Selecting:
@@ -43,7 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = _arguments(arguments)
     code = 0
     for area in given.areas or _AREAS:
-        mutants = [each for each in catalog.of_area(area) if re.search(given.mutant, each.id)]
+        every = catalog.of_area(area)
+        mutants = [each for each in every if re.search(given.mutant, each.id)]
         if given.list:
             print(*mutants, sep="\n")
             continue
@@ -56,15 +58,13 @@ def main(arguments: list[str] | None = None) -> int:
         asked = [
             each
             for each in mutants[: given.sample or None]
-            if each.id not in known or given.again or given.mutant or given.survivors
+            if given.again or (each.id not in _reasons() and (given.mutant or each.id not in known))
         ]
         if given.survivors:
-            asked = [
-                each for each in asked if known.get(each.id, {}).get("outcome") in ("survived", "untested")
-            ]
+            asked = [each for each in mutants if known.get(each.id, {}).get("outcome") in _NOT_FOUND]
         if asked:
             _run(area, asked, known, given.seconds, given.budget)
-        code = max(code, _summary(area, mutants, known, show=given.show))
+        code = max(code, _summary(area, mutants, known, show=given.show), _stale(every))
     return code
 
 
@@ -126,17 +126,15 @@ def _run(
 
 
 def _summary(area: str, mutants: list[Mutant], known: dict[str, dict[str, object]], *, show: bool) -> int:
-    reasons = {one["id"]: one["reason"] for one in tomllib.loads(EQUAL.read_text()).get("equal", [])}
-    files = {each.file for each in mutants}
-    stale = [one for one in reasons if one.partition(":")[0] in files and one not in {m.id for m in mutants}]
+    reasons = _reasons()
     outcomes: Counter[str] = Counter()
     survivors = []
     for each in mutants:
         outcome = str(known.get(each.id, {}).get("outcome", "not run"))
-        if outcome in ("survived", "untested") and each.id in reasons:
+        if outcome in _NOT_FOUND and each.id in reasons:
             outcome = "equal"
         outcomes[outcome] += 1
-        if outcome in ("survived", "untested"):
+        if outcome in _NOT_FOUND:
             survivors.append((outcome, each))
     ran = outcomes["killed"] + len(survivors)
     score = f"{100 * outcomes['killed'] / ran:.1f}%" if ran else "–"
@@ -147,9 +145,19 @@ def _summary(area: str, mutants: list[Mutant], known: dict[str, dict[str, object
     if show:
         for outcome, each in survivors:
             print(f"  {outcome:9} {each}")
+    return int(bool(survivors))
+
+
+def _reasons() -> dict[str, str]:
+    return {one["id"]: one["reason"] for one in tomllib.loads(EQUAL.read_text()).get("equal", [])}
+
+
+def _stale(mutants: list[Mutant]) -> int:
+    files, ids = {each.file for each in mutants}, {each.id for each in mutants}
+    stale = [one for one in _reasons() if one.partition(":")[0] in files and one not in ids]
     for one in stale:
         print(f"equal.toml names {one}, which is no mutant any more: remove it")
-    return int(bool(survivors or stale))
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

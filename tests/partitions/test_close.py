@@ -257,6 +257,18 @@ def test_a_closed_day_is_not_closed_again(database: Database) -> None:
     assert database.rows("SELECT closed_at, published FROM outbox_days WHERE day = %s", DAY) == before
 
 
+def test_the_last_seq_of_a_day_is_its_own(database: Database) -> None:
+    """Guards against a day that remembers the sequence of others, which a restored database compares with."""
+    days.fill(database, DAY - timedelta(1), 1)
+    days.fill(database)
+    last = database.value(f"SELECT max(seq) FROM {LEAF}")
+    for other in (DAY - timedelta(1), DAY + timedelta(1)):
+        days.fill(database, other, 1)
+    days.relayed(database)
+    assert close.close(database.settings, DAY)[0].closed
+    assert database.value("SELECT last_seq FROM outbox_days WHERE day = %s", DAY) == last
+
+
 def test_who_holds_it_open_is_named(database: Database) -> None:
     """Guards against an operator who ends the wrong session, or the wrong prepared transaction."""
     if database.value("SHOW max_prepared_transactions") == "0":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,17 @@ def test_of_a_transaction_that_runs_since_before(database: Database) -> None:
         close.require_published(connection, DAY)
     close.reopen(database.settings, DAY)
     assert "has not published 1" in close.close(database.settings, DAY)[0].why_not
+
+
+def test_of_a_day_that_closed_after_another(database: Database) -> None:
+    """Guards against rows judged by the snapshot of another day: they would count as late, and come again."""
+    before = DAY - timedelta(1)
+    days.closed(database, before)
+    days.closed(database)
+    with database.connect() as connection:
+        close.require_published(connection, DAY)
+    close.reopen(database.settings, DAY)
+    assert close.close(database.settings, DAY)[0].closed
 
 
 def test_of_an_archived_day(database: Database, tmp_path: Path) -> None:

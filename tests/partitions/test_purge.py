@@ -75,6 +75,8 @@ def test_progress_stays_until_its_day_is_archived(database: Database, tmp_path: 
     assert purge.purge(settings).progress == 0
     database.rows("UPDATE outbox_days SET day = day + 30 WHERE day = %s - 30", DAY)
     archive.archive(settings, DAY)
+    # An archived day keeps nothing, however old it is.
+    database.rows("UPDATE outbox_days SET day = day - 30 WHERE day = %s", DAY)
     assert purge.purge(settings).progress == 12_000
     assert database.value("SELECT count(*) FROM outbox_progress") == 20
 
