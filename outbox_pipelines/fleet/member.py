@@ -164,6 +164,13 @@ class Member:
                 self._shared.stop.wait(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
+    def _recover(self) -> None:
+        """Record that nothing prevents relaying; log the end of what did."""
+        if self._trouble is not None:
+            self._trouble = None
+            _LOG.warning("relaying again")
+        self._on_state(None)
+
     def _note(self, error: Exception) -> None:
         self._failed = True
         is_expected = isinstance(error, SetupError | psycopg.Error | service.ShardOwnedError)
@@ -201,8 +208,7 @@ class Member:
                 if self._shards <= self._relays.keys():
                     return
                 if not any(look.is_free for look in looks):
-                    self._trouble = None
-                    self._on_state(None)
+                    self._recover()
                 # More often than the lease: a silent session ends.
                 pause = min(_LOOK_SECONDS, self._settings.lease_seconds / 3)
                 self._changed.wait(pause * random.uniform(0.8, 1.2))
@@ -246,8 +252,7 @@ class Member:
 
         def on_take(shard: int) -> None:
             has_begun()
-            self._on_state(None)
-            self._trouble = None
+            self._recover()
             self._on_take(self.name, shard)
             # If it was lost in between, the number of shards may have changed.
             self._changed.set()

@@ -41,6 +41,7 @@ from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shards.resharding import Change
 from outbox_pipelines.relay.shared import SharedBatchQueue
 from outbox_pipelines.relay.source import SnapshotSource
+from outbox_pipelines.repeated_lines import RepeatedLines
 from outbox_pipelines.settings import Settings
 
 _LOG: Final = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class Reader:
         self._pause = pause
         self._has_passed = has_passed
         self._confirm: Callable[[], None] = _nothing
+        self._lines = RepeatedLines(_LOG)
         self.batches = SharedBatchQueue(host.patience)
 
     def run(self) -> None:
@@ -244,12 +246,13 @@ class Reader:
         try:
             self._prepare(change.wanted)
         except UnavailableError as error:
-            _LOG.warning("the change to %d shards waits: %s", change.wanted, error)
+            self._lines.log("change", "the change to %d shards waits: %s", change.wanted, error)
             return False
         except SetupError as error:
             _LOG.error("the change to %d shards is abandoned: %s", change.wanted, error)
             change.give_up()
             return False
+        self._lines.end("change", "the change to %d shards continues", change.wanted)
         return True
 
     def _put(self, batch: Batch | None) -> None:

@@ -31,6 +31,8 @@ class Proxy:
         self._questions = threading.Event()
         self._answers = threading.Event()
         self._refuses = False
+        self.refused = 0
+        """Connections that were reset at once."""
         self._delay = 0.0
         self._rate: float | None = None
         self._closed = threading.Event()
@@ -115,6 +117,7 @@ class Proxy:
                 continue
             try:
                 if self._refuses:
+                    self.refused += 1
                     raise ConnectionRefusedError
                 server = socket.create_connection(("127.0.0.1", self._target), timeout=5)
             except OSError:

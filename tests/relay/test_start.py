@@ -44,8 +44,13 @@ def test_it_waits(
     outbox.write("a")
     with caplog.at_level(logging.WARNING), running(settings):
         wait_until(lambda: "starting over" in caplog.text)
+        seen = proxy.refused
+        wait_until(lambda: proxy.refused >= seen + 6)
         proxy.heal()
         wait_until(lambda: len(outbox.messages()) == 1)
+    said = [record.getMessage() for record in caplog.records if record.name == service.__name__]
+    assert [text.partition(":")[0] for text in said] == ["starting over", said[-1]]
+    assert said[-1].startswith("relaying again after ")
 
 
 @pytest.mark.parametrize("how", [{"until_empty": True}, {"hand_over_after": 60.0}])
