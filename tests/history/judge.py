@@ -43,6 +43,8 @@ class Verdict:
     effect_out_of_order: list[str] = field(default_factory=list)
     exited: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
+    different: list[str] = field(default_factory=list)
+    """Relays whose core does not repeat what it did."""
     porcupine: list[str] = field(default_factory=list)
     """What the second judge found."""
 
@@ -62,7 +64,8 @@ class Verdict:
 
 def judge(history: History) -> Verdict:
     """Compares (G1, G2, G5; effects once); also counts processes that ended or stood still for no reason."""
-    verdict = Verdict(len(history.committed), len(history.messages), stuck=list(history.stuck))
+    verdict = Verdict(len(history.committed), len(history.messages))
+    verdict.stuck, verdict.different = list(history.stuck), list(history.different)
     events = {event.token: event for event in history.committed}
     seen: dict[str, Message] = {}
     newest: dict[tuple[str, str], Message] = {}

@@ -89,6 +89,8 @@ class History:
     exits: list[Exit] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     """What did not go on in time after a fault was over."""
+    different: list[str] = field(default_factory=list)
+    """What the core of a relay does otherwise if it gets the recorded answers again."""
     consumer: str = ""
     """The consumer whose effects they are; empty without a consumer."""
     effects: list[Effect] = field(default_factory=list)
@@ -105,7 +107,16 @@ def save(history: History, path: Path) -> None:
     with path.open("w") as file:
         head = {name: getattr(history, name) for name in _HEAD}
         print(json.dumps(["run", head]), file=file)
-        for name in ("faults", "exits", "stuck", "committed", "messages", "effects", "unhandled"):
+        for name in (
+            "faults",
+            "exits",
+            "stuck",
+            "different",
+            "committed",
+            "messages",
+            "effects",
+            "unhandled",
+        ):
             for fact in getattr(history, name):
                 print(json.dumps([name, fact]), file=file)
 

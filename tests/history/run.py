@@ -29,7 +29,7 @@ import psycopg
 from outbox_pipelines import schema
 from outbox_pipelines.settings import load_settings
 from tests.conftest import drop_database
-from tests.history import business, consumers, effects, reader, standstill, steps, watched
+from tests.history import business, consumers, effects, reader, standstill, steps, tapes, watched
 from tests.history.load import SMALL, Load
 from tests.history.nemesis import Kind
 from tests.history.processes import Process
@@ -322,6 +322,7 @@ class Run:
             self.history.effects = effects.made(connection)
             self.history.unhandled = effects.unhandled(connection)
             self._count(connection)
+        tapes.collect(self.history, self.relays)
         self.history.messages = reader.read(self.servers.bootstrap, self.topics)
         return self.history
 

@@ -191,6 +191,7 @@ def test_a_history_is_kept_and_judged_again(
     history = _history(1, 3, faults=[Fault("kill relay", 1, 2, disturbs=True)])
     history.exits.append(Exit("relay 1", 1.5, 2, "cannot connect"))
     history.stuck.append("no events")
+    history.different.append("relay 1: asks another thing")
     history.consumer = "idempotent"
     history.effects.append(Effect("order", "1", 1, "token-1"))
     history.unhandled.append(Unhandled("token-2", "failed", 1, "oh"))

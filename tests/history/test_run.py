@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.history import __main__ as program
-from tests.history import nemesis
+from tests.history import nemesis, tapes
 from tests.history.__main__ import report
 from tests.history.load import GENTLE, LARGE
 from tests.history.relays import RELAYS, Relay
@@ -43,6 +43,7 @@ def test_a_calm_run_has_no_duplicate(servers: Servers, seed: int, tmp_path: Path
     assert verdict.wrong == []
     assert verdict.redelivered == 0
     assert verdict.committed > 100
+    assert run.history.figures[tapes.PLAYED] > 1_000
     assert all(event.at for event in run.history.committed), "without times no dirty read is found"
 
 

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -33,7 +34,8 @@ from confluent_kafka.admin import AdminClient
 
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.marked_table.statements import Statements
-from tests.history import standstill, steps
+from tests.history import standstill, steps, tapes
+from tests.model.relay.recorder import Recorder
 
 T = TypeVar("T")
 _WRITES = ("INSERT", "UPDATE", "DELETE", "MERGE", "CREATE", "ALTER", "DROP", "TRUNCATE")
@@ -339,15 +341,17 @@ def main(words: list[str]) -> None:
     watch = Watch(os.environ)
     watch_database(watch)
     watch_kafka(watch)
+    recorder = Recorder(limit=tapes.SAMPLE)
     if words[0] == "hand-over":
-        _hand_over(float(words[1]))
+        _hand_over(float(words[1]), recorder)
     else:
         from outbox_pipelines.cli import cli
 
-        cli(words, prog_name="outbox")
+        with tapes.sampled(recorder, Path(os.environ["HISTORY_STEPS"])):
+            cli(words, prog_name="outbox")
 
 
-def _hand_over(seconds: float) -> None:
+def _hand_over(seconds: float, recorder: Recorder) -> None:
     """Relays as Dagster's sessions do: after so long the shard goes to a successor."""
     from outbox_pipelines.errors import UnavailableError
     from outbox_pipelines.relay import service
@@ -368,7 +372,8 @@ def _hand_over(seconds: float) -> None:
         if ends:
             return
         try:
-            service.relay(load_settings(), stop=stops[-1], hand_over_after=seconds)
+            with tapes.sampled(recorder, Path(os.environ["HISTORY_STEPS"])):
+                service.relay(load_settings(), stop=stops[-1], hand_over_after=seconds)
         except (UnavailableError, psycopg.OperationalError) as error:
             # The next session comes, as it does in Dagster.
             print(error, file=sys.stderr)

@@ -1,14 +1,18 @@
-"""Record what a real relay's publishing thread asks and is answered, and play it to the core again.
+"""Record what a thread of a real relay asks and is answered, and play it to the core again.
+
+The publishing thread is here, the settling thread in `settling_tape`.
 
 Invariants:
 - The tape has every call of the world in order, with its answer; the core that it is played to has nothing
   else.
+- Recording ends before a call of the core, not within one, and nothing is recorded between two of them.
 - If the core asks something else than it did, or in another order, it depends on something that no model
   controls, or a driver has done what the core does not expect: `DifferentError`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +26,8 @@ from outbox_pipelines.relay.core.ledger import Order
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 
+_DRIVE = "drive"
+_DRIVEN = "driven"
 _ANSWER = "answer"
 _RAISED = "raised"
 _PROPERTY = "property"
@@ -36,23 +42,77 @@ class EndOfTapeError(Exception):
 
 
 class Tape:
-    """What was asked, with what, and the answers: recorded, then played."""
+    """What was asked, with what, and the answers: recorded, then played.
 
-    def __init__(self) -> None:
+    Args:
+        limit: how many entries are recorded, about; None: all.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
         self.entries: list[tuple[str, Any, Any]] = []
         self.at = 0
+        self.limit = limit
+        self._thread: int | None = None
+
+    def drive(self, name: str, given: Any, call: Callable[[], Any]) -> Any:
+        """Note a call of the core by its driver; until it returns, what this thread asks is recorded."""
+        if self._thread is not None or (self.limit is not None and len(self.entries) >= self.limit):
+            return call()
+        self.entries.append((_DRIVE, name, digest(given)))
+        self._thread = threading.get_ident()
+        try:
+            answer = call()
+        except BaseException as error:
+            self.entries.append((_DRIVEN, name, type(error)))
+            raise
+        finally:
+            self._thread = None
+        self.entries.append((_DRIVEN, name, digest(answer)))
+        return answer
+
+    def play_drives(self, calls: Callable[[str, Any], Any]) -> None:
+        """Make the recorded calls of the core again; compare what they return."""
+        while self.at < len(self.entries):
+            kind, name, given = self.peek()
+            assert kind == _DRIVE
+            self.at += 1
+            raised: BaseException | None = None
+            try:
+                answer = digest(calls(name, given))
+            except EndOfTapeError:
+                return
+            except DifferentError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - compared
+                raised, answer = error, type(error)
+            if (ended := self.peek()) != (_DRIVEN, name, answer):
+                raise DifferentError(f"entry {self.at}: {name} returns {answer}, and did {ended}") from raised
+            self.at += 1
 
     def record(self, name: str, given: Any, ask: Callable[[], Any]) -> Any:
         """Ask, and note the answer."""
+        if not self.is_recording:
+            return ask()
         self.entries.append((name, digest(given), None))
         try:
             answer = ask()
         except BaseException as error:
             self.entries.append((_RAISED, name, error))
             raise
-        # Another thread may change a container; what counts is what was seen of it now.
-        self.entries.append((_ANSWER, name, answer.copy() if isinstance(answer, dict | deque) else answer))
+        # The core or another thread may change a container; what counts is what was seen of it now.
+        seen = answer.copy() if isinstance(answer, dict | deque | list) else answer
+        self.entries.append((_ANSWER, name, seen))
         return answer
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether this thread is within a call of the core that is recorded."""
+        return self._thread == threading.get_ident()
+
+    def note(self, name: str, given: Any) -> None:
+        """Note a call of the core by what it has asked."""
+        if self.is_recording:
+            self.entries.append((name, given, None))
 
     def peek(self) -> tuple[str, Any, Any]:
         """What comes next."""
@@ -115,8 +175,8 @@ class Recorded:
     def __setattr__(self, attribute: str, value: Any) -> None:
         self.tape.record(f"{self.name}.{attribute} =", value, lambda: setattr(self.real, attribute, value))
 
-    def __call__(self) -> Any:
-        return self.tape.record(self.name, None, self.real)
+    def __call__(self, *given: Any) -> Any:
+        return self.tape.record(self.name, [*given], lambda: self.real(*given))
 
     def call(self, name: str, attribute: str, given: Any, named: Any) -> Any:
         ask = getattr(self.real, attribute)
@@ -139,8 +199,8 @@ class Played:
     def __setattr__(self, attribute: str, value: Any) -> None:
         self.tape.play(f"{self.name}.{attribute} =", value)
 
-    def __call__(self) -> Any:
-        return self.tape.play(self.name, None)
+    def __call__(self, *given: Any) -> Any:
+        return self.tape.play(self.name, [*given])
 
     def call(self, name: str, given: Any, named: Any) -> Any:
         return self.tape.play(name, [*given, *named.values()])
@@ -150,6 +210,8 @@ class RecordedProducer(Recorded):
     """Kafka's client: what it does with batches, and with the core while it sends, is noted too."""
 
     def call(self, name: str, attribute: str, given: Any, named: Any) -> Any:
+        if not self.tape.is_recording:
+            return super().call(name, attribute, given, named)
         publisher = self.publisher_of()
         passed = [RecordedGate(self.tape, each) if each is publisher else each for each in given]
         shown = [each for each in given if each is not publisher]
@@ -174,7 +236,7 @@ class RecordedGate:
 
     def __getattr__(self, attribute: str) -> Any:
         def call(*given: Any) -> Any:
-            self._tape.entries.append((f"gate.{attribute}", [digest(given[:1]), *given[1:]], None))
+            self._tape.note(f"gate.{attribute}", [digest(given[:1]), *given[1:]])
             return getattr(self._core, attribute)(*given)
 
         return call
@@ -189,8 +251,9 @@ class PlayedProducer(Played):
 
         def between(asked: str, given: Any) -> None:
             self.tape.at += 1
-            (delivery,), *rest = given
-            [found] = [each for each in publisher._deliveries if digest(each) == delivery]
+            (about,), *rest = given
+            # What is not about a delivery is about Kafka.
+            [found] = [each for each in publisher._deliveries if digest(each) == about] or [about]
             getattr(publisher, asked.removeprefix("gate."))(found, *rest)
 
         answer, progress = self.tape.play(name, [*shown, *named.values()], between)
@@ -207,11 +270,23 @@ def _progress(delivery: Delivery) -> tuple[int, list[Any], list[Event]]:
     return delivery.acknowledged, list(delivery.failed), list(delivery.in_flight)
 
 
-class Recording:
-    """One relay's publishing thread, from its beginning to its end."""
+class _Flow(Flow):
+    """The real one, whose steps are recorded."""
 
-    def __init__(self, publisher: Publisher, *, until_empty: bool) -> None:
-        self.tape = Tape()
+    def __init__(self, tape: Tape, *given: Any, **named: Any) -> None:
+        self._tape = tape
+        super().__init__(*given, **named)
+
+    def step(self) -> bool:
+        going: bool = self._tape.drive("step", None, super().step)
+        return going
+
+
+class Recording:
+    """One relay's publishing thread, from its beginning to its end, or for `limit` entries."""
+
+    def __init__(self, publisher: Publisher, *, until_empty: bool, limit: int | None = None) -> None:
+        self.tape = Tape(limit)
         self.until_empty = until_empty
         self.patience = publisher.breaker._patience
         self.begins_at: tuple[Position, str | None] | None = None
@@ -230,7 +305,7 @@ class Recording:
         if isinstance(publisher, TransactionalPublisher):
             publisher._new_id = Recorded(tape, "new_id", publisher._new_id)
         ports: dict[str, Any] = {name: Recorded(tape, name, each) for name, each in real.items()}
-        return Flow(publisher, **ports, **flags)
+        return _Flow(tape, publisher, **ports, **flags)
 
     def play(self) -> None:
         """Have the core do it again."""
@@ -254,12 +329,7 @@ class Recording:
             on_complete=lambda batches: None,
         )
         publisher.ledger = flow
-        try:
-            while flow.step():
-                pass
-            publisher.discard()
-        except EndOfTapeError:
-            return
+        tape.play_drives(lambda name, given: flow.step())
 
 
 def _rewire(publisher: Any, producer: Any, blocked: Any, clock: Any) -> None:

@@ -1,0 +1,54 @@
+"""What the relays of a run ask and are answered, in part, played to their core again when they end.
+
+Invariants:
+- Of a relay that is killed nothing is played.
+- The file beside that of a process's steps has a line for each relay that ended: the number of entries that
+  the core has repeated, or how it differs.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.history.processes import Process
+from tests.history.record import History
+from tests.model.relay.recorder import Recorder
+
+SAMPLE = 1_000
+"""How many entries of each tape are recorded, about."""
+PLAYED = "calls and answers that the core has repeated"
+_DIFFERS = "! "
+
+
+@contextmanager
+def sampled(recorder: Recorder, steps: Path) -> Iterator[None]:
+    """Play what is recorded of a relay that ends with the block; write what comes of it."""
+    try:
+        yield
+    finally:
+        try:
+            line = str(recorder.play())
+        except AssertionError as error:
+            traceback.print_exc()
+            line = f"{_DIFFERS}{error}"
+        with _of(steps).open("a") as file:
+            print(line, file=file)
+
+
+def collect(history: History, relays: Iterable[Process]) -> None:
+    """Add to a history how much the core has repeated in these processes, and how it differed."""
+    history.figures[PLAYED] = 0
+    for relay in relays:
+        path = _of(relay.log.with_suffix(".steps"))
+        for line in path.read_text().splitlines() if path.exists() else []:
+            if line.startswith(_DIFFERS):
+                history.different.append(f"{relay.name}: {line.removeprefix(_DIFFERS)}")
+            else:
+                history.figures[PLAYED] += int(line)
+
+
+def _of(steps: Path) -> Path:
+    return steps.with_suffix(".tape")
