@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
@@ -21,12 +21,15 @@ from tests.model.relay.__main__ import main as print_relay_breaks
 from tests.model.scope import Scope
 from tests.model.scopes import SCOPES
 
+_ALL = "exhausted:"
+
 
 def main(words: Sequence[str] | None = None) -> int:
     given = _parsed(words)
     if given.list:
         for name, scope in SCOPES.items():
-            print(f"{name:24} {'small' if scope.is_small else 'large'}  {scope.about}")
+            size = "small" if scope.is_small else "large"
+            print(f"{name:26} {size}  {scope.extent(given.states, given.seeds):28} {scope.about}")
         return 0
     if unknown := set(given.scope) - SCOPES.keys():
         print(f"there is no scope {min(unknown)}; run with --list", file=sys.stderr)
@@ -38,10 +41,21 @@ def main(words: Sequence[str] | None = None) -> int:
     names = given.scope or [name for name, scope in SCOPES.items() if scope.is_small or not given.small]
     run = partial(_run, states=given.states, seconds=given.seconds, seeds=given.seeds, first=given.first)
     good = True
-    for text, is_good in _each(run, names, given.processes):
+    extents: dict[str, str] = {}
+    for name, (text, extent, is_good) in zip(names, _each(run, names, given.processes), strict=True):
         print(text, flush=True)
+        extents[name] = extent
         good = good and is_good
+    print(_summary(extents))
     return 0 if good else 1
+
+
+def _summary(extents: Mapping[str, str]) -> str:
+    """Which scopes are exhausted, and where the others were cut off."""
+    exhausted = [name for name, extent in extents.items() if extent.startswith(_ALL)]
+    lines = [f"exhausted: {len(exhausted)} of {len(extents)} scopes: {', '.join(exhausted) or 'none'}"]
+    lines += [f"not exhausted: {name}: {extent}" for name, extent in extents.items() if name not in exhausted]
+    return "\n".join(lines)
 
 
 def _parsed(words: Sequence[str] | None) -> argparse.Namespace:
@@ -58,7 +72,9 @@ def _parsed(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def _each(run: partial[tuple[str, bool]], names: Sequence[str], processes: int) -> Iterator[tuple[str, bool]]:
+def _each(
+    run: partial[tuple[str, str, bool]], names: Sequence[str], processes: int
+) -> Iterator[tuple[str, str, bool]]:
     if processes > 1:
         with ProcessPoolExecutor(processes) as pool:
             yield from pool.map(run, names)
@@ -68,13 +84,15 @@ def _each(run: partial[tuple[str, bool]], names: Sequence[str], processes: int) 
 
 def _run(
     name: str, *, states: int | None, seconds: float | None, seeds: int | None, first: int
-) -> tuple[str, bool]:
+) -> tuple[str, str, bool]:
     scope = SCOPES[name]
     if scope.seeds:
         runs = scope.at_random(first=first, seeds=seeds, seconds=seconds)
-        return _told_runs(name, scope, runs), runs.broken is None
+        extent = f"{runs.histories:,} random histories"
+        return _told_runs(name, scope, runs), extent, runs.broken is None
     result = scope.explored(states=states, seconds=seconds)
-    return _told(name, scope, result), result.is_good
+    extent = f"{_ALL if result.exhausted else 'cut off at'} {result.states:,} states, depth {result.depth}"
+    return _told(name, scope, result, extent), extent, result.is_good
 
 
 def _finds(each: Break) -> bool:
@@ -86,13 +104,11 @@ def _finds(each: Break) -> bool:
     return found == each.invariant
 
 
-def _told(name: str, scope: Scope, result: Result) -> str:
-    bounds = "all" if result.exhausted else "not all"
+def _told(name: str, scope: Scope, result: Result, extent: str) -> str:
     rate = result.transitions / max(result.seconds, 1e-9)
     lines = [
         f"{name}: {scope.about}",
-        f"  {result.states:,} states ({bounds}), {result.transitions:,} transitions, depth {result.depth}, "
-        f"{result.seconds:.1f} s, {rate:,.0f} transitions/s",
+        f"  {extent}, {result.transitions:,} transitions, {result.seconds:.1f} s, {rate:,.0f} transitions/s",
         f"  {result.done:,} states in which everything is done, {result.deadends:,} without a next step",
         f"  seen: {_counted(result)}",
     ]

@@ -35,6 +35,15 @@ class Scope:
     faults: float = 0.1
     """The share of random steps that are faults."""
 
+    def extent(self, states: int | None = None, seeds: int | None = None) -> str:
+        """Say how far it is explored."""
+        if self.seeds:
+            return f"{seeds or self.seeds:,} random histories"
+        most = states or self.states
+        if most:
+            return f"at most {most:,} states"
+        return "exhausted" if self.is_small else "to its end, or --seconds"
+
     def explored(self, *, states: int | None = None, seconds: float | None = None) -> Result:
         """Explore it, with other bounds if they are given."""
         return explore(

@@ -136,7 +136,10 @@ def test_the_command_says_what_was_seen(
     monkeypatch.setitem(SCOPES, "lost", Scope(lost, "two clerks without a lock"))
     monkeypatch.setitem(SCOPES, "unseen", Scope(functools.partial(Clerks, 1), "alone", must={"war"}))
     assert main(["right"]) == 0
-    assert "24 states" in capsys.readouterr().out
+    assert "exhausted: 24 states" in (said := capsys.readouterr().out)
+    assert said.endswith("exhausted: 1 of 1 scopes: right\n")
+    assert main(["right", "--states", "10"]) == 0
+    assert "not exhausted: right: cut off at 1" in capsys.readouterr().out
     assert main(["right", "lost"]) == 1
     assert "no lost update" in capsys.readouterr().out
     assert main(["unseen"]) == 1

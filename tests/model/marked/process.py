@@ -183,7 +183,7 @@ class Process(process.Process):
             process._breaker(self.publisher.breaker, now),
             self.publisher._unexplained,
             self.publisher._progress == (self.publisher._completed, self._acknowledged()),
-            (self.producer.number, self.producer.has_failed),
+            self.producer.has_failed,
             tuple(process._complete(batch) for batch in self.ledger._completed),
             tuple(
                 (tuple(name), entry.in_flight, process._due(entry.due, now), entry.busy)

@@ -35,7 +35,7 @@ class Row:
     """A relay and the number of its session."""
 
     def key(self, now: float) -> Key:
-        return self.state, self.attempts, self.due <= now, self.lock
+        return self.state, self.attempts, self.due <= now, self.lock == OTHER
 
 
 class Table(Database):
@@ -96,6 +96,12 @@ class Table(Database):
         """Whether a claim of this relay is open."""
         return any(row.lock is not None and row.lock[0] == who for row in self.content.values())
 
+    def key_of(self, who: int) -> Key:
+        """Whether a relay owns the table, and which rows its sessions have locked."""
+        locks = ((seq, row.lock) for seq, row in self.content.items())
+        claims = tuple((seq, lock[1]) for seq, lock in locks if lock is not None and lock[0] == who)
+        return who in self.owners, claims
+
     @property
     def is_claimed(self) -> bool:
         return any(row.lock not in (None, OTHER) for row in self.content.values())
@@ -136,7 +142,6 @@ class Table(Database):
             tuple(sorted(self.ever_dead)),
             tuple(sorted(self.told)),
             (tuple(sorted(self.unreadable)), tuple(sorted(self.unmarkable))),
-            tuple(sorted(self.owners)),
         )
 
 

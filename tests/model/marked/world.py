@@ -20,6 +20,7 @@ from tests.model.marked.process import ATTEMPTS, Process
 from tests.model.marked.table import OTHER, Table
 from tests.model.relay.kafka import Kafka
 from tests.model.relay.process import DeadError, Plan
+from tests.model.relay.symmetry import relays_key
 from tests.model.relay.world import PROBE, WAIT, Clock, Relays, plans
 
 CLAIM_CALLS = ("claim", "mark")
@@ -266,7 +267,7 @@ class Marked(Relays):
         return (
             self.table.key(self.clock()),
             self.kafka.key(),
-            tuple(None if process is None else process.key() for process in self.slots),
+            *relays_key(self.slots, self.identities, self.table, self.kafka, self.table.key_of),
             (
                 self.faults,
                 self.switches,
@@ -281,4 +282,4 @@ class Marked(Relays):
         )
 
     def live_key(self) -> Key:
-        return self.key()[:3]
+        return self.key()[:4]

@@ -52,7 +52,6 @@ class Connection:
             tuple((event.seq, refusal is None) for _, event, refusal in self.reports),
             self.is_open,
             self.has_failed,
-            self.transaction,
             self.is_committing,
             tuple(sorted(self.known)),
             tuple(sorted(self.begun._keys.get(_TOPIC, {}).items())),
@@ -154,30 +153,42 @@ class Kafka:
         return found[-1] if found else None
 
     def key(self) -> Key:
-        alive = [
-            (number, connection.key())
-            for number, connection in enumerate(self.connections)
-            if connection.is_open or connection.in_flight
-        ]
+        """What does not depend on the numbers of connections and transactions."""
         last = self.last_record()
         return (
             tuple(sorted(self.refuses)),
             tuple(
-                (seq, transaction if not self.is_committed(transaction) else None)
+                (seq, None if self.is_committed(transaction) else self._name(transaction))
                 for seq, transaction in self.log
                 if transaction is None or self.transactions[transaction] != "aborted"
             ),
-            tuple((n, state) for n, state in enumerate(self.transactions) if state == "open"),
+            self.transactions.count("open"),
             None if last is None else (last.tick, last.last_seq, last.finished, tuple(last.released)),
             tuple(
-                (record.tick, record.last_seq, record.finished, tuple(record.released), transaction)
+                (
+                    record.tick,
+                    record.last_seq,
+                    record.finished,
+                    tuple(record.released),
+                    self._name(transaction),
+                )
                 for record, transaction in self.records
                 if self.transactions[transaction] == "open"
             ),
-            tuple(alive),
-            self.fence,
-            tuple(self.late),
+            # Of a producer that is shut out, one ends nothing.
+            tuple((number == self.fence, end) for number, end in self.late),
         )
+
+    def key_of(self, number: int) -> Key:
+        """What is known of a connection."""
+        connection = self.connections[number]
+        return connection.key(), self._name(connection.transaction), number == self.fence
+
+    def _name(self, transaction: int | None) -> Key:
+        """How a transaction ended; of open ones, which one it is."""
+        if transaction is None or self.transactions[transaction] != "open":
+            return transaction if transaction is None else self.transactions[transaction]
+        return self.transactions[:transaction].count("open")
 
 
 class Producer:

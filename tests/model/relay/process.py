@@ -325,7 +325,6 @@ class Process:
             _breaker(publisher.breaker, self.clock()),
             publisher._unexplained,
             _transaction(publisher) if isinstance(publisher, TransactionalPublisher) else None,
-            self.producer.number,
             self.producer.has_failed,
             tuple(_complete(batch) for batch in self.ledger._completed),
             tuple(_order(order) for order in self.ledger._orders),

@@ -20,6 +20,7 @@ from tests.model.relay.database import Database, ParkedRow
 from tests.model.relay.kafka import GONE, Kafka
 from tests.model.relay.process import DeadError, ImpossibleError, Plan, Process
 from tests.model.relay.sharing import share
+from tests.model.relay.symmetry import relays_key
 from tests.model.snapshot import Snapshot
 
 share()
@@ -447,8 +448,7 @@ class Relays:
         return (
             self.database.key(self.clock()),
             self.kafka.key(),
-            tuple(None if process is None else process.key() for process in self.slots),
-            tuple(n == self.database.identity for n in self.identities),
+            *relays_key(self.slots, self.identities, self.database, self.kafka),
             (
                 self.faults,
                 self.switches,
