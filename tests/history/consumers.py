@@ -7,9 +7,11 @@ database, broker and topics in the environment, as relays do.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import confluent_kafka
@@ -17,8 +19,9 @@ import psycopg
 
 from outbox_pipelines.consumer import Consumer, Event
 from outbox_pipelines.settings import Settings, load_settings
-from tests.history import effects, standstill
+from tests.history import effects, standstill, tapes
 from tests.history.business import KINDS, LONG_KEY
+from tests.model.consumer.tape import ConsumerRecording
 
 # A short session, so that others take over soon from who was killed or frozen; the broker must allow it.
 _QUICK = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 200}
@@ -139,4 +142,10 @@ def _group(settings: Settings, name: str) -> str:
 
 if __name__ == "__main__":
     standstill.listen()
-    CONSUMERS[sys.argv[1]](load_settings(), **_QUICK).run()
+    make: Callable[[], Any] = partial(CONSUMERS[sys.argv[1]], load_settings(), **_QUICK)
+    if sys.argv[1].startswith("broken"):
+        make().run()
+    else:
+        recording = ConsumerRecording(make, (effects, "make"), tapes.SAMPLE)
+        with tapes.sampled(recording, Path(os.environ["HISTORY_STEPS"])):
+            recording.run()

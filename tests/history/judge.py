@@ -44,7 +44,7 @@ class Verdict:
     exited: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
-    """Relays whose core does not repeat what it did."""
+    """Relays and consumers that do not repeat what they did."""
     porcupine: list[str] = field(default_factory=list)
     """What the second judge found."""
 

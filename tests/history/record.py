@@ -90,7 +90,7 @@ class History:
     stuck: list[str] = field(default_factory=list)
     """What did not go on in time after a fault was over."""
     different: list[str] = field(default_factory=list)
-    """What the core of a relay does otherwise if it gets the recorded answers again."""
+    """What a relay or consumer does otherwise if it gets the recorded answers again."""
     consumer: str = ""
     """The consumer whose effects they are; empty without a consumer."""
     effects: list[Effect] = field(default_factory=list)

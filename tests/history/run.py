@@ -322,7 +322,7 @@ class Run:
             self.history.effects = effects.made(connection)
             self.history.unhandled = effects.unhandled(connection)
             self._count(connection)
-        tapes.collect(self.history, self.relays)
+        tapes.collect(self.history, (*self.relays, *self.consumers))
         self.history.messages = reader.read(self.servers.bootstrap, self.topics)
         return self.history
 

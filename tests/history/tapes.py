@@ -1,9 +1,9 @@
-"""What the relays of a run ask and are answered, in part, played to their core again when they end.
+"""What relays and consumers of a run ask and are answered, in part, played to their code again when they end.
 
 Invariants:
-- Of a relay that is killed nothing is played.
-- The file beside that of a process's steps has a line for each relay that ended: the number of entries that
-  the core has repeated, or how it differs.
+- Of a process that is killed nothing is played.
+- The file beside that of a process's steps has a line for each relay or consumer that ended: the number of
+  entries that its code has repeated, or how it differs.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from pathlib import Path
 
 from tests.history.processes import Process
 from tests.history.record import History
+from tests.model.consumer.tape import ConsumerRecording
 from tests.model.relay.recorder import Recorder
 
 SAMPLE = 1_000
 """How many entries of each tape are recorded, about."""
-PLAYED = "calls and answers that the core has repeated"
+PLAYED = "calls and answers that were repeated"
 _DIFFERS = "! "
 
 
 @contextmanager
-def sampled(recorder: Recorder, steps: Path) -> Iterator[None]:
-    """Play what is recorded of a relay that ends with the block; write what comes of it."""
+def sampled(recorder: Recorder | ConsumerRecording, steps: Path) -> Iterator[None]:
+    """Play what is recorded of what ends with the block; write what comes of it."""
     try:
         yield
     finally:
@@ -38,14 +39,14 @@ def sampled(recorder: Recorder, steps: Path) -> Iterator[None]:
             print(line, file=file)
 
 
-def collect(history: History, relays: Iterable[Process]) -> None:
-    """Add to a history how much the core has repeated in these processes, and how it differed."""
+def collect(history: History, processes: Iterable[Process]) -> None:
+    """Add to a history how much these processes have repeated, and how they differed."""
     history.figures[PLAYED] = 0
-    for relay in relays:
-        path = _of(relay.log.with_suffix(".steps"))
+    for process in processes:
+        path = _of(process.log.with_suffix(".steps"))
         for line in path.read_text().splitlines() if path.exists() else []:
             if line.startswith(_DIFFERS):
-                history.different.append(f"{relay.name}: {line.removeprefix(_DIFFERS)}")
+                history.different.append(f"{process.name}: {line.removeprefix(_DIFFERS)}")
             else:
                 history.figures[PLAYED] += int(line)
 

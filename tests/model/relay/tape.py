@@ -37,7 +37,7 @@ class DifferentError(AssertionError):
     """The core asks for something else than it did before."""
 
 
-class EndOfTapeError(Exception):
+class EndOfTapeError(BaseException):
     """The recorded relay was ended here by another of its threads."""
 
 
@@ -52,6 +52,8 @@ class Tape:
         self.entries: list[tuple[str, Any, Any]] = []
         self.at = 0
         self.limit = limit
+        self.difference: DifferentError | None = None
+        """The first that was found."""
         self._thread: int | None = None
 
     def drive(self, name: str, given: Any, call: Callable[[], Any]) -> Any:
@@ -129,7 +131,11 @@ class Tape:
         asked, was, _ = self.peek()
         self.at += 1
         if (asked, was) != (name, digest(given)):
-            raise DifferentError(f"entry {self.at}: asks {name} {digest(given)}, and asked {asked} {was}")
+            # The code may take it for an error of the world, and go on.
+            self.difference = self.difference or DifferentError(
+                f"entry {self.at}: asks {name} {digest(given)}, and asked {asked} {was}"
+            )
+            raise self.difference
         while True:
             kind, about, answer = self.peek()
             if kind in (_ANSWER, _RAISED):
@@ -155,6 +161,8 @@ def digest(given: Any) -> Any:
         return [digest(given.batch), given.parked_states()]
     if isinstance(given, Order):
         return [given.position, given.tick_id, [dict(each) for each in given.parked]]
+    if isinstance(given, dict):
+        return {name: digest(each) for name, each in given.items()}
     if isinstance(given, list | tuple):
         return [digest(each) for each in given]
     return type(given).__name__ if callable(given) else given
