@@ -41,7 +41,11 @@ def make_publisher(
     if isinstance(producer, FencingProducer):
         tick = shard.position, shard.tick_id
         return TransactionalPublisher(
-            producer, blocked, *tick, patience=patience, clock=clock, new_id=lambda: str(uuid4())
+            *(producer, blocked, *tick),
+            patience=patience,
+            clock=clock,
+            new_id=lambda: str(uuid4()),
+            timeout=settings.transaction_seconds,
         )
     return Publisher(producer, blocked, patience=patience, clock=clock)
 

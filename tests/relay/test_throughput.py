@@ -84,8 +84,8 @@ def test_kafka_becomes_slow(
     firsts = iter([1.0])
     begin = TransactionSize.__init__
 
-    def begun(self: TransactionSize) -> None:
-        begin(self)
+    def begun(self: TransactionSize, timeout: float) -> None:
+        begin(self, timeout)
         self._share = next(firsts, self._share)
 
     monkeypatch.setattr(TransactionSize, "__init__", begun)
@@ -99,16 +99,17 @@ def test_kafka_becomes_slow(
 
 def test_the_size_follows_what_kafka_takes() -> None:
     """Guards against transactions that stay small, or stay large."""
-    size = TransactionSize()
+    size = TransactionSize(10.0)
     while size.events < MOST_EVENTS:
         before = size.events
-        size.committed(size.events, 0, 0.1)
+        # However small, on a slow disk.
+        size.committed(size.events, 0, 1.5)
         assert size.events > before
     size.committed(10, 1_000, 0.01)
     assert (size.events, size.bytes) == (MOST_EVENTS, MOST_BYTES)
-    # Of 300 kB/s, what is acknowledged in half a second.
-    size.committed(4_000, 8_000_000, 27.0)
-    assert size.bytes == pytest.approx(150_000, rel=0.02)
+    # Of 1 MB/s, what is acknowledged in a fifth of the timeout.
+    size.committed(4_000, 8_000_000, 8.0)
+    assert size.bytes == pytest.approx(2_000_000, rel=0.02)
     for _ in range(20):
         size.committed(1, 100_000, 100.0)
     assert size.bytes == pytest.approx(MOST_BYTES * transaction_size._LEAST, rel=0.01)

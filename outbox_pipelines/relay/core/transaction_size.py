@@ -14,15 +14,21 @@ MOST_BYTES: Final = 24_000_000
 # As shares of those. A new relay begins small: one that Kafka cannot finish in time was for nothing.
 _FIRST: Final = 1 / 64
 _LEAST: Final = 1 / 256
-# Above the first, the next one is smaller; below the second, it may be larger.
-_SLOW_SECONDS: Final = 1.0
-_FAST_SECONDS: Final = 0.5
+# As shares of the timeout: above the first, the next one is smaller; below the second, it may be larger. Not
+# less: where each transaction takes half a second however small it is, small ones would stay small.
+_SLOW: Final = 0.4
+_FAST: Final = 0.2
 
 
 class TransactionSize:
-    """The limits of one transaction after the other."""
+    """The limits of one transaction after the other.
 
-    def __init__(self) -> None:
+    Args:
+        timeout: seconds that a transaction may take.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
         self._share = _FIRST
 
     @property
@@ -42,9 +48,9 @@ class TransactionSize:
     def committed(self, events: int, size: int, seconds: float) -> None:
         """Learn from a transaction that took so long."""
         used = _share(events, size)
-        if seconds > _SLOW_SECONDS:
-            self._share = max(_LEAST, min(self._share, used * _FAST_SECONDS / seconds))
-        elif seconds < _FAST_SECONDS and used >= self._share / 2:
+        if seconds > _SLOW * self._timeout:
+            self._share = max(_LEAST, min(self._share, used * _FAST * self._timeout / seconds))
+        elif seconds < _FAST * self._timeout and used >= self._share / 2:
             self._share = min(1.0, 2 * self._share)
 
 

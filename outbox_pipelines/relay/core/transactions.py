@@ -85,6 +85,7 @@ class TransactionalPublisher(Publisher):
         position: of the shard.
         tick_id: of the current or the last tick; None if there was none.
         new_id: makes the id of a tick, unlike any other.
+        timeout: seconds that a transaction may take.
     """
 
     most_events = 2 * MOST_EVENTS
@@ -99,6 +100,7 @@ class TransactionalPublisher(Publisher):
         patience: float,
         clock: Clock,
         new_id: Callable[[], str],
+        timeout: float = 10.0,
     ) -> None:
         super().__init__(producer, blocked, patience=patience, clock=clock)
         self._transactions = producer
@@ -106,7 +108,7 @@ class TransactionalPublisher(Publisher):
         self.ledger: Ledger | None = None
         self._complete: list[Complete] = []
         self._phase = Phase.NONE
-        self._size = TransactionSize()
+        self._size = TransactionSize(timeout)
         self._began = 0.0
         self._committing: list[Delivery] = []
         """What the transaction holds whose commit has begun; nothing can join it."""
