@@ -11,7 +11,7 @@ from typing import Final
 
 _ADDRESS: Final = "OUTBOX_KAFKA names the brokers"
 _EXPIRY: Final = "a message that expires would be overtaken by the next one of its key"
-_RETRIES: Final = "a message that the client gives up is sent again by another producer, and duplicated"
+_RETRIES: Final = "a message that the client abandons is sent again by another producer, and duplicated"
 _REASONS: Final = {
     "bootstrap.servers": _ADDRESS,
     "metadata.broker.list": _ADDRESS,
