@@ -18,6 +18,7 @@ OURS = (
     "outbox_pipelines.event",
     "outbox_pipelines.errors",
     "outbox_pipelines.position",
+    "outbox_pipelines.sequence",
 )
 
 
