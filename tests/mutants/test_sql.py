@@ -89,7 +89,7 @@ def test_the_catalog_has_the_faults_that_were_planted() -> None:
     for one in (
         "queries.py:BEHIND:exchanged:",
         "[pg_snapshot_xmin → pg_snapshot_xmax]",
-        "ownership.py:__init__:statement-removed:",
+        "synchronous_commit",
         "client.py:_FIXED:setting-changed:",
         "[0 → 60_000]",
         "parking/queries.py:REPLAYS:condition-dropped:",
