@@ -77,6 +77,7 @@ def test_a_client_has_them(
     outbox: Outbox,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     use: Callable[[Settings, Shard], Producer],
     expected: dict[str, str],
 ) -> None:
@@ -86,6 +87,8 @@ def test_a_client_has_them(
     file.write_text("debug=conf\n")
     settings = outbox.settings.model_copy(update={"kafka_config_file": file, "transaction_seconds": 4.0})
     shard = cast("Shard", SimpleNamespace(identity=uuid4().hex, shard=0))
+    # A command that ran in this process has switched it off.
+    monkeypatch.setattr(LOG, "propagate", True)
     with caplog.at_level(logging.DEBUG, LOG.name):
         producer = use(settings, shard)
 
