@@ -101,7 +101,6 @@ def test_a_text_is_not_old(
     database.rows("UPDATE outbox_parked SET last_error = 'not authorized'")
     evaluations, _, second = _tick(instance, served, first.cursor)
     assert evaluations["dead_letters"].description == "1 dead letters (1 × not authorized)"
-    database.rows("UPDATE outbox_parked SET seq = 2")
     lose_a_letter(database)
     database.rows("UPDATE outbox_parked SET last_error = 'not authorized'")
     evaluations, _, _ = _tick(instance, served, second.cursor)

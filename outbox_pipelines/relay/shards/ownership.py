@@ -266,13 +266,14 @@ class ShardOwnership:
         schema = hashlib.sha256(self._schema.encode()).hexdigest()[:8]
         self.identity = f"{system_identifier:x}-{database}-{schema}"
         refuse_copy(self._connection)
-        refuse_behind(self._connection)
         filled = self._connection.execute(queries.SUBSCRIPTION).fetchone()
         if filled is not None:
             raise SetupError(
                 f"subscription {filled[0]} fills this outbox by logical replication: relay the publisher's "
                 "database, or remove the outbox from the publication"
             )
+        # After that: a subscription does not copy the sequence.
+        refuse_behind(self._connection)
 
     def _ask(self, query: LiteralString, lock: dict[str, Any]) -> bool:
         try:
