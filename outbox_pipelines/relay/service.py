@@ -199,7 +199,7 @@ def relay(
                 # A run until empty reports the outage; a service waits for its end.
                 if until_empty and not isinstance(error, ShardLostError):
                     raise
-                # Of a setting that is wrong from the start, a person must hear; nobody waits for a session.
+                # A setting that is wrong from the start is reported at once, and a session does not wait.
                 if not has_worked and (isinstance(error, RefusedError) or hand_over_after is not None):
                     raise
                 outage.log("outage", "starting over: %s", first_line(error))
