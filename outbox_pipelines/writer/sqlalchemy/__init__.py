@@ -9,8 +9,8 @@
             self.state = "placed"
             self.record("order.placed", {"total": self.total})
 
-Importing this module enables every session of the process to write them. Bulk statements
-(`insert(OutboxEvent)`) bypass it.
+Importing this module enables every session of the process to write them. What copies objects
+(`session.merge`, `bulk_save_objects`) is refused; statements such as `insert(Order)` record nothing.
 
 Invariants:
 - An event is written by the flush that writes the rows, after them, in the session's transaction, as
@@ -22,9 +22,11 @@ Invariants:
 from __future__ import annotations
 
 from outbox_pipelines.writer.sqlalchemy import flush as _flush
+from outbox_pipelines.writer.sqlalchemy.copies import refuse_copies as _refuse_copies
 from outbox_pipelines.writer.sqlalchemy.event import OutboxEvent, OutboxEventMixin, outbox_table
 from outbox_pipelines.writer.sqlalchemy.recording import RecordsEvents
 
 _flush.listen()
+_refuse_copies()
 
 __all__ = ["OutboxEvent", "OutboxEventMixin", "RecordsEvents", "outbox_table"]

@@ -80,6 +80,8 @@ class OutboxEventMixin:
 
     _row: content.Row
     _duplicate = False
+    # In a transaction that is open or committed.
+    _is_written = False
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class OutboxEventMixin:
         """Create an event. Arguments and errors are those of `emit`; ids and trace surround this call.
 
         After the flush the event has its `id` and `seq`, and has left the session: it cannot be changed,
-        expired or refreshed. After a rollback it can be added again.
+        expired or refreshed. It can be added again after a rollback, and is refused otherwise.
         """
         event = NewEvent(
             aggregate_type,
@@ -134,6 +136,7 @@ class OutboxEventMixin:
         set_committed_value(self, "id", emitted.id)
         set_committed_value(self, "seq", emitted.seq)
         self._duplicate = emitted.duplicate
+        self._is_written = True
 
 
 class _Base(DeclarativeBase):

@@ -5,12 +5,12 @@ determine their order. So events leave the session before the flush, and are wri
 
 Invariants:
 - Nothing is flushed through a connection in autocommit mode.
-- Events that were not written are discarded when SQLAlchemy discards their objects.
+- Events that were not written are discarded when SQLAlchemy discards their objects, or the changes of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, event
@@ -21,12 +21,18 @@ from outbox_pipelines.writer.content import Row
 from outbox_pipelines.writer.errors import OutboxError
 from outbox_pipelines.writer.events import Emitted
 from outbox_pipelines.writer.sqlalchemy.event import OutboxEventMixin
-from outbox_pipelines.writer.sqlalchemy.recording import Recorded, RecordsEvents, with_id
+from outbox_pipelines.writer.sqlalchemy.recording import (
+    Recorded,
+    RecordsEvents,
+    discard,
+    refuse_torn,
+    with_id,
+)
 from outbox_pipelines.writer.targets import INSTEAD
 from outbox_pipelines.writer.targets.sqlalchemy import refuse_unfit
 
-# Keys in `session.info`: events that have left the session and wait for the rows; and the recorded events
-# that have been written, as long as they can be rolled back.
+# Keys in `session.info`: events that have left the session and wait for the rows; and those that have been
+# written, as long as they can be rolled back.
 _WAITING: Final = "outbox_pipelines.waiting"
 _WRITTEN: Final = "outbox_pipelines.written"
 
@@ -41,10 +47,10 @@ class _Entry(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """The written events of an aggregate, within a savepoint or outside."""
+    """An event, or an aggregate's recorded events, written within a savepoint or outside."""
 
     savepoint: SessionTransaction | None
-    aggregate: RecordsEvents
+    origin: OutboxEventMixin | RecordsEvents
     recorded: list[Recorded]
 
     def is_within(self, transaction: SessionTransaction) -> bool:
@@ -59,21 +65,36 @@ def listen() -> None:
     event.listen(Session, "before_flush", _before_flush)
     event.listen(Session, "after_flush", _after_flush)
     event.listen(Session, "before_commit", _before_commit)
+    event.listen(Session, "after_commit", _after_commit)
+    # If the flush fails, its new objects are still pending.
+    event.listen(Session, "pending_to_transient", _restore)
     event.listen(Session, "persistent_to_transient", _restore)
     event.listen(Session, "after_soft_rollback", _forget)
     event.listen(Session, "after_transaction_end", _end)
     event.listen(OutboxEventMixin, "before_insert", _refuse_late, propagate=True)
+    event.listen(RecordsEvents, "expire", discard, propagate=True)
+    event.listen(
+        RecordsEvents, "refresh", lambda one, _, attributes: discard(one, attributes), propagate=True
+    )
 
 
 def _before_flush(session: Session, context: object, instances: object) -> None:
     added = [one for one in session.new if isinstance(one, OutboxEventMixin)]
+    recording = _recording(session)
     for one in added:
         if "_row" not in one.__dict__:
             raise OutboxError(
-                f"{type(one).__name__} was passed to session.merge, which copies it: pass it to session.add"
+                f"{type(one).__name__} is a row of the outbox, not a new event: create another event"
             )
+        if one._is_written:
+            raise OutboxError(
+                f"{one.event_type} was added to the session again after it had been written: create another "
+                "event, or add this one only once"
+            )
+    for aggregate in recording:
+        refuse_torn(aggregate)
     # Tests that capture events may use any database.
-    for kind in {type(one) for one in (*added, *_recording(session))} if not INSTEAD else ():
+    for kind in {type(one) for one in (*added, *recording)} if not INSTEAD else ():
         refuse_unfit(_connection(session, kind))
     for one in added:
         session.expunge(one)
@@ -97,6 +118,7 @@ def _before_commit(session: Session) -> None:
 def _write(session: Session) -> None:
     waiting: list[OutboxEventMixin] = session.info.pop(_WAITING, [])
     entries = [_Entry(type(one), one.__table__.schema, one._row, one._written) for one in waiting]
+    _remember(session, [(one, []) for one in waiting])
     entries += _drained(session)
     by_place: dict[tuple[Connection, str | None], list[_Entry]] = {}
     for entry in entries:
@@ -112,14 +134,21 @@ def _drained(session: Session) -> list[_Entry]:
     recording = _recording(session)
     recorded = [(one, aggregate) for aggregate in recording for one in aggregate._outbox_recorded or ()]
     recorded.sort(key=lambda pair: pair[0].number)
+    _remember(session, [(one, one._outbox_recorded or []) for one in recording])
     for aggregate in recording:
-        written = _Written(session.get_nested_transaction(), aggregate, aggregate._outbox_recorded or [])
-        session.info.setdefault(_WRITTEN, []).append(written)
         aggregate._outbox_recorded = None
     return [
         _Entry(type(aggregate), aggregate.__outbox_schema__, with_id(one, aggregate), lambda _: None)
         for one, aggregate in recorded
     ]
+
+
+def _remember(
+    session: Session, written: Sequence[tuple[OutboxEventMixin | RecordsEvents, list[Recorded]]]
+) -> None:
+    savepoint = session.get_nested_transaction()
+    if written:
+        session.info.setdefault(_WRITTEN, []).extend(_Written(savepoint, *one) for one in written)
 
 
 def _recording(session: Session) -> list[RecordsEvents]:
@@ -138,23 +167,32 @@ def _restore(session: Session, instance: object) -> None:
     """Restore the events of an object whose INSERT is rolled back: the object can be added again."""
     if isinstance(instance, RecordsEvents):
         written: list[_Written] = session.info.get(_WRITTEN, [])
-        again = [one for entry in written if entry.aggregate is instance for one in entry.recorded]
+        again = [one for entry in written if entry.origin is instance for one in entry.recorded]
         instance._outbox_recorded = [*again, *(instance._outbox_recorded or ())]
 
 
 def _forget(session: Session, previous: SessionTransaction) -> None:
-    """Discard the recorded events of objects that lose their changes in a rollback."""
     session.info.pop(_WAITING, None)
-    for one in session.identity_map.values():
-        if isinstance(one, RecordsEvents):
-            one._outbox_recorded = None
     written: list[_Written] = session.info.get(_WRITTEN, [])
+    _undo(entry for entry in written if entry.is_within(previous))
     written[:] = [entry for entry in written if not entry.is_within(previous)]
+
+
+def _after_commit(session: Session) -> None:
+    if not session.in_nested_transaction():
+        session.info.pop(_WRITTEN, None)
 
 
 def _end(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None:
-        session.info.pop(_WRITTEN, None)
+        _undo(session.info.pop(_WRITTEN, ()))
+
+
+def _undo(written: Iterable[_Written]) -> None:
+    """Let events that were rolled back be added again."""
+    for entry in written:
+        if isinstance(entry.origin, OutboxEventMixin):
+            entry.origin._is_written = False
 
 
 def _refuse_late(mapper: object, connection: object, target: Any) -> None:

@@ -2,6 +2,7 @@
 
 Invariants:
 - Recorded events belong to the object's state: they are written with it, and discarded with it.
+- If only a part of the changes is discarded, the flush is refused.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from outbox_pipelines.writer.events import NewEvent
 
 
 class Recorded(NamedTuple):
-    """A checked event without its aggregate's id, and its position in the order of `record`."""
+    """A checked event without its aggregate's id."""
 
     number: int
+    """Its position in the order of `record`."""
     row: content.Row
+    changes: frozenset[str]
+    """The attributes that were changed and not flushed when it was recorded."""
 
 
 class RecordsEvents:
@@ -49,6 +53,10 @@ class RecordsEvents:
     ) -> None:
         """Record an event of this aggregate; arguments and errors are those of `emit`.
 
+        Change the row first, then record: an operation that discards the change (`rollback`, `expire`,
+        `refresh`, `populate_existing`) discards the event. If it discards only a part of the changes, the
+        flush is refused.
+
         An event whose idempotency key is already used at the flush is not written. If no column of the row
         changes, the flush does not lock the row: lock it yourself if the order of its events matters.
         """
@@ -64,7 +72,8 @@ class RecordsEvents:
             traceparent,
             version,
         )
-        recorded = Recorded(next(_NUMBERS), content.row(event, surroundings()))
+        row = content.row(event, surroundings())
+        recorded = Recorded(next(_NUMBERS), row, _changes(self))
         self._outbox_recorded = [*(self._outbox_recorded or ()), recorded]
         # Otherwise a session without a changed column would not flush the object, or not keep it.
         flag_dirty(self)
@@ -81,6 +90,32 @@ class RecordsEvents:
 
 _NUMBERS: Final = itertools.count()
 _NOT_YET: Final = "drawn by the flush"
+
+
+def _changes(aggregate: RecordsEvents) -> frozenset[str]:
+    state = sqlalchemy.inspect(aggregate)
+    return frozenset(state.manager).difference(state.unmodified)
+
+
+def discard(aggregate: RecordsEvents | None, attributes: object) -> None:
+    """Discard the events with the changes of all attributes (None); `refuse_torn` judges a part of them."""
+    # SQLAlchemy passes None for an object that is no longer referenced.
+    if attributes is None and aggregate is not None and aggregate._outbox_recorded:
+        aggregate._outbox_recorded = None
+
+
+def refuse_torn(aggregate: RecordsEvents) -> None:
+    """Raise an `OutboxError` if a change has been discarded that preceded a recorded event."""
+    if not sqlalchemy.inspect(aggregate).persistent:
+        return
+    present = _changes(aggregate)
+    for recorded in aggregate._outbox_recorded or ():
+        if lost := sorted(recorded.changes - present):
+            raise OutboxError(
+                f"{type(aggregate).__name__} has recorded {recorded.row.event_type}, but the change of "
+                f"{', '.join(lost)} before it was discarded by session.expire, session.refresh or an UPDATE "
+                "statement: call session.flush() before these, and roll back this transaction"
+            )
 
 
 def with_id(recorded: Recorded, aggregate: RecordsEvents) -> content.Row:
