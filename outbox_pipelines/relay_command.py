@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -53,11 +52,6 @@ from outbox_pipelines.signals import set_from_handler
     type=click.IntRange(0, 65535),
     help="Serve Prometheus metrics on this port of OUTBOX_METRICS_ADDRESS (default 127.0.0.1); 0: any port.",
 )
-@click.option(
-    "--trace-latency",
-    is_flag=True,
-    help="Print every ten seconds where the time goes between an event's row and its acknowledgment.",
-)
 @click.pass_context
 def relay(
     context: click.Context,
@@ -68,7 +62,6 @@ def relay(
     start_at: str | None,
     of_all: bool,
     metrics_port: int | None,
-    trace_latency: bool,
 ) -> None:
     """Relay committed events to Kafka, until stopped by Ctrl-C or SIGTERM.
 
@@ -85,10 +78,9 @@ def relay(
     changes = {"delivery": delivery, "metrics_port": metrics_port}
     changes = {name: value for name, value in changes.items() if value is not None}
     if of_all or len(names) > 1:
-        if until_empty or rebase or trace_latency or start_at is not None or shard is not None:
+        if until_empty or rebase or start_at is not None or shard is not None:
             raise SetupError(
-                "--until-empty, --shard, --rebase, --start-at and --trace-latency are for one outbox: name "
-                "it with --outbox"
+                "--until-empty, --shard, --rebase and --start-at are for one outbox: name it with --outbox"
             )
         _relay_all(outboxes, names, changes)
         return
@@ -96,15 +88,11 @@ def relay(
     for option, is_given in (("--rebase", rebase), ("--shard", shard is not None)):
         if is_given and settings.table_file is not None:
             raise SetupError(f"{option}: an existing table (OUTBOX_TABLE_FILE) has no position and no shards")
-    if trace_latency and settings.table_file is not None:
-        raise SetupError(
-            "--trace-latency: for the append-only outbox; rows of OUTBOX_TABLE_FILE have no time"
-        )
     if rebase:
         _rebase(settings)
     if start_at is not None:
         _start_at(settings, start_at)
-    _relay_one(settings, until_empty=until_empty, shard=shard, trace_latency=trace_latency)
+    _relay_one(settings, until_empty=until_empty, shard=shard)
 
 
 def _relay_all(outboxes: Outboxes, names: list[str], changes: dict[str, Any]) -> None:
@@ -148,9 +136,7 @@ def _until_signal() -> Iterator[threading.Event]:
     yield stop
 
 
-def _relay_one(
-    settings: Settings, *, until_empty: bool, shard: int | None, trace_latency: bool = False
-) -> None:
+def _relay_one(settings: Settings, *, until_empty: bool, shard: int | None) -> None:
     from outbox_pipelines.relay import service
     from outbox_pipelines.relay.telemetry import serving, tracing
 
@@ -159,10 +145,6 @@ def _relay_one(
             _until_signal() as stop,
             serving.metrics(settings, lambda url: log.say(f"metrics at {url}", url=url)) as counting,
         ):
-            if trace_latency:
-                from outbox_pipelines.relay.telemetry.latency import LatencyTrace
-
-                counting = LatencyTrace(counting, partial(click.echo, err=True))
             totals = service.relay(
                 settings,
                 shard=shard,

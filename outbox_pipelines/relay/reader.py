@@ -68,7 +68,6 @@ class Reader:
         until_empty: read only events that are committed at the start.
         host: the process, which may know when there is something to read.
         turn: needed while the crash guard is.
-        on_read: called with each batch, and when its read began, in seconds since 1970.
     """
 
     def __init__(
@@ -86,10 +85,8 @@ class Reader:
         until_empty: bool,
         host: Host,
         turn: Turn,
-        on_read: Callable[[Batch, float], None],
     ) -> None:
         self._turn = turn
-        self._on_read = on_read
         self._host = host
         self._settings = settings
         self._shard = shard
@@ -161,7 +158,6 @@ class Reader:
                         source.wait(self._end)
                 if self._ending():
                     return
-                began_at = time.time()
                 try:
                     batch = source.read(upto) if isinstance(source, SnapshotSource) else source.read()
                 except SlotLostError as error:
@@ -171,7 +167,6 @@ class Reader:
                     continue
                 is_more = False
                 if batch is not None:
-                    self._on_read(batch, began_at)
                     self._put(batch)
                     if batch.events:
                         pause.reset()

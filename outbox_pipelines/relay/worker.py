@@ -146,7 +146,6 @@ class Worker:
             until_empty=until_empty,
             host=host,
             turn=self._guard_turn,
-            on_read=self._metrics.read,
         )
         self._flow = Flow(
             publisher,

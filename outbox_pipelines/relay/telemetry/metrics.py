@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.shard import Settled
@@ -24,9 +23,6 @@ class Metrics:
 
     def released(self) -> None:
         """It does not any more."""
-
-    def read(self, batch: Batch, began_at: float) -> None:
-        """A batch was read; the read began at this time, in seconds since 1970."""
 
     def acknowledged(self, complete: Iterable[Complete]) -> None:
         """Batches have become complete."""
