@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, cimpl
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.kafka import client, reserved
 from outbox_pipelines.relay.kafka.brokers import Brokers
+from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+from outbox_pipelines.relay.kafka.topics import Topics
+from outbox_pipelines.relay.parking.prober import Prober
+from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.transactional_producer import begin, place
 from outbox_pipelines.settings import Settings, load_settings
 
 _CHANGES = [
@@ -44,7 +53,108 @@ _CHANGES = [
     "metadata.broker.list",
     "allow.auto.create.topics",
     "test.mock.num.brokers",
+    "retry.backoff.ms",
+    "retry.backoff.max.ms",
+    "batch.size",
+    "topic.blacklist",
 ]
+# What a user may set, although a relay's producer has it: with each value the same is published, in the same
+# order, and reported.
+_HARMLESS = [
+    "builtin.features",
+    "client.id",
+    "client.rack",
+    "client.dns.lookup",
+    "message.max.bytes",
+    "message.copy.max.bytes",
+    "receive.message.max.bytes",
+    "max.in.flight",
+    "max.in.flight.requests.per.connection",
+    "metadata.recovery.strategy",
+    "metadata.recovery.rebootstrap.trigger.ms",
+    "metadata.max.age.ms",
+    "topic.metadata.refresh.interval.ms",
+    "topic.metadata.refresh.fast.interval.ms",
+    "topic.metadata.refresh.fast.cnt",
+    "topic.metadata.refresh.sparse",
+    "topic.metadata.propagation.max.ms",
+    "debug",
+    "log_level",
+    "log.thread.name",
+    "log.connection.close",
+    "enable.random.seed",
+    "statistics.interval.ms",
+    "enable.metrics.push",
+    "plugin.library.paths",
+    "socket.timeout.ms",
+    "socket.blocking.max.ms",
+    "socket.send.buffer.bytes",
+    "socket.receive.buffer.bytes",
+    "socket.keepalive.enable",
+    "socket.nagle.disable",
+    "socket.connection.setup.timeout.ms",
+    "broker.address.ttl",
+    "broker.address.family",
+    "connections.max.idle.ms",
+    "reconnect.backoff.jitter.ms",
+    "reconnect.backoff.ms",
+    "reconnect.backoff.max.ms",
+    "api.version.request.timeout.ms",
+    "security.protocol",
+    "enable.ssl.certificate.verification",
+    "enable.sasl.oauthbearer.unsecure.jwt",
+    "https.ca.location",
+    "https.ca.pem",
+    "queue.buffering.max.ms",
+    "linger.ms",
+    "queue.buffering.backpressure.threshold",
+    "batch.num.messages",
+    "compression.codec",
+    "compression.type",
+    "compression.level",
+    "sticky.partitioning.linger.ms",
+    "request.timeout.ms",
+    "produce.offset.report",
+]
+_CREDENTIALS = ("sasl.", "ssl.")
+# Of a consumer alone: a producer ignores them and logs it, so that one file can serve both.
+_CONSUMERS = [
+    "group.id",
+    "group.instance.id",
+    "partition.assignment.strategy",
+    "session.timeout.ms",
+    "heartbeat.interval.ms",
+    "group.protocol.type",
+    "group.protocol",
+    "group.remote.assignor",
+    "coordinator.query.interval.ms",
+    "max.poll.interval.ms",
+    "enable.auto.commit",
+    "auto.commit.enable",
+    "auto.commit.interval.ms",
+    "enable.auto.offset.store",
+    "queued.min.messages",
+    "queued.max.messages.kbytes",
+    "fetch.wait.max.ms",
+    "fetch.queue.backoff.ms",
+    "fetch.message.max.bytes",
+    "max.partition.fetch.bytes",
+    "fetch.max.bytes",
+    "fetch.min.bytes",
+    "fetch.error.backoff.ms",
+    "offset.store.method",
+    "offset.store.path",
+    "offset.store.sync.interval.ms",
+    "isolation.level",
+    "enable.partition.eof",
+    "check.crcs",
+    "auto.offset.reset",
+    "consume.callback.max.messages",
+    "max.poll.records",
+    "share.acknowledgement.mode",
+]
+# What one producer of ours sets for itself although a file may have it: it sends messages one by one.
+_OF_TRIALS = {"batch.num.messages", "linger.ms"}
 
 
 def _settings(tmp_path: Path, line: str) -> Settings:
@@ -60,9 +170,62 @@ def test_they_are_refused_by_name_with_the_reason(tmp_path: Path, name: str) -> 
         client.config(_settings(tmp_path, f"{name}=1"))
 
 
-def test_what_the_relay_sets_is_reserved() -> None:
-    """Guards against a setting of ours that a line of the file replaces."""
-    assert {name for name in client._FIXED if reserved.reason(name) is None} == set()
+def _names(tmp_path: Path) -> dict[str, set[str]]:
+    """Each setting that Kafka's client prints, with the kinds of clients that have it."""
+    [path] = (Path(cimpl.__file__).parent.parent / "confluent_kafka.libs").glob("librdkafka*.so*")
+    library, c = ctypes.CDLL(str(path)), ctypes.CDLL(None)
+    c.fopen.restype, c.fopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_char_p]
+    c.fclose.argtypes = library.rd_kafka_conf_properties_show.argtypes = [ctypes.c_void_p]
+    printed = tmp_path / "settings.md"
+    file = c.fopen(str(printed).encode(), b"w")
+    library.rd_kafka_conf_properties_show(file)
+    c.fclose(file)
+    found: dict[str, set[str]] = {}
+    for name, kind in re.findall(r"^(\w[\w.]*) +\| +([CP*]) +\|", printed.read_text(), re.MULTILINE):
+        found.setdefault(name, set()).add(kind)
+    return found
+
+
+def test_each_setting_of_the_client_is_decided(tmp_path: Path) -> None:
+    """Guards against a setting that nothing was decided about, such as one of a new client."""
+    names = _names(tmp_path)
+    assert len(names) > 150
+    reserved_ones = {name for name in names if reserved.reason(name) is not None}
+    consumers = {name for name, kinds in names.items() if kinds == {"C"}} - reserved_ones
+    ours = names.keys() - reserved_ones - consumers
+    harmless = {name for name in ours if name in _HARMLESS or name.startswith(_CREDENTIALS)}
+    assert ours - harmless == set(), "refuse each in reserved.py, or add it to _HARMLESS"
+    assert consumers - set(_CONSUMERS) == set(), "does a producer's file mean anything by it?"
+    # No entry of the lists is left over from an older client.
+    assert set(_HARMLESS) | set(_CONSUMERS) <= names.keys() - reserved_ones
+
+
+def test_what_the_relay_sets_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a setting of ours that a line of the file replaces, or that replaces it in silence."""
+    found = set(client._FIXED)
+    config = client.config
+
+    def watched(settings: Settings, **own: Any) -> dict[str, Any]:
+        found.update(own)
+        return config(settings, **own)
+
+    class Producer:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def init_transactions(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(client, "config", watched)
+    monkeypatch.setattr(client, "Producer", Producer)
+    settings = load_settings(kafka="127.0.0.1:1")
+    shard = cast("Shard", SimpleNamespace(identity="x", shard=0))
+    IdempotentProducer(settings)._new()
+    begin(settings, place(shard), print)
+    trials = {
+        name: Prober(settings, Topics(settings), name)._new_producer() for name in (None, "transactional")
+    }
+    assert trials.keys() == {None, "transactional"}
+    assert {"retry.backoff.ms", "transactional.id", "batch.size"} < found
+    assert {name for name in found - _OF_TRIALS if reserved.reason(name) is None} == set()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 Invariants:
 - A setting is reserved if it changes what is published, in which order, or what the client reports about it.
+- What the relay sets itself is reserved: a line that has no effect is an error, not a silence.
 - Aliases are reserved with the names they stand for.
 """
 
@@ -12,6 +13,11 @@ from typing import Final
 _ADDRESS: Final = "OUTBOX_KAFKA names the brokers"
 _EXPIRY: Final = "a message that expires would be overtaken by the next one of its key"
 _RETRIES: Final = "a message that the client abandons is sent again by another producer, and duplicated"
+_ORDER: Final = "messages would be sent in another order"
+_VERSION: Final = "the client must learn from the broker itself whether it has idempotence and transactions"
+_BACKOFF: Final = "the relay tells by it whether the end of a transaction was asked for more than once"
+_BOUND: Final = "the relay bounds what is in flight"
+_OBJECT: Final = "it is an object of a program"
 _REASONS: Final = {
     "bootstrap.servers": _ADDRESS,
     "metadata.broker.list": _ADDRESS,
@@ -23,21 +29,37 @@ _REASONS: Final = {
     "delivery.timeout.ms": _EXPIRY,
     "retries": _RETRIES,
     "message.send.max.retries": _RETRIES,
-    "queuing.strategy": "messages would be sent in another order",
+    "retry.backoff.ms": _BACKOFF,
+    "retry.backoff.max.ms": _BACKOFF,
+    "queuing.strategy": _ORDER,
+    "msg_order_cmp": _ORDER,
     "partitioner": "all producers of a topic must choose the same partition for a key, as Java's do",
     "transactional.id": "OUTBOX_DELIVERY decides whether there are transactions, and the shard names them; "
     "messages of a transaction that does not end are invisible to read_committed consumers",
     "transaction.timeout.ms": "OUTBOX_TRANSACTION_SECONDS decides it",
     "delivery.report.only.error": "an event counts as published only when the client reports it",
     "allow.auto.create.topics": "OUTBOX_CREATE_TOPICS decides it",
-    "queue.buffering.max.messages": "the relay bounds what is in flight",
-    "queue.buffering.max.kbytes": "the relay bounds what is in flight",
+    "topic.blacklist": "events for these topics would never be published",
+    "batch.size": "the relay sets it to the lowest limit of the topics in use",
+    "queue.buffering.max.messages": _BOUND,
+    "queue.buffering.max.kbytes": _BOUND,
+    "api.version.request": _VERSION,
+    "api.version.fallback.ms": _VERSION,
+    "broker.version.fallback": _VERSION,
+    "socket.max.fails": "a connection on which a request was not answered in time must end",
+    "enabled_events": "the client would not report which events it has published",
+    "log.queue": "the relay reads the client's log between its own steps",
+    "internal.termination.signal": "the relay has its own handlers of signals",
     "test.mock.num.brokers": "events would be published to brokers that exist only in the client",
     "default.topic.config": "it would set other settings; write each as its own line",
-    "opaque": "it is an object of a program",
-    "interceptors": "it is an object of a program",
-    "logger": "it is an object of a program",
-    "ssl_engine_callback_data": "it is an object of a program",
+    "default_topic_conf": _OBJECT,
+    "opaque": _OBJECT,
+    "interceptors": _OBJECT,
+    "logger": _OBJECT,
+    "ssl_key": "write ssl.key.pem or ssl.key.location",
+    "ssl_certificate": "write ssl.certificate.pem or ssl.certificate.location",
+    "ssl_ca": "write ssl.ca.pem or ssl.ca.location",
+    "ssl_engine_callback_data": _OBJECT,
     "oauthbearer_token_refresh_cb": "a file has no callback; use sasl.oauthbearer.method=oidc",
 }
 
