@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,11 +42,19 @@ class RepeatedLines:
         """Return whether a line of this kind was logged and has not ended."""
         return kind in self._lines
 
-    def log(self, kind: Hashable, message: str, *given: object, level: int = logging.WARNING) -> None:
+    def log(
+        self,
+        kind: Hashable,
+        message: str,
+        *given: object,
+        level: int = logging.WARNING,
+        extra: Mapping[str, object] | None = None,
+    ) -> None:
         """Log a line unless one of its kind was logged within the last minute.
 
         Args:
             given: what the message has placeholders for.
+            extra: fields of the line.
         """
         now = time.monotonic()
         with self._lock:
@@ -62,7 +70,7 @@ class RepeatedLines:
                 message += " (%d times in %.0f s)"
                 given = (*given, line.repeated + 1, now - line.logged)
                 line.logged, line.repeated = now, 0
-        self._logger.log(level, message, *given)
+        self._logger.log(level, message, *given, extra=extra)
 
     def end(self, kind: Hashable, message: str, *given: object, level: int = logging.WARNING) -> None:
         """Log that what the lines of a kind report has ended, if there were any, and after how long."""

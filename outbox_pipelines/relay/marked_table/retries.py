@@ -28,6 +28,7 @@ from outbox_pipelines.relay.marked_table.ownership import TableOwnership
 from outbox_pipelines.relay.marked_table.source import names
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns, describe
 from outbox_pipelines.relay.parking.prober import Prober
+from outbox_pipelines.repeated_lines import RepeatedLines
 from outbox_pipelines.settings import Settings
 
 # Dead letters that wait for the operator's command: in memory, because a marked table cannot store them.
@@ -51,6 +52,7 @@ class MarkedTableRetries(Retries):
         on_dead_letter: Callable[[DeadLetter], None],
     ) -> None:
         self._runs = DeadLetterRuns(settings.dead_letter_command.reveal(), most=_MOST_COMMANDS)
+        self._lines = RepeatedLines(_LOG)
         self._has_command = bool(settings.dead_letter_command)
         self._on_letter = on_dead_letter
         self._own_prober = Prober(settings, topics)
@@ -95,7 +97,12 @@ class MarkedTableRetries(Retries):
             said = describe(event, letter.attempts, letter.error, remedy=remedy)
             self._runs.submit(event.seq, said)
         elif self._has_command:
-            _LOG.error("OUTBOX_DEAD_LETTER_COMMAND is not run for %s: %d are queued", event, _MOST_COMMANDS)
+            self._lines.log(
+                "queue",
+                "OUTBOX_DEAD_LETTER_COMMAND is not run for %s: %d are queued",
+                *(event, _MOST_COMMANDS),
+                level=logging.ERROR,
+            )
 
 
 class _Rows:

@@ -1,4 +1,4 @@
-"""Reports a dead letter: an error in the log, and a metric.
+"""Reports dead letters: an error in the log for those that are alike, and a metric for each.
 
 Invariants:
 - Nothing here delays the relay or makes it fail: the table has the dead letter in any case.
@@ -7,21 +7,31 @@ Invariants:
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from outbox_pipelines.relay.core.attempts import DeadLetter
 from outbox_pipelines.relay.parking.notify import fields
 from outbox_pipelines.relay.telemetry.metrics import Metrics
+from outbox_pipelines.repeated_lines import RepeatedLines
 
 _LOG = logging.getLogger(__name__)
 
 
-def dead_letter(metrics: Metrics, letter: DeadLetter) -> None:
-    """Report a dead letter; return immediately."""
-    metrics.dead_lettered()
-    _LOG.error(
-        "dead letter: %s, after %d attempts: %s",
-        letter.event,
-        letter.attempts,
-        letter.error,
-        extra=fields(letter.event, letter.attempts, letter.error),
-    )
+def reporter(metrics: Metrics) -> Callable[[DeadLetter], None]:
+    """Return what reports a dead letter, and returns immediately."""
+    lines = RepeatedLines(_LOG)
+
+    def report(letter: DeadLetter) -> None:
+        metrics.dead_lettered()
+        event = letter.event
+        lines.log(
+            (event.aggregate_type, event.event_type, letter.error),
+            "dead letter: %s, after %d attempts: %s",
+            event,
+            letter.attempts,
+            letter.error,
+            level=logging.ERROR,
+            extra=fields(event, letter.attempts, letter.error),
+        )
+
+    return report

@@ -24,10 +24,13 @@ from typing import Any, Final
 
 from outbox_pipelines import log
 from outbox_pipelines.event import Event
+from outbox_pipelines.repeated_lines import RepeatedLines
 
 _LOG = logging.getLogger(__name__)
 _COMMAND_SECONDS: Final = 30.0
 _WORKERS: Final = 4
+# The kind of repeated lines.
+_COMMAND: Final = "command"
 _CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 # Variables that programs need to run. The relay's settings, PGPASSWORD and cloud keys are not passed on.
 _INHERITED: Final = frozenset(
@@ -52,6 +55,7 @@ class DeadLetterRuns:
         self._done: list[int] = []
         self._threads: list[threading.Thread] = []
         self._end = False
+        self._lines = RepeatedLines(_LOG)
 
     @property
     def room(self) -> int:
@@ -133,14 +137,19 @@ class DeadLetterRuns:
             except subprocess.TimeoutExpired:
                 _kill(process)
                 process.wait()
-                _LOG.error(
+                self._report(
                     "OUTBOX_DEAD_LETTER_COMMAND took more than %.0f s and was killed", _COMMAND_SECONDS
                 )
                 return
-            if process.returncode != 0 and not self._end:
-                _LOG.error("OUTBOX_DEAD_LETTER_COMMAND failed with exit code %d", process.returncode)
+            if process.returncode == 0:
+                self._lines.end(_COMMAND, "OUTBOX_DEAD_LETTER_COMMAND succeeds again")
+            elif not self._end:
+                self._report("OUTBOX_DEAD_LETTER_COMMAND failed with exit code %d", process.returncode)
         except OSError as error:
-            _LOG.error("OUTBOX_DEAD_LETTER_COMMAND failed: %s", error)
+            self._report("OUTBOX_DEAD_LETTER_COMMAND failed: %s", error)
+
+    def _report(self, message: str, given: object) -> None:
+        self._lines.log(_COMMAND, message, given, level=logging.ERROR)
 
 
 def describe(event: Event, attempts: int, error: str, *, remedy: str) -> str:

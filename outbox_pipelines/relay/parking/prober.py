@@ -35,6 +35,7 @@ from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.relay.kafka.topics import Topics, TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observer import Report
 from outbox_pipelines.relay.telemetry.observers import observer
+from outbox_pipelines.repeated_lines import RepeatedLines
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Prober:
         self._batch: list[Attempt] = []
         self._is_preparing = False
         """Whether the batch has no content, and is only prepared."""
+        self._lines = RepeatedLines(_LOG)
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -247,6 +249,7 @@ class Prober:
         attempt, event = tried.attempt, tried.attempt.event
         if not (self._settings.dead_letter_topics and tried.verdict is Verdict.REFUSED and attempt.is_last):
             return tried
+        topic = ""
         try:
             topic = self._router.topic(event.aggregate_type, event.event_type)
             copy = dead_letter(event, self._encode, topic, tried.reason, attempt.attempts + 1)
@@ -264,13 +267,14 @@ class Prober:
                 if copied is None or copied.verdict is Verdict.UNKNOWN:
                     return Tried(attempt, Verdict.UNKNOWN, "no answer for the copy in the dead letter topic")
                 if copied.verdict is Verdict.PUBLISHED:
+                    self._lines.end(topic, "dead letters are copied to %s again", dead_letter_topic)
                     return tried
                 problem = copied.reason
         except (IllegalTopicError, TopicUnavailableError, KafkaException) as error:
             problem = str(error)
         except UnavailableError as error:
             return Tried(attempt, Verdict.UNKNOWN, str(error))
-        _LOG.warning("%s could not be copied to a dead letter topic: %s", event, problem)
+        self._lines.log(topic, "%s could not be copied to a dead letter topic: %s", event, problem)
         return tried
 
     def _commit(self) -> None:
