@@ -14,7 +14,6 @@ import click
 
 from outbox_pipelines import __version__, log
 from outbox_pipelines.adopt.commands import adopt
-from outbox_pipelines.answers import reading_only
 from outbox_pipelines.archive.commands import archive
 from outbox_pipelines.archive.drop_command import drop_days
 from outbox_pipelines.catalog.commands import catalog
@@ -36,6 +35,7 @@ from outbox_pipelines.relay.marked_table.commands import describe, table
 from outbox_pipelines.relay_command import relay
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.status_command import status
+from outbox_pipelines.table_locks import reading_only
 from outbox_pipelines.text import plain
 
 

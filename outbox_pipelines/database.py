@@ -15,10 +15,10 @@ from typing import Any, Final
 import psycopg
 
 from outbox_pipelines import pooler, session
-from outbox_pipelines.answers import LOCK_PATIENCE, Session, is_reading
 from outbox_pipelines.errors import RefusedError, SetupError, UnavailableError
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.table_locks import LOCK_PATIENCE, Session, is_reading
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import click
 import pytest
 
-from outbox_pipelines import answers
+from outbox_pipelines import table_locks
 from outbox_pipelines.cli import READING, cli
 from tests.conftest import Outbox, wait_until
 
@@ -60,7 +60,7 @@ def test_each_command_is_known() -> None:
 @pytest.mark.parametrize("table", ["outbox", "outbox_shards"])
 def test_status(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
     """Guards against a status that shows nothing while a table is locked."""
-    monkeypatch.setattr(answers, "LOCK_PATIENCE", 0.5)
+    monkeypatch.setattr(table_locks, "LOCK_PATIENCE", 0.5)
     with _locked(outbox, table):
         began = time.monotonic()
         shown = outbox.outbox("status")
@@ -77,7 +77,7 @@ def test_status(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, table: str) -> 
 
 def test_a_session_that_waits_for_the_table(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an ALTER TABLE behind a long transaction, behind which each reader waits."""
-    monkeypatch.setattr(answers, "LOCK_PATIENCE", 0.5)
+    monkeypatch.setattr(table_locks, "LOCK_PATIENCE", 0.5)
     with outbox.connect(autocommit=False) as reader, outbox.connect() as waiting:
         reader.execute("SELECT FROM outbox LIMIT 1")
         pid = waiting.info.backend_pid
@@ -98,7 +98,7 @@ def test_a_session_that_waits_for_the_table(outbox: Outbox, monkeypatch: pytest.
 @pytest.mark.parametrize("path", [*READING, "migrate --check"])
 def test_each_command_ends(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """Guards against a reading command that waits for a lock without end."""
-    monkeypatch.setattr(answers, "LOCK_PATIENCE", 0.2)
+    monkeypatch.setattr(table_locks, "LOCK_PATIENCE", 0.2)
     with outbox.connect() as connection:
         rows = connection.execute(
             "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace "

@@ -15,7 +15,6 @@ import psycopg
 from psycopg.rows import dict_row
 
 from outbox_pipelines import sequence
-from outbox_pipelines.answers import reading_only
 from outbox_pipelines.database import connect
 from outbox_pipelines.debezium import reading
 from outbox_pipelines.errors import SetupError
@@ -23,6 +22,7 @@ from outbox_pipelines.quality import queries
 from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
 from outbox_pipelines.quality.slots import OtherSlot, Slots
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.table_locks import reading_only
 
 _NO_OUTBOX: Final = (
     psycopg.errors.UndefinedTable,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import psycopg
 
-from outbox_pipelines.answers import reading_only
 from outbox_pipelines.database import connect
 from outbox_pipelines.debezium import reading
 from outbox_pipelines.debezium.state import Connector
@@ -26,6 +25,7 @@ from outbox_pipelines.relay.marked_table.ownership import awaiting, holding, sho
 from outbox_pipelines.relay.marked_table.statements import Statements
 from outbox_pipelines.relay.queries import TUNE
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.table_locks import reading_only
 from outbox_pipelines.text import plain
 
 
