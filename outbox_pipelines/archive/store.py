@@ -29,7 +29,8 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.secret import first_line
-from outbox_pipelines.settings import Readers, Settings
+from outbox_pipelines.setting_fields import Readers
+from outbox_pipelines.settings import Settings
 
 EVENTS: Final = "events"
 """The data set: only Parquet files, in one directory for each day."""
