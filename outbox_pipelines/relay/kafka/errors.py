@@ -19,6 +19,16 @@ INCONSISTENT_TOPIC_ID: Final = 103
 _TRANSACTION_ABORTABLE: Final = 120
 _INVALID_DIFFERENT_RECORD: Final = -138
 
+# What is known of the topic is no longer valid.
+TOPIC_CHANGED: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        UNKNOWN_TOPIC_ID,
+        INCONSISTENT_TOPIC_ID,
+    }
+)
 _TABLE: Final[dict[int, tuple[Kind, str]]] = {
     KafkaError.MSG_SIZE_TOO_LARGE: (Kind.EVENT, "larger than the topic's max.message.bytes"),
     KafkaError.RECORD_LIST_TOO_LARGE: (Kind.EVENT, "its batch is larger than a segment of the topic"),

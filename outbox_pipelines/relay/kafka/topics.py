@@ -20,8 +20,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka import KafkaError
-
 from outbox_pipelines import log
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.refusal import Refusal
@@ -46,16 +44,6 @@ _REFRESH_SECONDS = 60.0
 _OUTAGE_PAUSE: Final = 0.5
 # Topics in one request to the brokers.
 _AT_ONCE: Final = 500
-# Errors by which Kafka says that a topic has changed: what is known of it is no longer valid.
-_CHANGED: Final = frozenset(
-    {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-        errors.UNKNOWN_TOPIC_ID,
-        errors.INCONSISTENT_TOPIC_ID,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +232,7 @@ class Topics:
     def refuse(self, name: str, refusal: Refusal) -> None:
         """Mark the topic as unavailable: Kafka has refused a message because of its topic."""
         with self._word:
-            if refusal.code in _CHANGED:
+            if refusal.code in errors.TOPIC_CHANGED:
                 self._topics.pop(name, None)
                 self._ask([name])
                 self._searches[name].reason = self._searches[name].reason or "was deleted or created again"
