@@ -22,14 +22,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psycopg
 
 from outbox_pipelines import schema
 from outbox_pipelines.settings import load_settings
 from tests.conftest import drop_database
-from tests.history import business, consumers, effects, reader, standstill, steps, tapes, watched
+from tests.history import business, consumers, effects, questions, reader, standstill, steps, tapes, watched
 from tests.history.load import SMALL, Load
 from tests.history.nemesis import Kind
 from tests.history.processes import Process
@@ -39,7 +38,6 @@ from tests.history.relays import Relay
 from tests.history.servers import Servers
 from tests.history.steps import Mode
 from tests.history.watched import Order
-from tests.history.writers import APPLICATION
 
 _WRITERS, _THREADS = 2, 3
 # Events that must come before a start or a fault counts as over.
@@ -47,27 +45,6 @@ _FLOWING = 20
 _RESTART_SECONDS = 0.5
 # At the end, while events are missing, dead letters are replayed this often.
 _REPLAY_SECONDS = 2.0
-# With a row in the audit, by which relays hear of it. What a relay is changing is left to it: to wait for one
-# row while others are locked could deadlock with it.
-_REPLAY = """
-WITH free AS (
-    SELECT seq, state AS was FROM outbox_parked WHERE state IN ('failed', 'retrying') FOR UPDATE SKIP LOCKED
-), replayed AS (
-    UPDATE outbox_parked p SET state = 'replaying', next_attempt_at = NULL, crashes = 0
-    FROM free WHERE free.seq = p.seq AND was = 'failed' RETURNING p.seq
-), hurried AS (
-    UPDATE outbox_parked p SET next_attempt_at = clock_timestamp()
-    FROM free WHERE free.seq = p.seq AND was = 'retrying' RETURNING p.seq
-)
-INSERT INTO outbox_audit (on_behalf_of, action, reason, filter, events)
-SELECT 'history', 'replay', 'mended', '{}', array_agg(seq)
-FROM (SELECT seq FROM replayed UNION ALL SELECT seq FROM hurried) tried HAVING count(*) > 0"""
-_MEND_TABLE = """
-UPDATE events SET retry_count = 0, next_attempt_at = NULL
-WHERE published_at IS NULL AND retry_count > 0"""
-_PARKED = "SELECT count(*) FROM outbox_parked"
-_PENDING = "SELECT count(*) FROM events WHERE published_at IS NULL"
-_FAILED_IN_TABLE = f"{_PENDING} AND retry_count >= 4"
 
 
 class Run:
@@ -194,7 +171,7 @@ class Run:
     def count(self, query: str) -> int:
         """A number from the database."""
         with psycopg.connect(self.dsn) as connection:
-            return _one(connection, query)
+            return questions.number(connection, query)
 
     @contextmanager
     def without_relays(self) -> Iterator[None]:
@@ -227,18 +204,19 @@ class Run:
 
     def parked(self) -> int:
         """How many events are not published because they, or others of their aggregate, were refused."""
-        return self.count(_PENDING if self.mode == "table" else _PARKED)
+        with psycopg.connect(self.dsn) as connection:
+            return questions.parked(connection, self.mode)
 
     def failed(self) -> int:
         """How many of them are dead letters."""
-        return self.count(_FAILED_IN_TABLE if self.mode == "table" else f"{_PARKED} WHERE state = 'failed'")
+        with psycopg.connect(self.dsn) as connection:
+            return questions.failed(connection, self.mode)
 
     def replay(self) -> None:
         """Gives every dead letter another try, and tries now what was to be tried later."""
         self._replay_at = time.monotonic() + _REPLAY_SECONDS
         with suppress(psycopg.OperationalError), psycopg.connect(self.dsn, connect_timeout=5) as connection:
-            query = _MEND_TABLE if self._relay.mode == "table" else _REPLAY
-            connection.execute(query)
+            questions.replay(connection, self.mode)
 
     def change_shards(self, number: int) -> None:
         """Begins to."""
@@ -301,7 +279,7 @@ class Run:
             writer.kill()
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             # The server finishes what a killed writer has sent.
-            if not self.wait(self.patience, lambda: _writing(connection) == 0):
+            if not self.wait(self.patience, lambda: questions.writing(connection) == 0):
                 self.history.stuck.append("transactions of killed writers go on")
             business.give_up_prepared(connection)
             self.history.committed = business.committed(connection)
@@ -321,7 +299,7 @@ class Run:
         with psycopg.connect(self.dsn) as connection:
             self.history.effects = effects.made(connection)
             self.history.unhandled = effects.unhandled(connection)
-            self._count(connection)
+            self.history.figures.update(questions.figures(connection))
         tapes.collect(self.history, (*self.relays, *self.consumers))
         self.history.messages = reader.read(self.servers.bootstrap, self.topics)
         return self.history
@@ -373,14 +351,6 @@ class Run:
             ):
                 effects.hurry(connection)
         return False
-
-    def _count(self, connection: psycopg.Connection[Any]) -> None:
-        row = connection.execute("SELECT count(*), sum(octet_length(payload::text)) FROM outbox").fetchone()
-        assert row is not None
-        self.history.figures["events"], self.history.figures["bytes"] = int(row[0]), int(row[1] or 0)
-        self.history.figures["parked and published later"] = _one(
-            connection, "SELECT count(*) FROM outbox_released"
-        )
 
     def steps_of(self, process: Process) -> list[str]:
         """The durable steps of a relay in all its lives; faults begin with "!"."""
@@ -476,17 +446,3 @@ class Run:
             yield
         finally:
             self.history.faults.append(Fault(name, started, time.time(), disturbs))
-
-
-def _writing(connection: psycopg.Connection[Any]) -> int:
-    return _one(
-        connection,
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-        f"AND application_name = '{APPLICATION}'",
-    )
-
-
-def _one(connection: psycopg.Connection[Any], query: str) -> int:
-    row = connection.execute(query.encode()).fetchone()
-    assert row is not None
-    return int(row[0])
