@@ -17,13 +17,16 @@ from uuid import UUID
 
 import psycopg
 
-from outbox_pipelines.consumer import queries
+from outbox_pipelines.consumer import operator_queries
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.errors import SetupError
 
 Connection = psycopg.Connection[Any]
 Action = Literal["replay", "discard"]
-_ACT: Final[dict[Action, LiteralString]] = {"replay": queries.REPLAY, "discard": queries.DISCARD}
+_ACT: Final[dict[Action, LiteralString]] = {
+    "replay": operator_queries.REPLAY,
+    "discard": operator_queries.DISCARD,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +84,8 @@ def find(connection: Connection, which: Filter, *, limit: int = 50, discarded: b
         discarded: return discarded ones instead.
     """
     given = which.parameters("discarded" if discarded else "failed") | {"limit": limit}
-    counts = _rows(connection, queries.COUNT_DEAD_LETTERS, given)
-    rows = _rows(connection, queries.LIST_DEAD_LETTERS, given)
+    counts = _rows(connection, operator_queries.COUNT_DEAD_LETTERS, given)
+    rows = _rows(connection, operator_queries.LIST_DEAD_LETTERS, given)
     by_error: dict[str, int] = {error or "": count for error, count in counts}
     return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
 
@@ -91,7 +94,7 @@ def show(connection: Connection, message_id: UUID) -> list[dict[str, Any]]:
     """Return a message with its content and audit, for each source; an empty list if it does not exist."""
     return [
         {**told, "payload": _text(payload), "headers": dict(headers)}
-        for told, payload, headers in _rows(connection, queries.SHOW, {"id": message_id})
+        for told, payload, headers in _rows(connection, operator_queries.SHOW, {"id": message_id})
     ]
 
 
@@ -115,7 +118,10 @@ def require_one_source(connection: Connection, which: Filter) -> None:
     """Raise `SetupError` if ids select dead letters of several sources."""
     if not which.ids or which.source is not None:
         return
-    sources = [source for (source,) in _rows(connection, queries.SOURCES_OF_DEAD_LETTERS, which.parameters())]
+    sources = [
+        source
+        for (source,) in _rows(connection, operator_queries.SOURCES_OF_DEAD_LETTERS, which.parameters())
+    ]
     if len(sources) > 1:
         raise SetupError(
             f"dead letters of several sources have these ids ({', '.join(sources)}), and none was changed: "
@@ -125,7 +131,7 @@ def require_one_source(connection: Connection, which: Filter) -> None:
 
 def backlogs(connection: Connection) -> list[Backlog]:
     """Return the backlog of every source that has waiting messages or dead letters."""
-    return [Backlog.of(*row) for row in _rows(connection, queries.STATUS, {})]
+    return [Backlog.of(*row) for row in _rows(connection, operator_queries.STATUS, {})]
 
 
 def _rows(connection: Connection, query: LiteralString, given: dict[str, Any]) -> list[tuple[Any, ...]]:

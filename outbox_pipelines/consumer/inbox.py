@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from outbox_pipelines.consumer import queries
+from outbox_pipelines.consumer import operator_queries, queries
 from outbox_pipelines.consumer.event import Event
 from outbox_pipelines.consumer.reading import headers_of, sent_at
 from outbox_pipelines.consumer.transactions import Database
@@ -190,7 +190,7 @@ class Inbox:
 
     async def backlog(self) -> Backlog:
         """Return the backlog."""
-        rows = [Backlog.of(*row) for row in await self._read(queries.STATUS, {})]
+        rows = [Backlog.of(*row) for row in await self._read(operator_queries.STATUS, {})]
         ours = (each for each in rows if each.source == self._same["source"])
         return next(ours, Backlog(str(self._same["source"]), 0, 0, None))
 

@@ -30,10 +30,10 @@ def make_group(connected: Callable[[Settings], AbstractContextManager[Any]]) -> 
     @click.pass_obj
     def list_offsets(settings: Settings, source: str | None, as_json: bool) -> None:
         """List the next offset of each partition, of all consumers or of SOURCE."""
-        from outbox_pipelines.consumer import queries
+        from outbox_pipelines.consumer import operator_queries
 
         with connected(settings) as connection:
-            rows = connection.execute(queries.LIST_OFFSETS, {"source": source}).fetchall()
+            rows = connection.execute(operator_queries.LIST_OFFSETS, {"source": source}).fetchall()
         if as_json:
             names = ("source", "topic", "partition", "next_offset", "topic_id", "moved_at")
             click.echo(
@@ -56,11 +56,11 @@ def make_group(connected: Callable[[Settings], AbstractContextManager[Any]]) -> 
         For a topic that was created again, and before a return to dedupe="id". Events that Kafka delivers
         again are handled again.
         """
-        from outbox_pipelines.consumer import queries
+        from outbox_pipelines.consumer import operator_queries
 
         with connected(settings) as connection:
             given = {"source": source, "topic": topic}
-            deleted = connection.execute(queries.FORGET_OFFSETS, given).rowcount
+            deleted = connection.execute(operator_queries.FORGET_OFFSETS, given).rowcount
         click.echo(plain(f"{source}: offsets of {deleted} partitions forgotten"))
         if not deleted:
             raise SystemExit(1)

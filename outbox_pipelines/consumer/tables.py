@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_pipelines import scripts
-from outbox_pipelines.consumer import queries
+from outbox_pipelines.consumer import operator_queries
 from outbox_pipelines.errors import SetupError
 
 # The ring has 64 days. A day is emptied this long after its last event was handled, and has to be before its
@@ -83,7 +83,7 @@ def prune(connection: psycopg.Connection[Any], keep: timedelta) -> Pruned:
     if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
         raise SetupError("the connection has an open transaction: commit it first")
     with connection.transaction():
-        names = [name for (name,) in _rows(connection, queries.PARTITIONS)]
+        names = [name for (name,) in _rows(connection, operator_queries.PARTITIONS)]
     emptied, busy = [], []
     for name in names:
         try:
@@ -92,7 +92,8 @@ def prune(connection: psycopg.Connection[Any], keep: timedelta) -> Pruned:
         except psycopg.errors.LockNotAvailable:
             busy.append(name)
     deleted, received = (
-        _delete(connection, query, keep) for query in (queries.DELETE_OTHERS, queries.DELETE_RECEIVED)
+        _delete(connection, query, keep)
+        for query in (operator_queries.DELETE_OTHERS, operator_queries.DELETE_RECEIVED)
     )
     return Pruned(tuple(emptied), tuple(busy), deleted, received)
 
@@ -100,17 +101,17 @@ def prune(connection: psycopg.Connection[Any], keep: timedelta) -> Pruned:
 def _empty(connection: psycopg.Connection[Any], name: str, keep: timedelta) -> bool:
     # regclass::text has quoted the name, and qualified it where it must be.
     partition = {"partition": sql.SQL(name)}
-    is_over = sql.SQL(queries.IS_OVER).format(**partition)
+    is_over = sql.SQL(operator_queries.IS_OVER).format(**partition)
     with connection.transaction():
         if not _value(connection, is_over, {"keep": keep}):
             return False
     with connection.transaction():
-        connection.execute(queries.LOCK_TIMEOUT)
-        connection.execute(sql.SQL(queries.LOCK).format(**partition))
+        connection.execute(operator_queries.LOCK_TIMEOUT)
+        connection.execute(sql.SQL(operator_queries.LOCK).format(**partition))
         # A consumer can have handled an event of that day since.
         if not _value(connection, is_over, {"keep": keep}):
             return False
-        connection.execute(sql.SQL(queries.EMPTY).format(**partition))
+        connection.execute(sql.SQL(operator_queries.EMPTY).format(**partition))
         return True
 
 

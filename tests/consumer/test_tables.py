@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines import scripts
-from outbox_pipelines.consumer import Pruned, migrate, prune, queries, tables
+from outbox_pipelines.consumer import Pruned, migrate, operator_queries, prune, queries, tables
 from outbox_pipelines.errors import SetupError
 from tests.consumer.place import DAY_MS, uuid7
 from tests.schema.servers import Database
@@ -152,7 +152,7 @@ def test_an_event_recorded_between_look_and_lock_is_kept(
         execute = connection.execute
 
         def between(query: Any, *given: Any, **named: Any) -> object:
-            if query == queries.LOCK_TIMEOUT and not looked.is_set():
+            if query == operator_queries.LOCK_TIMEOUT and not looked.is_set():
                 looked.set()
                 record(database, straggler)
             return execute(query, *given, **named)
