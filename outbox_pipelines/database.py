@@ -16,6 +16,7 @@ import psycopg
 
 from outbox_pipelines import pooler, session
 from outbox_pipelines.errors import RefusedError, SetupError, UnavailableError
+from outbox_pipelines.refusals import is_refused
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.table_locks import LOCK_PATIENCE, Session, is_reading
@@ -25,19 +26,6 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 _PROTOCOL: Final[dict[bool, dict[str, Any]]] = {False: {}, True: {"replication": "database"}}
 _DIRECT = "; a slot needs a direct connection: name the server itself instead of a pooler"
 _OURS = re.compile(r"^permission denied for \w+ outbox_")
-# libpq has no SQLSTATE of a connection that fails. A server in another language is waited for.
-_REFUSALS: Final = (
-    "password authentication failed",
-    "authentication failed for user",
-    "no password supplied",
-    "no pg_hba.conf entry",
-    "pg_hba.conf rejects connection",
-    "is not permitted to log in",
-    "permission denied for database",
-    '" does not exist',
-    "certificate verify failed",
-    "server does not support SSL",
-)
 _STANDBY = (
     "{} leads to a standby, where nothing can be relayed or changed: name the primary, or all hosts "
     "including the primary"
@@ -82,7 +70,7 @@ def connect(
         if "hot standby" in str(error):
             raise UnavailableError(_STANDBY.format(setting)) from None
         remedy = _DIRECT if replication and "startup parameter" in str(error) else ""
-        kind = RefusedError if is_refusal(error) else UnavailableError
+        kind = RefusedError if is_refused(error) else UnavailableError
         raise kind(f"cannot connect to the database ({setting}): {first_line(error)}{remedy}") from None
     except psycopg.ProgrammingError as error:
         raise SetupError(f"{setting} is not a connection string: {first_line(error)}") from None
@@ -97,12 +85,6 @@ def connect(
         connection.close()
         raise
     return connection
-
-
-def is_refusal(error: psycopg.OperationalError) -> bool:
-    """Return whether a server has refused a connection, or is not the one that is wanted."""
-    said = str(error)
-    return any(each in said for each in _REFUSALS)
 
 
 # The Arrow driver reads the types while it connects: it finds none of them by a quoted name, and a short

@@ -136,7 +136,8 @@ class AsyncConsumer(Configured):
                 await asyncio.wait_for(stop.wait(), seconds)
 
         with _loop_signals_set(stop):
-            async with self._at_work(self._database(), self._limit, pause, stop.is_set) as work:
+            database, waits = self._database(), not until_empty
+            async with self._at_work(database, self._limit, pause, stop.is_set, waits=waits) as work:
                 while not stop.is_set():
                     await work.measure()
                     if not await work.look(every=0):
@@ -147,7 +148,8 @@ class AsyncConsumer(Configured):
 
     async def backlog(self) -> tuple[Backlog, bool]:
         """As `Consumer.backlog`."""
-        async with self._at_work(self._database(), self._limit, asyncio.sleep, lambda: True) as work:
+        database = self._database()
+        async with self._at_work(database, self._limit, asyncio.sleep, lambda: True, waits=False) as work:
             return await work.backlog()
 
     async def _with_kafka(

@@ -4,8 +4,6 @@ Invariants:
 - An attempt at a message of the inbox is committed before it begins, and its result when it ends.
 - A message of the inbox is handled under the id that it has now: if that is not the id of its row, it is
   recorded in the handler's transaction, and a message that was recorded under it is a duplicate.
-- If the database is unavailable, the consumer waits; this counts as no attempt. If a connection is lost after
-  the handler was called, the attempt counts: the event may be what crashed the server's process.
 """
 
 from __future__ import annotations
@@ -14,9 +12,9 @@ import inspect
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from outbox_pipelines.consumer import inbox, queries
 from outbox_pipelines.consumer.breaker import Breaker, Policy, is_unreachable, policy_of
@@ -27,6 +25,7 @@ from outbox_pipelines.consumer.event import NAMESPACE, Event
 from outbox_pipelines.consumer.figures import Figures
 from outbox_pipelines.consumer.handlers import Handler, Handlers
 from outbox_pipelines.consumer.inbox import Inbox, Waiting
+from outbox_pipelines.consumer.outages import Outages, told
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.tables import bucket
 from outbox_pipelines.consumer.tracing import surroundings
@@ -34,21 +33,12 @@ from outbox_pipelines.consumer.transactions import (
     ENDED,
     Database,
     TransactionError,
-    is_worth_a_repetition,
     left_over,
 )
 from outbox_pipelines.consumer.types import Types
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.repeated_lines import RepeatedLines
-from outbox_pipelines.secret import redacted
-from outbox_pipelines.sqlstates import is_outage
 
 _LOG: Final = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
-_TRIES: Final = 3
-_LONGEST_PAUSE: Final = 5.0
-_LONGEST_ERROR: Final = 2000
-_AVAILABLE: Final = "the database is available again"
 SPOILT: Final = "the handler committed part of its work and then failed, so the event is not tried again"
 
 
@@ -77,27 +67,22 @@ class Item:
         return uuid.UUID(self.id)
 
 
-class Attempts:
+class Attempts(Outages):
     """Handles single messages; must be used by one thread or task."""
 
     def __init__(self, plan: Plan, handlers: Handlers, reader: Reader, database: Database) -> None:
         self.types = Types(handlers.types)
         self.counts = Counts(ignored_types=self.types.passed_over)
         self.figures = Figures(unseen=self.types.unseen)
-        self._plan = plan
+        super().__init__(plan)
         self._handlers = handlers
         self._reader = reader
         self._database = database
         # The query that tells whether the transaction in which a handler runs is committed: only the handler
         # can have committed it.
         self._open: tuple[str, Mapping[str, Any]] | None = None
-        self._is_called = False
-        """Whether the handler was called in the last attempt."""
-        self.awaits = ""
-        """What is waited for: the "handler", or an answer of the "database" to a statement of ours."""
         self._breakers: dict[int, Breaker] = {}
         self._marks: Marks | None = None
-        self._lines = RepeatedLines(_LOG)
         self._inbox = Inbox(database, plan.source, blocks=plan.blocks, retry_seconds=plan.retry_seconds)
 
     def _item(self, message: Any) -> Item:
@@ -365,85 +350,8 @@ class Attempts:
         given = {"id": event_id, "source": self._plan.source, "began": began}
         self._open = queries.IS_RECORDED, given
 
-    async def _repeated(self, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Repeat an attempt immediately after a serialization failure or deadlock; if the database is
-        unavailable before the handler is called, repeat it when the database is available again.
-
-        Raises:
-            StoppedError: the consumer was stopped while it waited.
-        """
-        tries, pause = 1, 0.0
-        while True:
-            self._is_called, self.awaits = False, "database"
-            try:
-                done = await attempt()
-            except Exception as error:
-                if is_worth_a_repetition(error):
-                    if tries == _TRIES:
-                        raise
-                    tries += 1
-                    await self._plan.stay()
-                elif isinstance(error, SetupError) or self._is_called or not is_outage(error):
-                    raise
-                else:
-                    pause = await self._wait_for_database(error, pause)
-            else:
-                if pause:
-                    self._lines.end("database", _AVAILABLE)
-                return done
-            finally:
-                self.awaits = ""
-
-    async def _surely(self, do: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Run a database operation; while the database is unavailable, wait and repeat it.
-
-        Raises:
-            StoppedError: the consumer was stopped while it waited.
-            ConsumerError: the tables cannot be used.
-        """
-        pause = 0.0
-        while True:
-            self.awaits = "database"
-            try:
-                done = await do()
-            except Exception as error:
-                if isinstance(error, SetupError):
-                    raise
-                if not is_outage(error):
-                    raise ConsumerError(f"the consumer's tables cannot be used: {told(error)}") from error
-                pause = await self._wait_for_database(error, pause)
-            else:
-                if pause:
-                    self._lines.end("database", _AVAILABLE)
-                return done
-            finally:
-                self.awaits = ""
-
-    async def _wait_for_database(self, error: Exception, pause: float) -> float:
-        """Wait longer than the last time; return for how long.
-
-        Raises:
-            StoppedError: the consumer was stopped while it waited.
-        """
-        self._lines.log("database", "the database is unavailable; waiting for it: %s", told(error))
-        pause = min(2 * pause or 0.1, _LONGEST_PAUSE)
-        await self._plan.pause(pause)
-        if self._plan.is_stopped():
-            raise StoppedError
-        return pause
-
 
 def unreadable(message: Any, error: str) -> Item:
     """Return a message that becomes a dead letter, identified by its place because it has no valid id."""
     place = f"{message.topic()}/{message.partition()}/{message.offset()}"
     return Item(message, str(uuid.uuid5(NAMESPACE, place)), error=inbox.readable(error))
-
-
-def told(error: BaseException) -> str:
-    """Return the error as one line that PostgreSQL can store, without secrets."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - the exception of a handler can be of any kind
-        text = "its text cannot be read"
-    text = redacted(" ".join(f"{type(error).__name__}: {text}".split()))
-    return inbox.readable(text)[:_LONGEST_ERROR]

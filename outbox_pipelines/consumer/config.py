@@ -63,6 +63,8 @@ class Plan:
     """Called between two calls of handlers: poll Kafka if it was not polled for a while."""
     ask: Callable[[Callable[[], Any]], Awaitable[Any]]
     """Waits for a call that asks Kafka something."""
+    waits: bool = True
+    """Whether a start waits for a database that is unavailable."""
     shared_seconds: float = 1.0
     """How long calls that share a transaction may take before its events are handled one by one instead."""
     copies: DeadLetterTopic | None = None

@@ -122,7 +122,8 @@ class Consumer(Configured):
         """Handle events until SIGTERM or SIGINT, or until `stop` is set; finish the current events first.
 
         Signals are handled only in the main thread; a second signal has its usual effect. While the database
-        is unavailable, the consumer waits. Failed events are tried again from the inbox.
+        or Kafka is unavailable, the consumer waits, also at its start. Failed events are tried again from the
+        inbox.
 
         Returns:
             Counts of the events by result.
@@ -130,7 +131,7 @@ class Consumer(Configured):
         Raises:
             ConsumerError: Kafka's client cannot continue, or the tables cannot be used.
             SetupError: Kafka denies access or rejects the settings, or the tables do not exist.
-            psycopg.OperationalError: cannot connect to the database at the start.
+            UnavailableError: at the start, the database or Kafka refuses the credentials.
         """
         return self._with_kafka(stop, self._handle)
 
@@ -154,7 +155,8 @@ class Consumer(Configured):
             stop.wait(seconds)
 
         async def drained(alarm: AbstractAsyncContextManager[object]) -> Counts:
-            async with self._at_work(self._database(), lambda: alarm, pause, stop.is_set) as work:
+            database, waits = self._database(), not until_empty
+            async with self._at_work(database, lambda: alarm, pause, stop.is_set, waits=waits) as work:
                 while not stop.is_set():
                     await work.measure()
                     if not await work.look(every=0):
@@ -173,7 +175,8 @@ class Consumer(Configured):
             time.sleep(seconds)
 
         async def told() -> tuple[Backlog, bool]:
-            async with self._at_work(self._database(), contextlib.nullcontext, pause, lambda: True) as work:
+            database, limit = self._database(), contextlib.nullcontext
+            async with self._at_work(database, limit, pause, lambda: True, waits=False) as work:
                 return await work.backlog()
 
         return drive(told())

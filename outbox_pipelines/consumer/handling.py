@@ -17,11 +17,12 @@ from itertools import groupby
 from typing import Any, Final
 
 from outbox_pipelines.consumer import inbox, queries
-from outbox_pipelines.consumer.attempts import SPOILT, Item, told, unreadable
+from outbox_pipelines.consumer.attempts import SPOILT, Item, unreadable
 from outbox_pipelines.consumer.config import Plan, StoppedError
 from outbox_pipelines.consumer.crash_guard import CrashGuard
 from outbox_pipelines.consumer.handlers import Handlers
 from outbox_pipelines.consumer.inbox import Arrival, Waiting
+from outbox_pipelines.consumer.outages import told
 from outbox_pipelines.consumer.pace import Pace
 from outbox_pipelines.consumer.positions import MovedError, Place, place_of
 from outbox_pipelines.consumer.reading import Reader

@@ -24,7 +24,8 @@ from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.consumer.lost_brokers import LostBrokers
 from outbox_pipelines.consumer.positions import Found, Place, place_of
 from outbox_pipelines.consumer.topic_ids import CLIENT_LOG, topic_ids
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.errors import RefusedError, SetupError
+from outbox_pipelines.refusals import is_refused_by_kafka
 from outbox_pipelines.repeated_lines import RepeatedLines
 from outbox_pipelines.secret import SECRET_NAME, register
 
@@ -111,6 +112,9 @@ class Member:
         self._gone: set[Place] = set()
         self._new: set[Place] = set()
         self._left: set[Place] = set()
+        self._is_known = False
+        """Whether the group has accepted this member."""
+        self._refusal = ""
         self._lag_at = 0.0
         self.lag: dict[Place, int] = {}
         """How many messages of each partition are to come, as far as the client knows."""
@@ -136,7 +140,7 @@ class Member:
         """The next messages, up to so many as are here; none where there are none for so many seconds.
 
         Raises:
-            SetupError: Kafka denies access.
+            SetupError: Kafka denies access, or at the start refuses the credentials.
             ConsumerError: the client cannot go on.
         """
         if self._stored and time.monotonic() >= self._commit_at:
@@ -151,6 +155,8 @@ class Member:
         if messages and at_once > len(messages):
             # Only what is here: it would wait for the full number.
             messages += self._client.consume(at_once - len(messages), 0)
+        if self._refusal:
+            raise RefusedError(f"Kafka refuses the credentials: {self._refusal}. Correct them in kafka=…")
         if messages:
             self._brokers.received()
         elif seconds and self._brokers.are_lost(self._client):
@@ -277,6 +283,7 @@ class Member:
         threading.Thread(target=lost.close, name="outbox-lost-client", daemon=True).start()
 
     def _assigned(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        self._is_known = True
         come = {(each.topic, each.partition) for each in partitions}
         self._new |= come
         # A partition can be revoked and assigned again within a poll: the messages of that poll are ours.
@@ -338,7 +345,9 @@ class Member:
 
     def _trouble(self, error: KafkaError) -> None:
         """Log an error of the client; it repeats that of a broker many times a second."""
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+        if not self._is_known and is_refused_by_kafka(error):
+            self._refusal = error.str()
+        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._brokers.failed()
             self._lines.log(_OUTAGE, "Kafka is unavailable: %s", error.str())
         else:

@@ -151,6 +151,7 @@ class Configured(Handlers):
         is_stopped: Callable[[], bool],
         stay: Callable[[], Awaitable[None]] | None = None,
         ask: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
+        waits: bool = True,
     ) -> AsyncIterator[Work]:
         plan = self._plan(
             limit=limit,
@@ -159,13 +160,16 @@ class Configured(Handlers):
             stay=stay or _nothing,
             ask=ask or called,
             measures=self._measures,
+            waits=waits,
         )
         work = Work(plan, self, self._reader, database)
         try:
             self.require_any()
             self._counts, self._figures = work.counts, work.figures
             with limited_stop(work, database, is_stopped, self._seconds):
-                await work.begin()
+                # A stop while it waits: the block has nothing to do.
+                with contextlib.suppress(StoppedError):
+                    await work.begin()
                 with contextlib.suppress(StoppedError):
                     yield work
                     await work.end()

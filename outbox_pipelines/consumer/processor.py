@@ -51,8 +51,13 @@ class Work(Handling):
 
         Raises:
             SetupError: they do not exist, or cannot be used.
+            UnavailableError: the database refuses the login, or is unavailable and must not be waited for.
+            StoppedError: the consumer was stopped while it waited.
         """
-        self.awaits = "database"
+        await self._surely(self._check)
+        self._has_begun = True
+
+    async def _check(self) -> None:
         async with self._database.transaction() as transaction:
             [(there,)] = await self._database.rows(transaction, queries.TABLES, {})
             foreign = [] if there else await self._database.rows(transaction, queries.FOREIGN, {})
@@ -71,7 +76,6 @@ class Work(Handling):
             self._marks = await dedupe_marks.load(self._database, table, source)
         if not self._plan.by_offset:
             await self._require_no_offsets()
-        self.awaits = ""
 
     async def _require_no_offsets(self) -> None:
         given = {"source": self._plan.source}

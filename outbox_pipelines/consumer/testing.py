@@ -274,10 +274,11 @@ class _OwnConnection(Connections):
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         super().__init__(lambda: connection)
+        self._own = connection
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[psycopg.Connection[Any]]:
-        connection = self._connection
+        connection = self._own
         if connection.info.transaction_status == _IDLE and not connection.autocommit:
             # Otherwise the savepoint would be a transaction, and be committed.
             connection.execute("SELECT")

@@ -92,13 +92,13 @@ class Connections:
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
-        self._connection = connect()
-        self._first = FirstStatement(self._connection)
+        self._connection: Connection | None = None
+        self._first: FirstStatement | None = None
         self._is_committed = False
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
-        if self._connection.closed:
+        if self._connection is None or self._connection.closed:
             self._connection = self._connect()
             self._first = FirstStatement(self._connection)
         connection = self._connection
@@ -122,15 +122,17 @@ class Connections:
             raise
         finally:
             if connection.pgconn.transaction_status != _IDLE:
-                self._first.rolled_back()
+                if self._first is not None:
+                    self._first.rolled_back()
                 with suppress(psycopg.Error):
                     connection.rollback()
                 if connection.pgconn.transaction_status != _IDLE:
                     connection.close()
 
     async def rows(self, transaction: Connection, query: str, given: Mapping[str, Any]) -> Rows:
-        if (message := self._first.message(query, given)) is not None:
-            rows = self._first.rows(query, messages.send(transaction, message))
+        first = self._first
+        if first is not None and (message := first.message(query, given)) is not None:
+            rows = first.rows(query, messages.send(transaction, message))
             if rows is not None:
                 return rows
             transaction.rollback()
@@ -147,10 +149,12 @@ class Connections:
         return True
 
     def abort(self) -> None:
-        _break(self._connection)
+        if self._connection is not None:
+            _break(self._connection)
 
     async def close(self) -> None:
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
 
 
 class AsyncConnections:

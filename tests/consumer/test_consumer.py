@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 
 import psycopg
 import pytest
@@ -219,10 +218,3 @@ def test_ids_of_any_kind_are_distinguished(place: Place) -> None:
     with running(place.consumer()) as run:
         wait_until(lambda: place.uncommitted() == 0, what="all offsets")
         assert run.end() == Counts(handled=5, duplicates=8)
-
-
-def test_an_error_of_the_thread_that_polls_is_not_lost(place: Place) -> None:
-    """Guards against a run that returns although the database is unavailable."""
-    stop = threading.Event()
-    with pytest.raises(psycopg.OperationalError):
-        Place("host=127.0.0.1 port=1 connect_timeout=2", place.kafka, place.topic).consumer().run(stop)

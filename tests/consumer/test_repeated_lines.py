@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import Counts, attempts, lost_brokers, membership
+from outbox_pipelines.consumer import Counts, lost_brokers, membership, outages
 from outbox_pipelines.local import Stack
 from tests.conftest import wait_until
 from tests.consumer.place import Place, running, uuid7
@@ -47,7 +47,7 @@ def test_an_outage_of_kafka(
 def test_an_outage_of_the_database(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(attempts, "_LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(outages, "_LONGEST_PAUSE", 0.01)
     calls: list[int] = []
 
     def connect() -> Connection:

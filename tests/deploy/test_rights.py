@@ -16,7 +16,7 @@ import pytest
 from outbox_pipelines import schema
 from outbox_pipelines.consumer import Consumer, Event, migrate
 from outbox_pipelines.defs.outbox import Outbox as Served
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.errors import RefusedError, SetupError
 from outbox_pipelines.local import postgres
 from outbox_pipelines.reconciliation.day import reconcile
 from outbox_pipelines.relay import service
@@ -85,6 +85,31 @@ def _consume(consumer: Consumer, handled: list[str], events: int) -> None:
     finally:
         stop.set()
         thread.join(600)
+
+
+@pytest.mark.parametrize("who", ["relay", "consumer"])
+def test_a_wrong_password_is_reported_at_the_start(
+    broker: Secured, owner: Settings, who: str, tmp_path: Path
+) -> None:
+    """Guards against a service that waits for what waiting does not correct."""
+    kafka, config = broker.client(tmp_path, "scram", "unknown")
+    if who == "relay":
+        given = {"dsn": _as(owner.dsn, "outbox_relay"), "kafka": kafka, "kafka_config_file": config}
+        with pytest.raises(RefusedError, match="Authentication failed"):
+            service.relay(owner.model_copy(update=given))
+        return
+    lines = dict(line.split("=", 1) for line in config.read_text().splitlines())
+    consumer = Consumer(
+        source="shipping",
+        topics=["orders"],
+        kafka={"bootstrap.servers": kafka, **lines},
+        dsn=_as(owner.dsn, "shipping", dbname="shipping"),
+    )
+    consumer.on("order.placed")(lambda event, connection: None)
+    with psycopg.connect(_as(owner.dsn, "shipping", dbname="shipping")) as connection:
+        migrate(connection)
+    with pytest.raises(RefusedError, match=r"Kafka refuses the credentials: .*Authentication failed"):
+        consumer.run()
 
 
 @pytest.mark.parametrize("mechanism", ["scram", "mtls"])

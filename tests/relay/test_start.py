@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from outbox_pipelines.database import is_refusal
 from outbox_pipelines.errors import RefusedError, UnavailableError
+from outbox_pipelines.refusals import is_refused
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, wait_until
@@ -80,10 +80,14 @@ def test_what_waiting_does_not_help(outbox: Outbox, wrong: dict[str, str]) -> No
         ("SSL error: certificate verify failed", True),
         ("FATAL:  the database system is starting up", False),
         ("FATAL:  sorry, too many clients already", False),
+        # pgbouncer
+        ("FATAL:  no such database: app", True),
+        ("FATAL:  SASL authentication failed", True),
+        ("FATAL:  query_wait_timeout", False),
         ("Connection refused", False),
         ('could not translate host name "db" to address: Temporary failure in name resolution', False),
     ],
 )
 def test_the_table_of_refusals(text: str, is_hopeless: bool) -> None:
     """Guards against a text of the server that is taken for the other kind."""
-    assert is_refusal(psycopg.OperationalError(f"connection failed: {text}")) is is_hopeless
+    assert is_refused(psycopg.OperationalError(f"connection failed: {text}")) is is_hopeless

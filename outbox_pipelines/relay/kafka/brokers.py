@@ -28,6 +28,7 @@ from confluent_kafka.admin import (
 from confluent_kafka.cimpl import NewTopic
 
 from outbox_pipelines.errors import RefusedError, UnavailableError
+from outbox_pipelines.refusals import is_refused_by_kafka
 from outbox_pipelines.relay.kafka import client, errors
 from outbox_pipelines.relay.kafka.routing import patterns
 from outbox_pipelines.settings import Settings
@@ -43,15 +44,6 @@ _MISSING: Final = (
     "choose other names with OUTBOX_TOPIC"
 )
 _NOT_YET: Final = "does not exist, and the relay has not been able to create it yet"
-# Errors of a connection that waiting does not correct.
-_CREDENTIALS: Final = frozenset(
-    (
-        KafkaError._AUTHENTICATION,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError.UNSUPPORTED_SASL_MECHANISM,
-        KafkaError.ILLEGAL_SASL_STATE,
-    )
-)
 # The broker refuses permanently; any other error is a problem of the broker, not of the topic.
 _REFUSALS: Final = frozenset(
     {
@@ -88,7 +80,8 @@ class Brokers:
         self._partitions = settings.topic_partitions
         self._replication = settings.topic_replication
         self._missing = Unavailable(_NOT_YET if self._creates else _MISSING, is_missing=True)
-        self._trouble_code: int | None = None
+        self._is_refused = False
+        """Whether the trouble is that the credentials are refused."""
         self._trouble = ""
         self._settings = settings
         try:
@@ -257,14 +250,13 @@ class Brokers:
 
     def _no_answer(self, reason: str) -> UnavailableError:
         self._admin = self._new_client()
-        is_refused = bool(self._trouble) and self._trouble_code in _CREDENTIALS
-        kind = RefusedError if is_refused else UnavailableError
+        kind = RefusedError if self._trouble and self._is_refused else UnavailableError
         return kind(f"no broker answers at {self._brokers} (OUTBOX_KAFKA): {reason}")
 
     def _on_error(self, error: KafkaError) -> None:
         # "All brokers are down" follows the actual reason and says less.
         if not (self._trouble and error.code() == KafkaError._ALL_BROKERS_DOWN):
-            self._trouble, self._trouble_code = error.str(), error.code()
+            self._trouble, self._is_refused = error.str(), is_refused_by_kafka(error)
 
 
 def _partitions(topic: TopicDescription) -> int | Unavailable:

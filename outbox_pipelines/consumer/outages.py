@@ -1,0 +1,131 @@
+"""Wait for the database while it is unavailable, and repeat what it has not done.
+
+Invariants:
+- A wait counts as no attempt. If a connection is lost after the handler was called, the attempt counts: the
+  event may be what crashed the server's process.
+- A start waits too, but not for what waiting does not help; a run that ends by itself reports the outage.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from outbox_pipelines import errors
+from outbox_pipelines.consumer import inbox
+from outbox_pipelines.consumer.config import Plan, StoppedError
+from outbox_pipelines.consumer.errors import ConsumerError
+from outbox_pipelines.consumer.transactions import is_worth_a_repetition
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.refusals import is_refused
+from outbox_pipelines.repeated_lines import RepeatedLines
+from outbox_pipelines.secret import redacted
+from outbox_pipelines.sqlstates import is_outage
+
+_LOG: Final = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+_TRIES: Final = 3
+_LONGEST_PAUSE: Final = 5.0
+_LONGEST_ERROR: Final = 2000
+_AVAILABLE: Final = "the database is available again"
+
+
+class Outages:
+    """Calls that outlast an outage; must be used by one thread or task."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.awaits = ""
+        """What is waited for: the "handler", or an answer of the "database" to a statement of ours."""
+        self._plan = plan
+        self._has_begun = False
+        """Whether the database has answered since the start."""
+        self._is_called = False
+        """Whether the handler was called in the last attempt."""
+        self._lines = RepeatedLines(_LOG)
+
+    async def _repeated(self, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Repeat an attempt immediately after a serialization failure or deadlock; if the database is
+        unavailable before the handler is called, repeat it when the database is available again.
+
+        Raises:
+            StoppedError: the consumer was stopped while it waited.
+        """
+        tries, pause = 1, 0.0
+        while True:
+            self._is_called, self.awaits = False, "database"
+            try:
+                done = await attempt()
+            except Exception as error:
+                if is_worth_a_repetition(error):
+                    if tries == _TRIES:
+                        raise
+                    tries += 1
+                    await self._plan.stay()
+                elif isinstance(error, SetupError) or self._is_called or not is_outage(error):
+                    raise
+                else:
+                    pause = await self._wait_for_database(error, pause)
+            else:
+                if pause:
+                    self._lines.end("database", _AVAILABLE)
+                return done
+            finally:
+                self.awaits = ""
+
+    async def _surely(self, do: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Run a database operation; while the database is unavailable, wait and repeat it.
+
+        Raises:
+            StoppedError: the consumer was stopped while it waited.
+            ConsumerError: the tables cannot be used.
+        """
+        pause = 0.0
+        while True:
+            self.awaits = "database"
+            try:
+                done = await do()
+            except Exception as error:
+                if isinstance(error, SetupError):
+                    raise
+                if not is_outage(error):
+                    raise ConsumerError(f"the consumer's tables cannot be used: {told(error)}") from error
+                if not self._has_begun:
+                    self._require_patience(error)
+                pause = await self._wait_for_database(error, pause)
+            else:
+                if pause:
+                    self._lines.end("database", _AVAILABLE)
+                return done
+            finally:
+                self.awaits = ""
+
+    def _require_patience(self, error: Exception) -> None:
+        """Raise `UnavailableError` if a start must not wait, or waiting does not help."""
+        is_hopeless = is_refused(error)
+        if is_hopeless or not self._plan.waits:
+            kind = errors.RefusedError if is_hopeless else errors.UnavailableError
+            raise kind(f"the consumer {self._plan.source} cannot use its database: {told(error)}") from error
+
+    async def _wait_for_database(self, error: Exception, pause: float) -> float:
+        """Wait longer than the last time; return for how long.
+
+        Raises:
+            StoppedError: the consumer was stopped while it waited.
+        """
+        self._lines.log("database", "the database is unavailable; waiting for it: %s", told(error))
+        pause = min(2 * pause or 0.1, _LONGEST_PAUSE)
+        await self._plan.pause(pause)
+        if self._plan.is_stopped():
+            raise StoppedError
+        return pause
+
+
+def told(error: BaseException) -> str:
+    """Return the error as one line that PostgreSQL can store, without secrets."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the exception of a handler can be of any kind
+        text = "its text cannot be read"
+    text = redacted(" ".join(f"{type(error).__name__}: {text}".split()))
+    return inbox.readable(text)[:_LONGEST_ERROR]
