@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
+from outbox_pipelines.locks import AdvisoryLock
+
 # --- pg_catalog -----------------------------------------------------------------------------------------
 
 # Everything about the table that the switch depends on, as one value: it is compared again under the lock.
@@ -233,9 +235,9 @@ LEFT JOIN pg_locks x ON l.pid IS NULL AND x.pid IS NULL AND x.virtualtransaction
 LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
 ORDER BY least(a.xact_start, p.prepared) NULLS LAST LIMIT 3"""
 SHARDS: Final = "SELECT shard FROM outbox_shards ORDER BY shard"
-TRY_SHARD: Final = "SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s), %(shard)s)"
+SHARD: Final = AdvisoryLock("hashtext(%(lock)s)", "%(shard)s")
 SHARD_OWNER: Final = "SELECT coalesce(owner, 'another session') FROM outbox_shards WHERE shard = %(shard)s"
-TRY_TABLE: Final = "SELECT pg_try_advisory_xact_lock(%(key)s::bigint)"
+TABLE_OWNED: Final = AdvisoryLock("%(key)s::bigint")
 
 # --- what is left ---------------------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from outbox_pipelines.adopt.facts import Facts
 from outbox_pipelines.adopt.statements import Change
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.relay.marked_table import queries as marked
 from outbox_pipelines.relay.marked_table.ownership import holding
 from outbox_pipelines.settings import Settings
 
@@ -115,11 +114,11 @@ def stop_relays(connection: Connection, settings: Settings, found: Facts) -> Non
     stop_relay_of_table(connection, found)
     for (shard,) in connection.execute(queries.SHARDS).fetchall():
         given: dict[str, Any] = {"lock": f"{settings.db_schema}.outbox_shards", "shard": shard}
-        if connection.execute(queries.TRY_SHARD, given).fetchone() != (True,):
+        if (who := queries.SHARD.take(connection, given, for_transaction=True)) is not None:
             ((owner,),) = connection.execute(queries.SHARD_OWNER, {"shard": shard}).fetchall()
             raise NotReadyError(
-                f"a relay has shard {shard} of the append-only outbox ({owner}): stop it. It may start again "
-                "right after the switch, and waits until the old rows are published"
+                f"a relay has shard {shard} of the append-only outbox ({owner}; {who}): stop it. It may "
+                "start again right after the switch, and waits until the old rows are published"
             )
 
 
@@ -130,9 +129,7 @@ def stop_relay_of_table(connection: Connection, found: Facts) -> None:
         NotReadyError: one is running.
     """
     key = holding(found.oid)
-    if connection.execute(queries.TRY_TABLE, {"key": key}).fetchone() != (True,):
-        rows = connection.execute(marked.OWNER, {"key": key}).fetchall()
-        owner = f" ({rows[0][1]}, process {rows[0][0]} of the database)" if rows else ""
+    if (who := queries.TABLE_OWNED.take(connection, {"key": key}, for_transaction=True)) is not None:
         raise NotReadyError(
-            f"a relay of {found.schema}.{found.name} is running{owner}: stop it and its standbys"
+            f"a relay of {found.schema}.{found.name} is running ({who}): stop it and its standbys"
         )

@@ -10,7 +10,6 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final
 
-import psycopg
 from psycopg import sql
 
 from outbox_pipelines.archive.store import open_store
@@ -71,12 +70,8 @@ def clean(settings: Settings, stop: threading.Event | None = None) -> Cleaned:
 
 
 def _lock(connection: Connection, found: Target) -> None:
-    connection.execute(queries.LOCK_BRIEFLY)
-    try:
-        connection.execute(queries.LOCK, {"key": _LOCK << 32 | found.oid})
-    except psycopg.errors.LockNotAvailable:
-        raise NotReadyError(f"another clean-up of {found} is running: wait for its end") from None
-    connection.execute(queries.AT_LENGTH)
+    if (who := queries.LOCK.take(connection, {"key": _LOCK << 32 | found.oid})) is not None:
+        raise NotReadyError(f"{found} is being cleaned by {who}: wait for its end")
 
 
 def _partman(connection: Connection, found: Target) -> list[str]:

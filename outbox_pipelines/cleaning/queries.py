@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-# One clean-up of a table at a time. Not the locks of relays: they continue. It waits a moment, because the
-# server releases the lock of a run that has just ended a little after its end.
-LOCK: Final = "SELECT pg_advisory_lock(%(key)s::bigint)"
-LOCK_BRIEFLY: Final = "SET lock_timeout = '1s'"
+from outbox_pipelines.locks import AdvisoryLock
+
+# One clean-up of a table at a time. Not the locks of relays: they continue.
+LOCK: Final = AdvisoryLock("%(key)s::bigint")
 # No lock waits for the disk: after a crash of the server, the next run deletes the same rows. A file gets its
 # name only when the deletion of its rows is on disk.
 TUNE: Final = "SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0"

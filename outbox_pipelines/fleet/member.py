@@ -265,7 +265,7 @@ class Member:
                     shard=unit.shard,
                     owner=shared.owner,
                     stop=stop,
-                    standby=service.Standby.REFUSE,
+                    standby=service.Standby.SKIP,
                     on_take=on_take,
                     metrics=self._metrics(),
                     host=host,

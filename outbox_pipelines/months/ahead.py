@@ -86,8 +86,8 @@ def ensure(settings: Settings, ahead: int | None = None) -> Made:
     with connect(settings, name="outbox table months") as connection:
         refuse_standby(connection)
         table = _find(connection, mapping)
-        if connection.execute(queries.LOCK, {"key": _LOCK << 32 | table.oid}).fetchone() != (True,):
-            raise NotReadyError(f"another run makes the months of {table}: wait for its end")
+        if (who := queries.LOCK.take(connection, {"key": _LOCK << 32 | table.oid})) is not None:
+            raise NotReadyError(f"the months of {table} are being made by {who}: wait for its end")
         row = connection.execute(queries.NEWEST, {"oid": table.oid}).fetchone()
         newest = None if row is None else _Newest(*row)
         if newest is not None and newest.until is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-LOCK: Final = "SELECT pg_try_advisory_lock(%(key)s::bigint)"
+from outbox_pipelines.locks import AdvisoryLock
+
+LOCK: Final = AdvisoryLock("%(key)s::bigint")
 # How the table is partitioned, and by whom it can be changed.
 TABLE: Final = """
 SELECT c.oid::bigint, n.nspname::text, c.relname::text, p.partstrat = 'r' AND p.partnatts = 1,

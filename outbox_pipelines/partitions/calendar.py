@@ -6,21 +6,17 @@ Invariants:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.partitions import queries
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
-
-# A session that was just closed, or whose process was killed, keeps its locks for a moment.
-_GOING_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +90,8 @@ def working_at(settings: Settings, day: date) -> Iterator[Connection]:
     """
     with connect(settings, name=f"outbox: {day}") as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        deadline = time.monotonic() + _GOING_SECONDS
-        while not connection.execute(queries.TRY_DAY, {"day": day}).fetchall()[0][0]:
-            if time.monotonic() > deadline:
-                raise NotReadyError(
-                    f"{day} is being archived, proven or dropped by another process: wait until it ends"
-                )
-            time.sleep(0.05)
+        if (who := queries.DAY_LOCK.take(connection, {"day": day})) is not None:
+            raise NotReadyError(f"{day} is being archived, proven or dropped by {who}: wait until it ends")
         yield connection
 
 

@@ -4,6 +4,8 @@ from typing import Any, Final, LiteralString
 
 from psycopg import sql
 
+from outbox_pipelines.locks import AdvisoryLock
+
 # Whether its rows are visible through the outbox. `relispartition` stays true while a detach is pending.
 ATTACHED: Final[LiteralString] = """EXISTS (
     SELECT FROM pg_inherits i
@@ -42,7 +44,7 @@ WHERE (day + 1 + CASE WHEN state = 'archived' OR state = 'closed' AND %(drops_un
                       THEN %(retention)s ELSE 0 END)::timestamp AT TIME ZONE 'UTC'
       < clock_timestamp() - interval '1 day' AND state <> 'dropped'"""
 
-# Days whose rows are not visible through the outbox, except those that a session works on now: see TRY_DAY.
+# Days whose rows are not visible through the outbox, except those that a session works on now: see DAY_LOCK.
 DETACHED: Final[LiteralString] = f"""
 SELECT count(*) FROM outbox_days d
 JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD')) AND NOT {ATTACHED}
@@ -65,9 +67,9 @@ SELECT CASE WHEN pg_has_role(relowner, 'USAGE') THEN outbox_ensure_partitions(%(
 FROM pg_class WHERE oid = 'outbox'::regclass"""
 
 # Only one session at a time closes, archives, proves or drops a day, on any machine.
-TRY_DAY: Final = """
-SELECT pg_try_advisory_lock(
-    hashtextextended('outbox day ' || %(day)s::date, 'outbox'::regclass::oid::bigint))"""
+DAY_LOCK: Final = AdvisoryLock(
+    "hashtextextended('outbox day ' || %(day)s::date, 'outbox'::regclass::oid::bigint)"
+)
 
 # When an event was written. A backfilled event has a `created_at` in the past; its id, if of version 7,
 # contains the time when it was generated. Recent rows need no look at their ids.

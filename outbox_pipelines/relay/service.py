@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from typing import Final
 
 import psycopg
 
+from outbox_pipelines import locks
 from outbox_pipelines.answers import limited_after
 from outbox_pipelines.database import connect
 from outbox_pipelines.errors import RefusedError, UnavailableError
@@ -62,6 +62,7 @@ _TOKEN = secrets.token_hex(4)
 class Standby(Enum):
     """What a relay does if another relay owns its shard."""
 
+    SKIP = "exit at once"
     REFUSE = "exit and name the owner"
     NEXT = "wait as the only successor; exit if another successor waits"
     ANY = "wait, together with any number of other standbys"
@@ -148,6 +149,7 @@ def relay(
     kind = _APPEND_ONLY if settings.table_file is None else _MARKED_TABLE
     has_worked = has_taken = False
     pauses, totals, outage = _pauses(), Totals(), RepeatedLines(_LOG)
+    on_dead_letter = hooks.reporter(metrics)
     with limited_after(stop):
         while True:
             place: Ownership | None = None
@@ -172,7 +174,7 @@ def relay(
                         until_empty=until_empty,
                         hand_over_after=hand_over_after,
                         on_progress=on_progress,
-                        on_dead_letter=partial(hooks.dead_letter, metrics),
+                        on_dead_letter=on_dead_letter,
                         metrics=metrics,
                         host=host,
                     )
@@ -234,11 +236,16 @@ def _take(place: Ownership, standby: Standby, stop: threading.Event, idle: Calla
     Args:
         idle: called about once a second.
     """
-    if place.try_take():
-        return True
-    if standby is Standby.REFUSE:
+    is_next = False
+    # A relay that was killed a moment ago still has what this one tries to take.
+    for _ in locks.tries():
+        if place.try_take():
+            return True
+        is_next = standby in (Standby.NEXT, Standby.ANY) and place.try_wait()
+        if is_next or standby in (Standby.ANY, Standby.SKIP) or stop.is_set():
+            break
+    if standby in (Standby.REFUSE, Standby.SKIP):
         raise ShardOwnedError(place.describe_owner())
-    is_next = place.try_wait()
     if standby is Standby.NEXT and not is_next:
         raise ShardOwnedError(f"{place.describe_owner()}, and another relay already waits for it")
     look_at, seen = time.monotonic() + _INTRUDER_SECONDS, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -451,9 +452,11 @@ def test_two_at_once_on_one_day(database: Database, settings: Settings) -> None:
     day = past_day(database)
     with working_at(settings, day):
         refused = database.outbox("archive", "day", str(day), OUTBOX_ARCHIVE=settings.archive)
-        assert (refused.exit_code, refused.output) == (
-            1,
-            f"outbox: {day} is being archived, proven or dropped by another process: wait until it ends\n",
+        assert refused.exit_code == 1
+        assert re.fullmatch(
+            rf"outbox: {day} is being archived, proven or dropped by session \d+ of role \w+ "
+            rf"\(outbox: {day}\), since .* UTC: wait until it ends\n",
+            refused.output,
         )
         # Not its neighbour.
         with working_at(settings, days_ago(4)):

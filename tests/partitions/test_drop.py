@@ -458,7 +458,7 @@ def test_a_role_that_is_not_the_owner(database: Database, archived: Settings) ->
 def test_a_session_that_is_going_is_waited_for(database: Database, archived: Settings) -> None:
     """Guards against a refusal by the lock of a session that was closed, or killed, a moment ago."""
     with database.connect() as going:
-        going.execute(queries.TRY_DAY, {"day": DAY})
+        assert queries.DAY_LOCK.take(going, {"day": DAY}) is None
         closer = threading.Timer(0.5, going.close)
         closer.start()
         assert drop.drop(archived, DAY).now

@@ -2,6 +2,7 @@
 
 from typing import Final, LiteralString
 
+from outbox_pipelines.locks import AdvisoryLock
 from outbox_pipelines.relay.queries import OPEN
 
 # Which of these transactions have rows here: in one statement, so in one snapshot.
@@ -54,8 +55,7 @@ MAY_PUBLISH: Final = """
 SELECT relowner::regrole::text, pg_has_role(relowner, 'USAGE'), quote_ident(current_database()),
        has_database_privilege(current_database(), 'CREATE')
 FROM pg_class WHERE oid = 'outbox'::regclass"""
-LOCK_SETUP: Final = "SELECT pg_try_advisory_lock(hashtext(%(lock)s), 0)"
-UNLOCK_SETUP: Final = "SELECT pg_advisory_unlock(hashtext(%(lock)s), 0)"
+SETUP: Final = AdvisoryLock("hashtext(%(lock)s)", "0")
 NAMED: Final = """
 SELECT slot, slot_snapshot::text, slot_ends, slot_error FROM outbox_shards ORDER BY shard LIMIT 1"""
 BEGIN_SLOT: Final = """

@@ -147,14 +147,14 @@ def lock(connection: Connection, settings: Settings) -> Iterator[None]:
     """
     refuse_copy(connection)
     key = {"lock": f"{settings.db_schema}.outbox_cdc"}
-    if connection.execute(queries.LOCK_SETUP, key).fetchone() != (True,):
-        raise NotReadyError("another process is changing the source of events: wait until it has ended")
+    if (who := queries.SETUP.take(connection, key)) is not None:
+        raise NotReadyError(f"the source of events is being changed by {who}: wait until it has ended")
     try:
         yield
     finally:
         # Not left to the end of the session, which the server notices later.
         with suppress(psycopg.Error):
-            connection.execute(queries.UNLOCK_SETUP, key)
+            queries.SETUP.release(connection, key)
 
 
 def _refuse_connector(name: str | None, state: str | None) -> None:
