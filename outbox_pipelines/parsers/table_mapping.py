@@ -71,7 +71,7 @@ class Mapping:
     @property
     def remembers_failures(self) -> bool:
         """Whether the table has a column that records dead letters."""
-        return any(name in self.columns for name in ("status", "failed_at", "retry_count"))
+        return any(name in self.columns for name in ("status", "failed_at", "last_error"))
 
     @property
     def digest(self) -> int:

@@ -94,7 +94,8 @@ def test_an_unpublished_row_stays(make: Make, tmp_path: Path) -> None:
     adopted = _switched(make, tmp_path)
     with adopted.connect() as connection:
         connection.execute(
-            "UPDATE outbox_adopted SET published_at = NULL, retry_count = 9 WHERE payload ->> 'n' = '3'"
+            "UPDATE outbox_adopted SET published_at = NULL, retry_count = 9, "
+            "last_error = 'outbox: dead letter: x' WHERE payload ->> 'n' = '3'"
         )
     archive = {"OUTBOX_ARCHIVE": str(tmp_path / "archive")}
     said = adopted.refuse("adopt", "finish", "--drop", **archive)[1]
@@ -109,7 +110,10 @@ def test_a_corrected_dead_letter(make: Make, tmp_path: Path) -> None:
     """Guards against a refused drop after which no row can be marked, so that there is no way on."""
     adopted = _switched(make, tmp_path)
     with adopted.connect() as connection:
-        connection.execute("UPDATE outbox_adopted SET published_at = NULL, retry_count = 9")
+        connection.execute(
+            "UPDATE outbox_adopted SET published_at = NULL, retry_count = 9, "
+            "last_error = 'outbox: dead letter: x'"
+        )
     archive = {"OUTBOX_ARCHIVE": str(tmp_path / "archive")}
     assert "has 5 dead letters" in adopted.refuse("adopt", "finish", "--drop", **archive)[1]
     assert adopted.run("adopt", "drain").startswith("0 rows published")

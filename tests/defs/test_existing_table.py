@@ -94,7 +94,7 @@ def test_its_checks(
     with table.connect() as connection:
         connection.execute(
             "INSERT INTO events (aggregate_type, aggregate_id, event_type, payload, retry_count, last_error) "
-            "VALUES ('order', 'a', 'e', '{}', 5, 'too large')"
+            "VALUES ('order', 'a', 'e', '{}', 5, 'outbox: dead letter: too large')"
         )
         connection.execute(
             "INSERT INTO events (aggregate_type, aggregate_id, event_type, payload, created_at) "
@@ -118,7 +118,7 @@ def test_the_command_fails_as_the_checks_do(table: Table) -> None:
     with table.connect() as connection:
         connection.execute(
             "INSERT INTO events (aggregate_type, aggregate_id, event_type, payload, retry_count, last_error) "
-            "VALUES ('order', 'a', 'e', '{}', 5, 'too large')"
+            "VALUES ('order', 'a', 'e', '{}', 5, 'outbox: dead letter: too large')"
         )
     status = table.outbox.process("status", "--check", **table.environment)
     assert status.returncode == 1

@@ -46,7 +46,7 @@ def parked(connection: psycopg.Connection[Any], mode: Mode | None) -> int:
 def failed(connection: psycopg.Connection[Any], mode: Mode | None) -> int:
     """How many of them are dead letters."""
     if mode == "table":
-        return number(connection, f"{_PENDING} AND retry_count >= 4")
+        return number(connection, f"{_PENDING} AND last_error LIKE 'outbox: dead letter: %'")
     return number(connection, f"{_PARKED} WHERE state = 'failed'")
 
 

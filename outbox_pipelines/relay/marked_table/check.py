@@ -78,6 +78,7 @@ def _of_rows(connection: Connection, mapping: Mapping, columns: dict[str, Column
                 remedy = "if no publisher works on them, and they must be"
                 update = f"UPDATE {place.spelled} SET {name} = {pending} WHERE {name} = {literal(value)}"
                 findings.append(Finding(problem, remedy, (update,), is_error=False))
+    findings += _of_an_earlier_publisher(connection, mapping, place, columns)
     published = columns.get(mapping.columns.get("published_at", ""))
     for flag in flags(columns.values()):
         if published is not None and pg_catalog.is_marked(connection, place, flag, published):
@@ -94,6 +95,45 @@ def _of_rows(connection: Connection, mapping: Mapping, columns: dict[str, Column
         change = f"ALTER COLUMN {identifier(time.name)} SET DEFAULT (now() AT TIME ZONE 'UTC')"
         statement = f"ALTER TABLE {place.spelled} {change}"
         findings.append(Finding(problem, "if the application can", (statement,), is_error=False))
+    return findings
+
+
+def _of_an_earlier_publisher(
+    connection: Connection, mapping: Mapping, place: pg_catalog.Place, columns: dict[str, Column]
+) -> list[Finding]:
+    """Return what it may have recorded, and the relay would take for its own record."""
+    findings: list[Finding] = []
+    used = {ours: columns.get(theirs) for ours, theirs in mapping.columns.items()}
+    if any(column is None or not column.can_be(ours) for ours, column in used.items()):
+        return []
+    if mapping.has_status:
+        status, failed = identifier(mapping.columns["status"]), literal(mapping.states["failed"])
+        # As text: an enum may lack the value.
+        chosen = f"{status}::text = {failed}"
+        if number := pg_catalog.count(connection, place, chosen):
+            problem = f"{number} rows of {mapping} have the status {mapping.states['failed']!r}: dead letters"
+            remedy = (
+                "if an earlier publisher has set it, for example in an outage, and they must be published"
+            )
+            pending = literal(mapping.states["pending"])
+            change = f"{status} = {pending}"
+            if "retry_count" in mapping.columns:
+                change += f", {identifier(mapping.columns['retry_count'])} = 0"
+            update = f"UPDATE {place.spelled} SET {change} WHERE {chosen}"
+            findings.append(Finding(problem, remedy, (update,), is_error=False))
+    if "retry_count" in mapping.columns and "last_error" not in mapping.columns:
+        tries = identifier(mapping.columns["retry_count"])
+        state = f"::text = {literal(mapping.states['pending'])}" if mapping.has_status else " IS NULL"
+        marker = identifier(mapping.columns["status" if mapping.has_status else "published_at"])
+        where = f"{marker}{state} AND {tries} > 0"
+        if number := pg_catalog.count(connection, place, where):
+            problem = (
+                f"{number} pending rows of {mapping} have attempts in {tries}: without a last_error the "
+                "relay takes counts below OUTBOX_MAX_ATTEMPTS for its own"
+            )
+            remedy = "name a last_error in [columns], or if an earlier publisher has counted"
+            update = f"UPDATE {place.spelled} SET {tries} = 0 WHERE {where}"
+            findings.append(Finding(problem, remedy, (update,), is_error=False))
     return findings
 
 

@@ -117,7 +117,7 @@ def _opened(
 def _require(mapping: table_mapping.Mapping, given: Mapping[str, Any]) -> None:
     if not mapping.remembers_failures:
         raise SetupError(
-            f"{mapping} has no failed_at and no retry_count, so its dead letters are not recorded: the relay "
+            f"{mapping} has no failed_at and no last_error, so its dead letters are not recorded: the relay "
             "tries them again after each restart"
         )
     for condition, column in _NEEDS.items():

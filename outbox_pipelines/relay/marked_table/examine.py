@@ -75,7 +75,7 @@ def examine(connection: Connection, mapping: Mapping) -> Examined:
         *of_columns,
         *unwritable(mapping, place, columns),
         *wrong_states(connection, mapping, place, columns),
-        *forgetful(mapping, place),
+        *forgetful(mapping, place, columns),
         *ageless(mapping, place),
         *missing_indexes(connection, mapping, place),
         *ending(connection, place),

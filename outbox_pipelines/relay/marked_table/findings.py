@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,8 +18,10 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.relay.marked_table import queries
-from outbox_pipelines.relay.marked_table.pg_catalog import Place, elsewhere
+from outbox_pipelines.relay.marked_table.pg_catalog import Column, Place, elsewhere
+from outbox_pipelines.relay.marked_table.statements import COUNTED, DEAD
 
+_LIMIT: Final = re.compile(r"\((\d+)\)$")
 _RELATIONS: Final = {
     "v": "a view",
     "m": "a materialized view",
@@ -112,13 +115,27 @@ def missing_table(connection: Connection, mapping: Mapping) -> Finding:
     )
 
 
-def forgetful(mapping: Mapping, place: Place) -> list[Finding]:
+def forgetful(mapping: Mapping, place: Place, columns: dict[str, Column]) -> list[Finding]:
+    """Return what of refusals and dead letters the rows cannot record."""
     add = f"ALTER TABLE {place.spelled} ADD COLUMN"
     name_it = "name the column in [columns], if necessary after"
+    error = columns.get(mapping.columns.get("last_error", ""))
+    limit = _LIMIT.search(error.declared) if error else None
+    needed = len(COUNTED if {"status", "failed_at"} & mapping.columns.keys() else DEAD)
+    if error and limit and int(limit[1]) < needed:
+        change = f"ALTER COLUMN {identifier(error.name)} TYPE text"
+        return [
+            Finding(
+                f"column {error.name!r} of {mapping} has no room for the {needed} characters that say who "
+                "has refused a row",
+                "remove last_error from [columns], or",
+                (f"ALTER TABLE {place.spelled} {change}",),
+            )
+        ]
     if not mapping.remembers_failures:
         return [
             Finding(
-                f"{mapping} has no failed_at and no retry_count that record dead letters: each is tried "
+                f"{mapping} has no failed_at and no last_error that record dead letters: each is tried "
                 "again after every restart",
                 name_it,
                 (f"{add} failed_at timestamptz",),

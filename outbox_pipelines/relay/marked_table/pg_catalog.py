@@ -164,6 +164,14 @@ def is_marked(connection: Connection, place: Place, flag: Column, time: Column) 
     return _few(connection, marked) == [(True,)]
 
 
+def count(connection: Connection, place: Place, condition: str) -> int:
+    """Return how many rows match, up to a limit; 0 if that is not cheap to know."""
+    query = sql.SQL(queries.COUNT_SOME).format(
+        table=sql.Identifier(place.schema, place.name), condition=sql.SQL(condition)
+    )
+    return sum(number for (number,) in _few(connection, query))
+
+
 def _few(connection: Connection, query: sql.Composed) -> list[tuple[Any, ...]]:
     """Return what a query about a few rows finds; nothing if that is not cheap."""
     try:

@@ -138,6 +138,9 @@ MARKED: Final = """
 SELECT EXISTS (SELECT FROM (SELECT {flag} AS is_marked, {time} AS time FROM {table} LIMIT 1000) AS few
                WHERE is_marked AND time IS NULL)"""
 
+# What an earlier publisher has recorded.
+COUNT_SOME: Final = "SELECT count(*) FROM (SELECT FROM {table} WHERE {condition} LIMIT 100000) AS few"
+
 # The zone in which sessions write times without one, unless it is that of UTC. Ours is set to UTC.
 ZONE: Final = """
 SELECT reset_val FROM pg_settings WHERE name = 'TimeZone' AND EXISTS (
@@ -243,7 +246,7 @@ FROM unnest(%(keys)s::{key_type}[], %(errors)s::text[], %(pauses)s::float8[], %(
      AS r (key, error, pause, is_last)
 WHERE {is_unprocessed} AND {key} = r.key"""
 POSTPONED: Final = """
-UPDATE {table} AS t SET {set_last_error} = r.error::{last_error_type}
+UPDATE {table} AS t SET {set_reason}
 FROM unnest(%(keys)s::{key_type}[], %(errors)s::text[]) AS r (key, error)
 WHERE {is_unprocessed} AND {key} = r.key"""
 # The first row of each aggregate that an earlier relay has tried.
@@ -276,7 +279,7 @@ GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 3"""
 # Why they failed, the most frequent first.
 REASONS: Final = """
 SELECT coalesce(reason, 'no reason'), count(*)
-FROM (SELECT {last_error}::text AS reason FROM {table} AS t WHERE {failed} LIMIT %(cap)s) AS failed
+FROM (SELECT {reason} AS reason FROM {table} AS t WHERE {failed} LIMIT %(cap)s) AS failed
 GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 3"""
 FAILURES: Final = "SELECT count(*) FROM (SELECT FROM {table} AS t WHERE {failed} LIMIT %(cap)s) AS failed"
 

@@ -3,13 +3,15 @@
 Invariants:
 - A statement is built once for each set of conditions.
 - Names are quoted, and values are literals; nothing in a table's description can become SQL.
+- Only refusals of a relay count, and only a relay makes dead letters: an earlier publisher may have counted
+  every poll of an outage in `retry_count`. The beginning of `last_error` says who counted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import LiteralString
+from typing import Final, LiteralString
 
 from psycopg import sql
 
@@ -17,6 +19,11 @@ from outbox_pipelines.parsers.table_mapping import METADATA, Mapping
 from outbox_pipelines.relay.marked_table.keys import IdKeys, Keys, SeqKeys
 from outbox_pipelines.relay.marked_table.queries import FITTING_ANY_ID
 from outbox_pipelines.relay.queries import FITTING
+
+COUNTED: Final = "outbox: "
+"""The beginning of `last_error` in a row whose attempts a relay has counted."""
+DEAD: Final = "outbox: dead letter: "
+"""The same in a dead letter, if no status and no `failed_at` says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,8 @@ class Statements:
         if mapping.aggregate_type:
             columns["aggregate_type"] = _aggregate_type(mapping, columns)
         key = columns["seq" if mapping.order == "seq" else "id"]
-        conditions = _conditions(mapping, columns, max_attempts)
+        columns["attempts"] = _attempts(columns, max_attempts)
+        conditions = _conditions(mapping, columns)
         texts = partial(_texts, mapping, columns, has_names, with_time=with_time)
         parts = (mapping.schema, mapping.table) if mapping.schema else (mapping.table,)
         self._names: dict[str, sql.Composable] = {
@@ -76,17 +84,16 @@ class Statements:
             "texts": texts(columns.get("seq", sql.SQL("0"))),
             "numbered_texts": texts(sql.SQL("n.number")),
             "fitting": sql.SQL(FITTING_ANY_ID if mapping.order == "seq" else FITTING),
-            "attempts": _attempts(columns),
             "due_in": _due_in(columns),
-            "reason": sql.SQL("{last_error}::text" if "last_error" in columns else "NULL").format(**columns),
+            "reason": _reason(columns),
+            "set_reason": _set_reason(targets | columns, types),
             "time": columns.get("created_at", sql.SQL("NULL::timestamptz")),
             "processed": _processed(mapping, targets),
             "failure": columns.get("failed_at", sql.SQL("NULL::timestamptz")),
             "revived": _revived(mapping, targets),
-            "refused": _refused(mapping, targets | columns, types, max_attempts),
+            "refused": _refused(mapping, targets | columns, types),
             "aggregate_type_type": sql.SQL(types.aggregate_type),
             "aggregate_id_type": sql.SQL(types.aggregate_id),
-            "last_error_type": sql.SQL(types.last_error),
         }
         self._made: dict[tuple[str, ...], bytes] = {}
         self.keys: Keys = SeqKeys() if mapping.order == "seq" else IdKeys()
@@ -107,9 +114,7 @@ class Statements:
         return made
 
 
-def _conditions(
-    mapping: Mapping, columns: dict[str, sql.Composable], max_attempts: int
-) -> dict[str, sql.Composable]:
+def _conditions(mapping: Mapping, columns: dict[str, sql.Composable]) -> dict[str, sql.Composable]:
     """Return the conditions for pending rows, for failed rows, and for unprocessed rows (both of these)."""
     if mapping.has_status:
         state = sql.SQL("{status} = {value}")
@@ -122,10 +127,11 @@ def _conditions(
     given_up: sql.Composable = sql.SQL("false")
     if "failed_at" in columns:
         given_up = sql.SQL("{failed_at} IS NOT NULL").format(**columns)
-    elif "retry_count" in columns:
-        given_up = sql.SQL("coalesce({retry_count}, 0) >= {most}").format(
-            **columns, most=sql.Literal(max_attempts)
-        )
+    elif "last_error" in columns:
+        given_up = _begins_with(columns, DEAD)
+        if "retry_count" in columns:
+            # An UPDATE that sets the count to 0 is enough to try it again.
+            given_up = sql.SQL("{} AND coalesce({retry_count}, 0) > 0").format(given_up, **columns)
     both = sql.SQL("{unprocessed} AND {given_up}")
     return {
         "pending": sql.SQL("{unprocessed} AND NOT ({given_up})").format(
@@ -240,10 +246,41 @@ def traceparent(columns: dict[str, sql.Composable]) -> sql.Composable:
     return sql.SQL(own).format(**columns)
 
 
-def _attempts(columns: dict[str, sql.Composable]) -> sql.Composable:
+def _begins_with(columns: dict[str, sql.Composable], text: str) -> sql.Composable:
+    return sql.SQL("coalesce(starts_with({last_error}::text, {text}), false)").format(
+        **columns, text=sql.Literal(text)
+    )
+
+
+def _attempts(columns: dict[str, sql.Composable], max_attempts: int) -> sql.Composable:
+    """Return how often relays have refused the row."""
     if "retry_count" not in columns:
         return sql.SQL("0")
-    return sql.SQL("coalesce({retry_count}, 0)::int").format(**columns)
+    if "last_error" in columns:
+        is_ours = _begins_with(columns, COUNTED)
+    else:
+        # The relay would have made a dead letter of a row with so many.
+        is_ours = sql.SQL("{retry_count} < {most}").format(**columns, most=sql.Literal(max_attempts))
+    return sql.SQL("CASE WHEN {} THEN coalesce({retry_count}, 0)::int ELSE 0 END").format(is_ours, **columns)
+
+
+def _reason(columns: dict[str, sql.Composable]) -> sql.Composable:
+    if "last_error" not in columns:
+        return sql.SQL("NULL")
+    return sql.SQL("regexp_replace({last_error}::text, {beginning}, '')").format(
+        **columns, beginning=sql.Literal(f"^({DEAD}|{COUNTED})")
+    )
+
+
+def _set_reason(columns: dict[str, sql.Composable], types: Types) -> sql.Composable:
+    """Return what writes a reason other than a refusal: who has counted stays recorded."""
+    if "last_error" not in columns:
+        return sql.SQL("")
+    change = """{set_last_error} =
+        ((CASE WHEN {attempts} > 0 THEN {counted} ELSE '' END) || r.error)::{last_error_type}"""
+    return sql.SQL(change).format(
+        **columns, counted=sql.Literal(COUNTED), last_error_type=sql.SQL(types.last_error)
+    )
 
 
 def _due_in(columns: dict[str, sql.Composable]) -> sql.Composable:
@@ -277,18 +314,13 @@ def _revived(mapping: Mapping, columns: dict[str, sql.Composable]) -> sql.Compos
     return sql.SQL(", ").join(sql.SQL(change).format(**columns, pending_state=state) for change in chosen)
 
 
-def _refused(
-    mapping: Mapping, columns: dict[str, sql.Composable], types: Types, max_attempts: int
-) -> sql.Composable:
+def _refused(mapping: Mapping, columns: dict[str, sql.Composable], types: Types) -> sql.Composable:
     """Return what a refusal writes, as far as there are columns; the last refusal makes a dead letter."""
-    count = "{set_retry_count} = coalesce({retry_count}, 0) + 1"
-    if not columns.keys() & {"status", "failed_at"}:
-        # No other column records that it is a dead letter, also for a row that could not be read.
-        count = """{set_retry_count} =
-            greatest(coalesce({retry_count}, 0) + 1, CASE WHEN r.is_last THEN {most} END)"""
+    is_dead = "false" if columns.keys() & {"status", "failed_at"} else "r.is_last"
     changes = {
-        "retry_count": count,
-        "last_error": "{set_last_error} = r.error::{last_error_type}",
+        "retry_count": "{set_retry_count} = {attempts} + 1",
+        "last_error": f"""{{set_last_error}} =
+            ((CASE WHEN {is_dead} THEN {{dead}} ELSE {{counted}} END) || r.error)::{{last_error_type}}""",
         "next_attempt_at": """{set_next_attempt_at} =
             CASE WHEN NOT r.is_last THEN clock_timestamp() + make_interval(secs => r.pause) END""",
         "failed_at": "{set_failed_at} = CASE WHEN r.is_last THEN clock_timestamp() END",
@@ -298,7 +330,8 @@ def _refused(
         **columns,
         "last_error_type": sql.SQL(types.last_error),
         "failed_state": sql.Literal(mapping.states["failed"]),
-        "most": sql.Literal(max_attempts),
+        "dead": sql.Literal(DEAD),
+        "counted": sql.Literal(COUNTED),
     }
     chosen = [sql.SQL(change).format(**names) for column, change in changes.items() if column in columns]
     return sql.SQL(", ").join(chosen)

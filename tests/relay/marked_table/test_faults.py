@@ -130,7 +130,10 @@ def test_the_commands(table: Table) -> None:
     threads = set(threading.enumerate())
     table.write(("a", {"n": 1}), ("or/der", {"n": 2}))
     with table.connect() as connection:
-        connection.execute("UPDATE events SET aggregate_type = 'or/der', retry_count = 5 WHERE seq = 2")
+        connection.execute(
+            "UPDATE events SET aggregate_type = 'or/der', retry_count = 5, "
+            "last_error = 'outbox: dead letter: x' WHERE seq = 2"
+        )
         file = {"OUTBOX_TABLE_FILE": str(table.settings.table_file)}
         before = table.outbox.outbox("status", **file).stdout
         assert "table public.events" in before

@@ -94,7 +94,7 @@ def _warnings(guide: Guide) -> list[str]:
             'ALTER TABLE public.outbox_events ALTER COLUMN "status" SET NOT NULL'
         ],
         "E": [
-            "outbox has no failed_at and no retry_count that record dead letters: each is tried again after "
+            "outbox has no failed_at and no last_error that record dead letters: each is tried again after "
             "every restart: name the column in [columns], if necessary after ALTER TABLE public.outbox ADD "
             "COLUMN failed_at timestamptz"
         ],

@@ -210,7 +210,7 @@ def test_an_unreadable_row_is_a_dead_letter_until_it_is_changed(table: Table) ->
             [first],
         )
         with table.relayed(max_attempts=3):
-            wait_until(lambda: _unpublished(table) == [("a", 3)])
+            wait_until(lambda: _unpublished(table) == [("a", 1)])
             connection.execute(
                 "UPDATE events SET payload = '{\"n\": 0}', retry_count = 0 WHERE seq = %s", [first]
             )
