@@ -91,6 +91,7 @@ def _topics(
             notes.append(f"topic {topic.name}: {topic.doubt}")
         space.run(queries.DOUBT, topic=topic.number, kept_from=kept_from, doubt=topic.doubt)
     space.run(queries.COMPARE)
+    space.run(queries.SET_ASTRAY_ASIDE)
     space.run(queries.FIND_LATE)
     of_day = {"first": ids.floor(start), "end": ids.floor(end), "start_ms": start, "end_ms": end}
     space.run(queries.FIND_UNKNOWN.format(**of_day))

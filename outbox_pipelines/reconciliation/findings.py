@@ -26,6 +26,16 @@ _OF_TOPICS: Final = (
         ),
     ),
     (
+        queries.WRONG_TOPIC,
+        Kind(
+            "wrong_topic",
+            Status.ERROR,
+            "published, but in another topic than the settings name",
+            "check OUTBOX_TOPIC and OUTBOX_TOPIC_MAP_FILE of the relay and of this command: "
+            "docs/reconciliation.md, wrong_topic",
+        ),
+    ),
+    (
         queries.PHANTOM,
         Kind(
             "phantom",

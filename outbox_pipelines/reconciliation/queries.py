@@ -82,18 +82,18 @@ SET TimeZone = 'UTC';
 SET enable_progress_bar = false;
 CREATE SEQUENCE kind_numbers;
 CREATE TABLE kinds (
-    kind USMALLINT DEFAULT nextval('kind_numbers'), aggregate_type VARCHAR, event_type VARCHAR,
-    topic USMALLINT);
-CREATE TABLE topics (topic USMALLINT, name VARCHAR, kept_from BIGINT, doubt VARCHAR);
+    kind UINTEGER DEFAULT nextval('kind_numbers'), aggregate_type VARCHAR, event_type VARCHAR,
+    topic UINTEGER);
+CREATE TABLE topics (topic UINTEGER, name VARCHAR, kept_from BIGINT, doubt VARCHAR);
 CREATE TYPE state AS ENUM (
     'published', 'pending', 'waiting', 'retrying', 'replaying', 'failed', 'discarded');
 CREATE TABLE events (
-    id UUID, seq BIGINT, aggregate UBIGINT, kind USMALLINT, state state, created_ms BIGINT);
+    id UUID, seq BIGINT, aggregate UBIGINT, kind UINTEGER, state state, created_ms BIGINT);
 CREATE TABLE replayed (seq BIGINT);
-CREATE TABLE messages (id UUID, topic USMALLINT, partition INTEGER, "offset" BIGINT, at_ms BIGINT);
-CREATE TABLE unreadable (topic USMALLINT, partition INTEGER, "offset" BIGINT);
+CREATE TABLE messages (id UUID, topic UINTEGER, partition INTEGER, "offset" BIGINT, at_ms BIGINT);
+CREATE TABLE unreadable (topic UINTEGER, partition INTEGER, "offset" BIGINT);
 CREATE TABLE unknown (
-    side VARCHAR, id UUID, topic USMALLINT, partition INTEGER, "offset" BIGINT)"""
+    side VARCHAR, id UUID, topic UINTEGER, partition INTEGER, "offset" BIGINT)"""
 
 ADD_KINDS: Final = """
 INSERT INTO kinds (aggregate_type, event_type)
@@ -107,8 +107,8 @@ FROM batch JOIN kinds USING (aggregate_type, event_type)"""
 ADD_REPLAYED: Final = "INSERT INTO replayed SELECT DISTINCT seq FROM batch"
 
 KINDS: Final = "SELECT kind, aggregate_type, event_type FROM kinds ORDER BY kind"
-ADD_TOPIC: Final = "INSERT INTO topics (topic, name) VALUES ($topic, $name)"
-ROUTE: Final = "UPDATE kinds SET topic = $topic WHERE kind = $kind"
+ADD_TOPICS: Final = "INSERT INTO topics (topic, name) SELECT topic, name FROM batch"
+ROUTE: Final = "UPDATE kinds SET topic = batch.topic FROM batch WHERE batch.kind = kinds.kind"
 DOUBT: Final = "UPDATE topics SET kept_from = $kept_from, doubt = $doubt WHERE topic = $topic"
 
 # A dead letter of the file that is parked no more was published since; a discarded one is purged with time.
@@ -130,11 +130,11 @@ FROM (SELECT id, uuid_extract_version(id) = 7 AS is_timed FROM events)"""
 ADD_MESSAGES: Final = """
 INSERT INTO messages
 SELECT * FROM (
-    SELECT TRY_CAST(id AS UUID) AS id, topic::USMALLINT, partition, "offset", at_ms FROM batch)
+    SELECT TRY_CAST(id AS UUID) AS id, topic::UINTEGER, partition, "offset", at_ms FROM batch)
 WHERE id IS NOT NULL
   AND (id >= '{first}'::UUID AND id < '{end}'::UUID OR uuid_extract_version(id) <> 7)"""
 ADD_UNREADABLE: Final = """
-INSERT INTO unreadable SELECT topic::USMALLINT, partition, "offset" FROM batch
+INSERT INTO unreadable SELECT topic::UINTEGER, partition, "offset" FROM batch
 WHERE TRY_CAST(id AS UUID) IS NULL AND at_ms >= {start_ms} AND at_ms < {end_ms}"""
 
 # Events beside the places they have come to; a duplicate in one partition counts as the first of it.
@@ -147,6 +147,14 @@ FROM events e FULL JOIN (
     FROM messages GROUP BY id, topic, partition
 ) m ON m.id = e.id;
 DROP TABLE messages"""
+# Places in other topics than the one of their kind are none for consumers; an event keeps one row.
+SET_ASTRAY_ASIDE: Final = """
+CREATE TABLE astray AS
+SELECT c.*, k.topic AS meant FROM compared c JOIN kinds k USING (kind)
+WHERE c."offset" IS NOT NULL AND c.topic IS DISTINCT FROM k.topic;
+DELETE FROM compared WHERE (id, topic) IN (SELECT id, topic FROM astray);
+INSERT INTO compared (id, seq, aggregate, kind, state, created_ms)
+SELECT DISTINCT id, seq, aggregate, kind, state, created_ms FROM astray ANTI JOIN compared USING (id)"""
 
 # Its first time in a partition, behind a later event of its aggregate.
 FIND_LATE: Final = """
@@ -184,10 +192,15 @@ SELECT c.id, c.seq, c.kind, k.topic, NULL AS partition, NULL AS "offset",
             THEN 'the topic has messages since '
                 || strftime(make_timestamp(t.kept_from * 1000), '%Y-%m-%d %H:%M:%S')
        END AS detail
-FROM compared c JOIN kinds k USING (kind) LEFT JOIN topics t ON t.topic = k.topic
+FROM compared c ANTI JOIN astray USING (id) JOIN kinds k USING (kind)
+LEFT JOIN topics t ON t.topic = k.topic
 WHERE c.state = 'published' AND c."offset" IS NULL"""
 MISSING: Final[LiteralString] = f"SELECT * FROM ({_ABSENT}) WHERE detail IS NULL"
 UNKNOWABLE: Final[LiteralString] = f"SELECT * FROM ({_ABSENT}) WHERE detail IS NOT NULL"
+WRONG_TOPIC: Final = """
+SELECT a.id, a.seq, a.kind, a.topic, a.partition, a."offset",
+       coalesce('belongs in ' || t.name, 'has no valid topic') AS detail
+FROM astray a LEFT JOIN topics t ON t.topic = a.meant"""
 PHANTOM: Final = """
 SELECT id, NULL AS seq, NULL AS kind, topic, partition, "offset", NULL AS detail FROM unknown
 WHERE side = 'topics'"""
@@ -224,9 +237,9 @@ PUBLISHED: Final = "SELECT count(*) FROM events WHERE state = 'published'"
 MAKE_CONSUMER: Final = """
 CREATE OR REPLACE TABLE processed (id UUID);
 CREATE OR REPLACE TABLE inbox (id UUID, state VARCHAR, error VARCHAR);
-CREATE OR REPLACE TABLE committed (topic USMALLINT, partition INTEGER, "offset" BIGINT);
-CREATE OR REPLACE TABLE handled (topic USMALLINT, partition INTEGER, first BIGINT, "end" BIGINT);
-CREATE OR REPLACE TABLE taken (kind USMALLINT)"""
+CREATE OR REPLACE TABLE committed (topic UINTEGER, partition INTEGER, "offset" BIGINT);
+CREATE OR REPLACE TABLE handled (topic UINTEGER, partition INTEGER, first BIGINT, "end" BIGINT);
+CREATE OR REPLACE TABLE taken (kind UINTEGER)"""
 ADD_PROCESSED: Final = "INSERT INTO processed SELECT id::UUID FROM batch"
 ADD_INBOX: Final = "INSERT INTO inbox SELECT id::UUID, state, error FROM batch"
 ADD_COMMITTED: Final = "INSERT INTO committed VALUES ($topic, $partition, $offset)"

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import pyarrow as pa
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
@@ -27,6 +28,8 @@ from outbox_pipelines.settings import Settings
 # Untyped there.
 _FIRST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LAST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_TOPICS: Final = pa.schema([("topic", pa.uint32()), ("name", pa.string())])
+_ROUTES: Final = pa.schema([("kind", pa.uint32()), ("topic", pa.uint32())])
 _SECONDS: Final = 15.0
 # Allowed difference between the clocks of relay and database.
 SLACK_MS: Final = 600_000
@@ -59,16 +62,17 @@ def route(settings: Settings, space: Workspace) -> dict[str, int]:
     """Assign each kind of event its topic; return the topics' numbers by name."""
     router = Router(settings)
     numbers: dict[str, int] = {}
+    routed: list[tuple[int, int]] = []
     for kind, aggregate_type, event_type in space.rows(queries.KINDS):
         try:
             name = router.topic(aggregate_type, event_type)
         except IllegalTopicError:
             # An event without a valid topic is never published.
             continue
-        if name not in numbers:
-            numbers[name] = len(numbers) + 1
-            space.run(queries.ADD_TOPIC, topic=numbers[name], name=name)
-        space.run(queries.ROUTE, topic=numbers[name], kind=kind)
+        routed.append((kind, numbers.setdefault(name, len(numbers) + 1)))
+    space.add(queries.ADD_TOPICS, pa.table({"topic": list(numbers.values()), "name": list(numbers)}, _TOPICS))
+    kinds, topics = zip(*routed, strict=True) if routed else ((), ())
+    space.add(queries.ROUTE, pa.table({"kind": kinds, "topic": topics}, _ROUTES))
     return numbers
 
 

@@ -90,14 +90,18 @@ class Place:
 
     # --- the topic --------------------------------------------------------------------------------------
 
-    def send(self, *ids: str, key: str = "0", at_ms: int = 0, **headers: str) -> None:
+    def send(self, *ids: str, key: str = "0", at_ms: int = 0, topic: str = "", **headers: str) -> None:
         """Messages that no relay has sent."""
         producer = confluent_kafka.Producer(
             {"bootstrap.servers": self.settings.kafka, "partitioner": "murmur2_random", "linger.ms": 0}
         )
         for event_id in ids:
             producer.produce(
-                self.topic, "{}", key=key, timestamp=at_ms, headers=list({"id": event_id, **headers}.items())
+                topic or self.topic,
+                "{}",
+                key=key,
+                timestamp=at_ms,
+                headers=list({"id": event_id, **headers}.items()),
             )
         assert producer.flush(20) == 0
 

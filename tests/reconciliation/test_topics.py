@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,6 +16,7 @@ from outbox_pipelines.relay.parking import dead_letters
 from tests.conftest import Outbox, may_log_in
 from tests.consumer.place import uuid7
 from tests.reconciliation.place import DAY, END_MS, START_MS, TODAY, Place, found, new_id, one
+from tests.relay.topic import create
 
 
 def test_a_clean_day_is_equal(place: Place) -> None:
@@ -44,6 +46,41 @@ def test_an_event_that_is_in_no_topic_is_missing(place: Place) -> None:
     assert sorted(str(each.id) for each in missing.examples) == sorted(lost)
     assert {(each.event_type, each.topic) for each in missing.examples} == {("order.lost", place.topic)}
     assert all(each.seq for each in missing.examples)
+
+
+def test_an_event_that_is_in_another_topic(place: Place) -> None:
+    """Guards against exchanged topics that are called all present, and consumers blamed for them."""
+    file = place.directory / "topics.txt"
+    names = {"order.placed": f"{place.topic}-a", "order.paid": f"{place.topic}-b"}
+    for topic in names.values():
+        create(place.settings.kafka, topic, 1)
+
+    def route(**topics: str) -> Place:
+        file.write_text("".join(f"{kind}={topic}\n" for kind, topic in topics.items()))
+        return replace(
+            place, outbox=Outbox(place.outbox.settings.model_copy(update={"topic_map_file": file}))
+        )
+
+    exchanged = dict(zip(names, reversed(names.values()), strict=True))
+    wrong = place.write(4, event_type="order.placed")
+    route(**exchanged).relay()
+    place.write(3, event_type="order.paid")
+    after = route(**names)
+    after.relay()
+    after.name(topics=[names["order.placed"]])
+    report = after.reconcile()
+    (of_topics, billing) = report.sides
+    assert found(of_topics) == {"wrong_topic": 4}
+    assert found(billing) == {}
+    finding = one(of_topics, "wrong_topic")
+    assert finding.kind.status is Status.ERROR
+    assert {each.id for each in finding.examples} == set(wrong)
+    assert {(each.topic, each.detail) for each in finding.examples} == {
+        (names["order.paid"], f"belongs in {names['order.placed']}")
+    }
+    # A copy in the right topic: published, and the other one stays wrong.
+    after.send(wrong[0], topic=names["order.placed"])
+    assert found(after.reconcile().sides[0]) == {"wrong_topic": 4}
 
 
 def test_what_is_not_published_yet_lags(place: Place) -> None:
