@@ -99,10 +99,13 @@ def export(
     """
     published = _published(connection, day)
     exported = Exported()
-    ((types,),) = connection.execute(queries.of_leaf(queries.TYPES, leaf))
+    most = sql.Literal(queries.MOST_TYPES)
+    ((types, count),) = connection.execute(queries.of_leaf(queries.TYPES, leaf, most=most))
+    order = queries.BY_FEW_TYPES if count <= queries.MOST_TYPES else queries.BY_MANY_TYPES
+    aggregate = sql.SQL(order).format(types=sql.Literal(types or []))
     schema = schema_with(columns)
     with (
-        closing(_batches(settings, leaf, types or [], list(published), columns)) as batches,
+        closing(_batches(settings, leaf, aggregate, list(published), columns)) as batches,
         _Writer(file, schema) as writer,
     ):
         for batch in batches:
@@ -129,12 +132,16 @@ def _published(connection: Connection, day: date) -> dict[int, dict[int, Publish
 
 
 def _batches(
-    settings: Settings, leaf: str, types: list[str], divisions: list[int], columns: Sequence[Column]
+    settings: Settings,
+    leaf: str,
+    aggregate: sql.Composable,
+    divisions: list[int],
+    columns: Sequence[Column],
 ) -> Generator[pa.RecordBatch, None, None]:
     shards = sql.SQL("").join(
         sql.SQL(queries.SHARD).format(shards=sql.Literal(shards)) for shards in divisions if shards > 1
     )
-    parts = {"shards": shards, "types": sql.Literal(types), "extra": queries.values(columns)}
+    parts = {"shards": shards, "aggregate": aggregate, "extra": queries.values(columns)}
     rows = queries.of_leaf(queries.ROWS, leaf, **parts).as_string()
     dsn = reading_dsn(settings.require_dsn())
     hint = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}

@@ -49,21 +49,14 @@ SELECT shard, at, done::text, target::text, last_seq FROM outbox_progress
 WHERE shards = %(shards)s AND at >= %(day)s::date::timestamp AT TIME ZONE 'UTC'
 ORDER BY shard, at"""
 
-# The aggregate types of a day, each found by one index lookup.
+# The aggregate types of a day, as far as they are few: one scan, since no index begins with the type.
+MOST_TYPES: Final = 1000
 TYPES: Final = """
-WITH RECURSIVE types AS (
-    (SELECT aggregate_type FROM {leaf} ORDER BY aggregate_type LIMIT 1)
-    UNION ALL
-    SELECT (SELECT o.aggregate_type FROM {leaf} o WHERE o.aggregate_type > t.aggregate_type
-            ORDER BY o.aggregate_type LIMIT 1)
-    FROM types t WHERE t.aggregate_type IS NOT NULL
-)
-SELECT array_agg(aggregate_type ORDER BY aggregate_type COLLATE "C")
-FROM types WHERE aggregate_type IS NOT NULL"""
+SELECT array_agg(aggregate_type ORDER BY aggregate_type COLLATE "C"), count(*)
+FROM (SELECT DISTINCT aggregate_type FROM {leaf} LIMIT {most} + 1) AS first"""
 
 # Order by aggregate makes files a quarter smaller, and reading the history of one aggregate four times as
-# fast. Type and id are one key, the type as one character: PostgreSQL compares the first 8 bytes of the first
-# key fastest. `tx` and the shards are not written to the file; they determine the time of publishing.
+# fast. `tx` and the shards are not written to the file; they determine the time of publishing.
 ROWS: Final[LiteralString] = """
 SELECT o.id::text, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.payload::text, o.headers::text,
        o.idempotency_key, o.correlation_id, o.causation_id, o.traceparent, o.version, o.created_at,
@@ -73,7 +66,12 @@ SELECT o.id::text, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.payl
 FROM {leaf} o
 LEFT JOIN outbox_parked p ON p.seq = o.seq AND p.id = o.id
 LEFT JOIN outbox_released r ON r.seq = o.seq AND r.id = o.id
-ORDER BY chr(31 + array_position({types}, o.aggregate_type)) || o.aggregate_id COLLATE "C", o.seq"""
+ORDER BY {aggregate}, o.seq"""
+# Type and id as one key, the type as one character: PostgreSQL compares the first 8 bytes of the first key
+# fastest. The same order with any number of types: positions are searched one by one, and there are no
+# characters above 1,114,111, nor surrogates.
+BY_FEW_TYPES: Final = 'chr(31 + array_position({types}, o.aggregate_type)) || o.aggregate_id COLLATE "C"'
+BY_MANY_TYPES: Final = 'o.aggregate_type COLLATE "C", o.aggregate_id COLLATE "C"'
 SHARD: Final[LiteralString] = ", outbox_shard_of(o.aggregate_type, o.aggregate_id, {shards})"
 
 # Rows of a restored day have the lowest id of an ordinary transaction: see MAKE.

@@ -22,7 +22,7 @@ import pytest
 
 from outbox_pipelines import __version__
 from outbox_pipelines.archive import day as days
-from outbox_pipelines.archive import export, identity
+from outbox_pipelines.archive import export, identity, queries
 from outbox_pipelines.archive.columns import SCHEMA
 from outbox_pipelines.archive.manifest import Manifest, digest
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
@@ -44,6 +44,7 @@ from tests.archive.days import (
     write,
     write_many,
     write_shapes,
+    writing,
 )
 from tests.conftest import wait_until
 from tests.schema.servers import Database
@@ -61,13 +62,35 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND query ~ 'LEFT JOIN outbox_released' AND pid <> pg_backend_pid()"""
 
 
+def test_more_types_than_characters(database: Database, settings: Settings) -> None:
+    """Guards against a day that can never be archived, and so never dropped."""
+    day = days_ago(2)
+    make_days(database, day)
+    with writing(database) as connection:
+        connection.execute(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at) "
+            "SELECT 'tenant-' || n, 'a', 'e', '{}', %s::date + interval '1 hour' "
+            "FROM generate_series(1, 56000) n",
+            [day],
+        )
+    publish(database)
+    assert days.archive(settings, day).written
+    assert days.verify(settings, day).equal
+    found = [row["aggregate_type"] for row in rows(settings, day)]
+    assert (len(found), found) == (56_000, sorted(found))
+
+
 def ends(said: Manifest) -> tuple[Any, ...]:
     """What the manifest reports about all rows."""
     return said.rows, said.first_seq, said.last_seq, said.first_created_at, said.last_created_at
 
 
-def test_the_file_holds_exactly_the_rows(database: Database, settings: Settings) -> None:
+@pytest.mark.parametrize("most_types", [1000, 4])
+def test_the_file_holds_exactly_the_rows(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch, most_types: int
+) -> None:
     """Guards against a value that changes in the file, a row too few or too many, and another order."""
+    monkeypatch.setattr(queries, "MOST_TYPES", most_types)
     day = past_day(database)
     with database.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
