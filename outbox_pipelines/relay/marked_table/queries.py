@@ -240,15 +240,16 @@ SELECT {fitting}, attempts FROM (
     WHERE {is_pending} AND {has_names} AND n.number = ANY (%(seqs)s::bigint[])
     ORDER BY n.number OFFSET 0) AS event
 ORDER BY seq"""
+# Only what is pending: of relays that share a table, another one may have made it a dead letter.
 REFUSED: Final = """
 UPDATE {table} AS t SET {refused}
 FROM unnest(%(keys)s::{key_type}[], %(errors)s::text[], %(pauses)s::float8[], %(lasts)s::bool[])
      AS r (key, error, pause, is_last)
-WHERE {is_unprocessed} AND {key} = r.key"""
+WHERE {is_pending} AND {key} = r.key"""
 POSTPONED: Final = """
 UPDATE {table} AS t SET {set_reason}
 FROM unnest(%(keys)s::{key_type}[], %(errors)s::text[]) AS r (key, error)
-WHERE {is_unprocessed} AND {key} = r.key"""
+WHERE {is_pending} AND {key} = r.key"""
 # The first row of each aggregate that an earlier relay has tried.
 TRIED: Final = """
 SELECT DISTINCT ON ({aggregate_type}, {aggregate_id})

@@ -42,7 +42,8 @@ def _insert(table: Table, **values: object) -> None:
 
 
 def _errors(table: Table) -> dict[int, str]:
-    return {seq: error for seq, error in table.rows("seq, last_error") if error}
+    rows = table.rows("seq, last_error")
+    return {seq: error.removeprefix("outbox: dead letter: ") for seq, error in rows if error}
 
 
 def test_a_row_without_a_name_becomes_a_dead_letter(loose: Table) -> None:
