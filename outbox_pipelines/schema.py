@@ -33,20 +33,46 @@ WITH here AS (
     SELECT oid AS schema, quote_ident(nspname) AS name FROM pg_namespace WHERE nspname = %(schema)s
 ),
 relations AS (
-    SELECT c.oid, c.relname, c.relkind, c.relpersistence, c.relrowsecurity FROM pg_class c, here
+    SELECT c.* FROM pg_class c, here
     WHERE c.relnamespace = here.schema AND c.relname LIKE 'outbox%%'
       AND NOT c.relispartition AND c.relname !~ '^outbox_(restored_)?[0-9]{8}$'
 ),
 lines AS (
     SELECT format('server %%s', current_setting('server_version_num')::int / 10000) AS line
     UNION ALL
-    SELECT format('table %%s%%s%%s%%s', r.relname, CASE r.relpersistence WHEN 'u' THEN ' (unlogged)' END,
-                  CASE WHEN r.relrowsecurity THEN ' (row security)' END,
-                  CASE WHEN EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = r.oid) THEN ' (rules)' END)
+    SELECT format('table %%s%%s', r.relname, CASE r.relpersistence WHEN 'u' THEN ' (unlogged)' END)
     FROM relations r WHERE r.relkind IN ('r', 'p')
     UNION ALL
-    SELECT format('column %%s.%%s %%s%%s%%s', r.relname, a.attname, format_type(a.atttypid, a.atttypmod),
+    SELECT format('row security of %%s: %%s', r.relname,
+                  CASE WHEN r.relrowsecurity OR r.relforcerowsecurity THEN 'on' ELSE 'off' END)
+    FROM relations r WHERE r.relkind IN ('r', 'p')
+    UNION ALL
+    SELECT format('rules of %%s: %%s', r.relname,
+                  coalesce(string_agg(w.rulename, ', ' ORDER BY w.rulename), 'none'))
+    FROM relations r LEFT JOIN pg_rewrite w ON w.ev_class = r.oid WHERE r.relkind IN ('r', 'p')
+    GROUP BY r.relname
+    UNION ALL
+    -- A day that is attached is described by its name alone: see above.
+    SELECT format('partition %%s.%%s%%s', r.relname, c.relname,
+                  CASE WHEN c.oid = p.partdefid THEN ', the default: it prevents that days are dropped' END)
+    FROM relations r JOIN pg_inherits i ON i.inhparent = r.oid JOIN pg_class c ON c.oid = i.inhrelid
+    LEFT JOIN pg_partitioned_table p ON p.partrelid = r.oid
+    WHERE c.relkind IN ('r', 'p', 'f') AND (c.relname !~ '^outbox_[0-9]{8}$' OR c.oid = p.partdefid)
+    UNION ALL
+    SELECT format('foreign key %%s of %%s to %%s', o.conname, o.conrelid::regclass, r.relname)
+    FROM relations r JOIN pg_constraint o ON o.confrelid = r.oid AND o.contype = 'f' AND o.conparentid = 0
+    WHERE o.conrelid NOT IN (SELECT oid FROM relations)
+    UNION ALL
+    SELECT format('trigger %%s.%%s', t.tgrelid::regclass, t.tgname)
+    FROM pg_trigger t JOIN pg_inherits leaf ON leaf.inhrelid = t.tgrelid
+    WHERE leaf.inhparent IN (SELECT oid FROM relations) AND t.tgparentid = 0 AND NOT t.tgisinternal
+      AND t.tgname NOT IN ('outbox_no_truncate', 'outbox_closed')
+    UNION ALL
+    SELECT format('column %%s.%%s %%s%%s%%s%%s%%s', r.relname, a.attname,
+                  format_type(a.atttypid, a.atttypmod),
                   CASE WHEN a.attnotnull THEN ' not null' END,
+                  CASE WHEN a.attidentity <> '' THEN ' identity' END,
+                  CASE WHEN a.attgenerated <> '' THEN ' generated' END,
                   ' default ' || replace(pg_get_expr(d.adbin, d.adrelid), 'outbox_uuidv7()', 'uuidv7()'))
     FROM relations r
     JOIN pg_attribute a ON a.attrelid = r.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -154,7 +180,8 @@ def migrate(settings: Settings) -> list[str]:
         if drift := _differences(connection, settings.db_schema):
             raise SetupError(
                 f"the schema differs from what `outbox migrate` creates: {'; '.join(drift[:5])}"
-                f"{' and more' if drift[5:] else ''}; nothing was changed: undo the difference manually"
+                f"{' and more' if drift[5:] else ''}; nothing was changed: undo the difference manually "
+                "(docs/troubleshooting.md)"
             )
         connection.execute(_ENSURE_PARTITIONS, {"days": settings.partitions_ahead})
         connection.execute(_RECORD, {"lines": _describe(connection, settings.db_schema)})

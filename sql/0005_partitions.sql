@@ -30,7 +30,10 @@ BEGIN
     LOOP
         BEGIN
             leaf := 'outbox_' || to_char(missing, 'YYYYMMDD');
-            EXECUTE format('CREATE TABLE %s.%I (LIKE outbox INCLUDING ALL)', schema, leaf);
+            -- An identity belongs to the parent alone, and ATTACH refuses another one.
+            EXECUTE format('CREATE TABLE %s.%I (LIKE outbox INCLUDING ALL EXCLUDING IDENTITY)%s', schema, leaf,
+                           (SELECT format(' TABLESPACE %I', s.spcname) FROM pg_class c
+                            JOIN pg_tablespace s ON s.oid = c.reltablespace WHERE c.oid = 'outbox'::regclass));
             -- The caller may be another role, such as a superuser: a partition has the same owner as the table.
             EXECUTE format('ALTER TABLE %I OWNER TO %s', leaf,
                            (SELECT relowner::regrole FROM pg_class WHERE oid = 'outbox'::regclass));

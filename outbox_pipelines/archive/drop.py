@@ -119,6 +119,11 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
             raise SetupError(
                 f"{first_line(error)}: only the role that owns the outbox can drop days"
             ) from None
+        except psycopg.errors.ForeignKeyViolation as error:
+            raise NotReadyError(
+                f"{day} not dropped: rows of another table refer to its events: {first_line(error)}: delete "
+                "those rows, or drop the foreign key"
+            ) from None
         except psycopg.Error as error:
             raise UnavailableError(
                 f"{day} is not dropped, the database reports an error: {first_line(error)}"
@@ -129,6 +134,12 @@ def _look_first(settings: Settings, connection: Connection, day: date, manifest_
     """Raise the errors that prevent a drop, while the partition is still attached."""
     if dependents := connection.execute(queries.DEPENDENTS, {"leaf": leaf_of(day)}).fetchall():
         raise NotReadyError(f"{day} not dropped: {dependents[0][0]} depends on {leaf_of(day)}: drop it first")
+    for (default,) in connection.execute(queries.DEFAULT_PARTITION).fetchall():
+        raise NotReadyError(
+            f"{day} not dropped: the outbox has the default partition {default}, and PostgreSQL detaches no "
+            f"day beside it: run ALTER TABLE outbox DETACH PARTITION {default}, write its rows again as new "
+            "events, then drop it"
+        )
     if settings.archive != NO_ARCHIVE:
         found = proof.prove(open_store(settings), day, connection, leaf_of(day), manifest_sha256)
         if not found.equal:

@@ -142,7 +142,7 @@ ADD_COLUMN: Final = "ALTER TABLE {leaf} ADD COLUMN {name} {type}"
 # 3 is the lowest id of an ordinary transaction: it is visible in every snapshot. Creating the indexes after
 # loading the rows takes a third of the time. They equal those of the outbox: ATTACH would create others.
 MAKE: Final = """
-CREATE TABLE {leaf} (LIKE outbox INCLUDING ALL EXCLUDING INDEXES);
+CREATE TABLE {leaf} (LIKE outbox INCLUDING ALL EXCLUDING INDEXES EXCLUDING IDENTITY);
 ALTER TABLE {leaf} ALTER COLUMN tx SET DEFAULT '3'"""
 COPY: Final = "COPY {leaf} ({columns}) FROM STDIN (FORMAT csv)"
 MADE: Final = """

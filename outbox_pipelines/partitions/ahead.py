@@ -93,10 +93,19 @@ def _made(connection: Connection, wanted: int, since: date | None) -> int:
                 f"{first_line(error)}: only the role that owns the outbox can create partitions"
             ) from None
         except psycopg.errors.ObjectNotInPrerequisiteState as error:
-            raise SetupError(f"{first_line(error)}: a closed day cannot change") from None
+            reason = first_line(error)
+            raise SetupError(
+                f"{reason}: a closed day cannot change" if "are closed" in reason else reason
+            ) from None
         except psycopg.errors.DuplicateTable as error:
             raise SetupError(
                 f"{first_line(error)}, and does not belong to the outbox: rename or drop it"
+            ) from None
+        except psycopg.errors.CheckViolation as error:
+            # Only a default partition is looked through when a day is attached.
+            raise SetupError(
+                f"{first_line(error)}: detach that partition, write its rows again as new events, then drop "
+                "it"
             ) from None
         else:
             return int(made)

@@ -190,6 +190,11 @@ WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass
   AND d.refobjid = to_regclass(%(leaf)s) AND r.ev_class <> d.refobjid
 ORDER BY 1"""
 
+# With one, PostgreSQL detaches no partition concurrently.
+DEFAULT_PARTITION: Final = """
+SELECT partdefid::regclass::text FROM pg_partitioned_table
+WHERE partrelid = 'outbox'::regclass AND partdefid <> 0"""
+
 # The transactions that use the outbox now: DETACH waits for them, and until then the day is not visible.
 USERS: Final = """
 SELECT DISTINCT virtualtransaction FROM pg_locks

@@ -84,10 +84,11 @@ DRIFTS = {
         "missing: view outbox_events ",
     ),
     "row security": Drift(
-        "ALTER TABLE outbox_parked ENABLE ROW LEVEL SECURITY", "missing: table outbox_parked"
+        "ALTER TABLE outbox_parked ENABLE ROW LEVEL SECURITY",
+        "missing: row security of outbox_parked: off",
     ),
     "rewrite rule": Drift(
-        "CREATE RULE gone AS ON INSERT TO outbox DO INSTEAD NOTHING", "unknown: table outbox (rules)"
+        "CREATE RULE gone AS ON INSERT TO outbox DO INSTEAD NOTHING", "unknown: rules of outbox: gone"
     ),
     "table lost in a crash": Drift(
         "ALTER TABLE outbox_shards SET UNLOGGED", "unknown: table outbox_shards (unlogged)"
