@@ -24,7 +24,7 @@ from outbox_pipelines.debezium.connect import Connect
 from outbox_pipelines.debezium.names import connector_name
 from outbox_pipelines.errors import NotReadyError, OperatorError, SetupError
 from outbox_pipelines.relay.cdc import queries
-from outbox_pipelines.relay.cdc.setup import NO_RELAY, lock, set_up, slot_name
+from outbox_pipelines.relay.cdc.setup import NO_RELAY, current_name, lock, set_up
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
@@ -47,7 +47,7 @@ def to_connector(settings: Settings, place: Mapping[str, Any], *, seconds: float
     require_schema(settings)
     cluster, name = Connect(settings.require_connect()), connector_name(settings)
     with closing(connect(settings, name="outbox cutover")) as connection:
-        slot = slot_name(settings, connection.info.dbname)
+        slot = current_name(settings, connection)
         config = connector(settings, slot=slot, publication=slot, **place)
         _require_free(connection, cluster, name, slot)
         if wrong := cluster.validate(config):

@@ -56,6 +56,14 @@ def slot_name(settings: Settings, database: str) -> str:
     return f"{re.sub(r'[^a-z0-9_]', '_', name.lower())[:54]}_{digest}"
 
 
+def current_name(settings: Settings, connection: Connection) -> str:
+    """Return the name of this outbox's slot and publication, also after its database was renamed."""
+    named, *_ = _one(connection, queries.NAMED)
+    row = connection.execute(queries.EXISTING_SLOT, {"slot": named}).fetchone()
+    is_ours = row is not None and row[0] == connection.info.dbname
+    return named if is_ours else slot_name(settings, connection.info.dbname)
+
+
 def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
     """Make publication and slot; relays of the outbox then continue from the slot.
 
@@ -71,7 +79,7 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
     """
     require_schema(settings)
     with closing(connect(settings, name="outbox cdc setup")) as connection, lock(connection, settings):
-        slot = slot_name(settings, connection.info.dbname)
+        slot = current_name(settings, connection)
         _check(connection, settings)
         is_new = _publish(connection, slot, say)
         named, begins, ends, error = _one(connection, queries.NAMED)
@@ -121,19 +129,23 @@ def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = 
     """
     require_schema(settings)
     with closing(connect(settings, name="outbox cdc drop")) as connection, lock(connection, settings):
-        slot = slot_name(settings, connection.info.dbname)
+        slot = current_name(settings, connection)
         named, _, _, _ = _one(connection, queries.NAMED)
         name, state = _one(connection, queries.CONNECTOR)
         _refuse_connector(name, state)
+        # After a renaming of the database, one name may be that of the slot, and one that of a publication.
+        names = {named, slot, slot_name(settings, connection.info.dbname)} - {None}
         if publication:
-            _require_owner(connection, slot)
+            for each in names:
+                _require_owner(connection, each)
         connection.execute(queries.END_SLOT)
         _end_maker(connection)
         dropped = [_drop(connection, left, say, seconds=seconds) for left in {named, slot} - {None}]
         connection.execute(queries.NO_SLOT)
-        if publication and connection.execute(queries.PUBLICATION, {"slot": slot}).fetchone():
-            connection.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(slot)))
-            say(f"publication {slot}: dropped")
+        for each in names if publication else ():
+            if connection.execute(queries.PUBLICATION, {"slot": each}).fetchone():
+                connection.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(each)))
+                say(f"publication {each}: dropped")
         return named is not None or any(dropped)
 
 
@@ -186,7 +198,7 @@ def _check(connection: Connection, settings: Settings) -> None:
             f"all {most} slots of the server exist (max_replication_slots): drop one that is not used "
             "(SELECT * FROM pg_replication_slots), or raise the setting and restart PostgreSQL"
         )
-    slot = slot_name(settings, connection.info.dbname)
+    slot = current_name(settings, connection)
     if connection.execute(queries.PUBLICATION, {"slot": slot}).fetchone() is None:
         owner, owns, database, may_create = _one(connection, queries.MAY_PUBLISH)
         if not owns:

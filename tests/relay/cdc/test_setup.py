@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from outbox_pipelines import schema
 from outbox_pipelines.errors import NotReadyError
@@ -278,6 +279,32 @@ def test_a_slot_that_the_server_has_ended_is_replaced(tmp_path: Path, outbox: Ou
         assert "is lost (" not in outbox.outbox("cdc", "status", **given).stdout
     finally:
         server.stop()
+
+
+def test_a_database_that_was_renamed(outbox: Outbox, stack: Stack) -> None:
+    """Guards against a second publication, and one that no command drops."""
+    assert outbox.outbox("cdc", "setup").returncode == 0
+    (slot,) = _slots(outbox)
+    with outbox.connect() as connection:
+        before = connection.info.dbname
+    after = f"{before}_renamed"
+    dsn = make_conninfo(stack.dsn, dbname=after)
+    renamed = Outbox(outbox.settings.model_copy(update={"dsn": type(outbox.settings.require_dsn())(dsn)}))
+    with psycopg.connect(stack.dsn, autocommit=True) as server:
+        server.execute(f"ALTER DATABASE {before} RENAME TO {after}".encode())
+        try:
+            assert "nothing to do" in renamed.outbox("cdc", "setup").stdout
+            with renamed.connect() as connection:
+                found = connection.execute("SELECT pubname FROM pg_publication").fetchall()
+            assert found == [(slot,)]
+            assert _slots(renamed) == [slot]
+            dropped = renamed.outbox("cdc", "drop")
+            assert dropped.returncode == 0, dropped.stderr
+            with renamed.connect() as connection:
+                assert connection.execute("SELECT pubname FROM pg_publication").fetchall() == []
+            assert _slots(renamed) == []
+        finally:
+            server.execute(f"ALTER DATABASE {after} RENAME TO {before}".encode())
 
 
 def test_names_are_readable_and_unique(outbox: Outbox) -> None:
