@@ -169,7 +169,7 @@ def test_an_envelope_has_all_that_identifies_the_event(outbox: Outbox) -> None:
         "aggregate_type": "order",
         "aggregate_id": '4"2',
         "payload": json.loads(payload),
-        "timestamp": f"{created_at.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+        "timestamp": f"{created_at.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f+00:00}",
     }
     assert message.headers == {
         "id": event_id,

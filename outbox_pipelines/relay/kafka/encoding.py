@@ -159,11 +159,12 @@ def _flat(names: dict[str, str]) -> Shape:
 
 
 def _envelope(event: Event, metadata: Metadata) -> str:
-    """The payload beside what identifies it."""
+    """The payload beside what identifies it; its time is in the form that every parser of ISO 8601 reads."""
+    time = f"{_time(metadata).removesuffix('Z')}+00:00"
     return (
         f'{{"event_id": {_quote(event.id)}, "event_type": {_quote(event.event_type)}, '
         f'"aggregate_type": {_quote(event.aggregate_type)}, "aggregate_id": {_quote(event.aggregate_id)}, '
-        f'"payload": {event.payload}, "timestamp": {_quote(_time(metadata))}}}'
+        f'"payload": {event.payload}, "timestamp": {_quote(time)}}}'
     )
 
 
