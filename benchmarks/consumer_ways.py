@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 from uuid import UUID
 
 import confluent_kafka
@@ -158,7 +158,6 @@ def _once(
     *,
     source: str = SOURCE,
     per_transaction: int = 1,
-    dedupe: Literal["id", "offset"] = "id",
     cached: bool = False,
     told: bool = False,
 ) -> Callable[[Run], None]:
@@ -173,7 +172,6 @@ def _once(
             kafka={"bootstrap.servers": run.kafka, "group.id": run.topic},
             dsn=run.dsn,
             cache=cache,
-            dedupe=dedupe,
         )
 
         def placed(event: consumer.Event, connection: psycopg.Connection[Any]) -> None:
@@ -228,8 +226,6 @@ ONE: Final[dict[str, Callable[[Run], None]]] = {
     "textbook": _textbook(),
     "once": _once(),
     "shared": _once(source="shared", per_transaction=AT_ONCE),
-    "offset": _once(source="offset", dedupe="offset"),
-    "offset, shared": _once(source="offset, shared", per_transaction=AT_ONCE, dedupe="offset"),
     "once, cache": _once(source="cached", cached=True),
     "redis": _asks_redis,
 }
@@ -237,7 +233,6 @@ MANY: Final[dict[str, Callable[[Run], None]]] = {
     "bare, many": _bare(AT_ONCE),
     "textbook, many": _textbook(AT_ONCE),
     "once, many": _once(AT_ONCE, source="many"),
-    "offset, many": _once(AT_ONCE, source="offset, many", dedupe="offset"),
 }
 AGAIN_ONE: Final[dict[str, Callable[[Run], None]]] = {
     "again": _once(),

@@ -124,14 +124,11 @@ def _rows(of: _Figures) -> list[Row]:
         _row("  textbook: a row per event, ON CONFLICT DO NOTHING", of, "textbook", "bare"),
         _row("  each event once", of, "once", "bare"),
         _row(f"  each event once, up to {AT_ONCE} share a transaction", of, "shared", "bare"),
-        _row("  by offset", of, "offset", "bare"),
-        _row(f"  by offset, up to {AT_ONCE} share a transaction", of, "offset, shared", "bare"),
         _row("  each event once, with the cache", of, "once, cache", "bare"),
         _row("  a loop that reads and writes Redis", of, "redis", "bare"),
         _row(f"consumer, {many}: a loop that records nothing", of, "bare, many"),
         _row("  textbook: a multi-row INSERT", of, "textbook, many", "bare, many"),
         _row("  each event once", of, "once, many", "bare, many"),
-        _row("  by offset", of, "offset, many", "bare, many"),
         _row("consumer: all delivered again", of, "again", "once"),
         _row("  with the cache", of, "again, cache", "again"),
         _row("  looked up, without the cache", of, "looked up", "again"),
@@ -169,7 +166,7 @@ class _Place:
     def forget(self) -> None:
         """Nothing was ever handled."""
         with psycopg.connect(self.settings.dsn, autocommit=True) as connection:
-            connection.execute("TRUNCATE processed_events, processed_offsets, textbook_processed, invoices")
+            connection.execute("TRUNCATE processed_events, textbook_processed, invoices")
         with redis.Redis.from_url(self.redis_url) as client:
             client.flushall()
 

@@ -178,8 +178,8 @@ table.add_command(make_months)
 # These wait for a lock for some seconds, and then name the session that has it; also `migrate --check`.
 READING: Final = (
     *("adopt plan", "archive history", "archive query", "archive verify", "catalog check", "catalog render"),
-    *("cdc status", "consumer dead-letters list", "consumer dead-letters show", "consumer offsets list"),
-    *("consumer status", "dead-letters list", "dead-letters show", "debezium config", "debezium status"),
+    *("cdc status", "consumer dead-letters list", "consumer dead-letters show", "consumer status"),
+    *("dead-letters list", "dead-letters show", "debezium config", "debezium status"),
     *("partitions list", "quality docs", "reconcile", "shards", "status", "table check", "table describe"),
 )
 add_to(

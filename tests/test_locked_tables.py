@@ -19,7 +19,7 @@ from tests.conftest import Outbox, wait_until
 _OTHERS = """
 adopt back, adopt drain, adopt finish, adopt prepare, adopt switch, alerts test, archive adopt,
 archive day, archive restore, cdc drop, cdc setup, consumer dead-letters discard, consumer
-dead-letters replay, consumer drain, consumer migrate, consumer offsets forget, consumer prune,
+dead-letters replay, consumer drain, consumer migrate, consumer prune,
 consumer receive, consumer run, cutover, dead-letters discard, dead-letters replay, debezium delete,
 debezium pause, debezium register, debezium restart, debezium resume, debezium stop, lint-writes,
 local down, local run, local env, local up, migrate, partitions attach, partitions

@@ -55,9 +55,7 @@ class AsyncConsumer(Configured):
         retry_seconds: seconds until the second attempt, doubled for each later one, at most 5 minutes.
         on_dead_letter: whether later events of a dead letter's key are handled or blocked.
         dead_letter_topic: the topic for a copy of each dead letter, with the reason in its headers.
-        dedupe: how duplicates are detected: by id, by idempotency key if the event has one, or by offset:
-            one row for each partition instead of one for each event. "offset" is only for topics in which no
-            event is twice: those of a relay with `exactly_once`; see docs/consuming.md.
+        dedupe: how duplicates are detected: by id, or by idempotency key if the event has one.
         on_error: the meaning of a handler's exceptions, such as `{ConnectionError: "outage", KeyError:
             "dead_letter"}`. "retry", the default, counts an attempt. The nearest class decides.
         outage_after: the number of different events that must fail in a row to count as an outage, where
@@ -91,7 +89,7 @@ class AsyncConsumer(Configured):
         retry_seconds: float = 10.0,
         on_dead_letter: Literal["continue", "block"] = "continue",
         dead_letter_topic: str | None = None,
-        dedupe: Literal["id", "key", "offset"] = "id",
+        dedupe: Literal["id", "key"] = "id",
         on_error: Mapping[type[BaseException], Policy] = MappingProxyType({}),
         outage_after: int = 20,
         origins: Mapping[str, str] = MappingProxyType({}),
@@ -124,7 +122,6 @@ class AsyncConsumer(Configured):
 
     async def receive(self, stop: asyncio.Event | None = None) -> Counts:
         """As `Consumer.receive`."""
-        self._require_ids()
         return await self._with_kafka(stop, self._receive)
 
     async def drain(self, stop: asyncio.Event | None = None, *, until_empty: bool = False) -> Counts:
@@ -173,7 +170,7 @@ class AsyncConsumer(Configured):
         try:
             with _loop_signals_set(stop):
                 database = self._database()
-                async with self._at_work(database, self._limit, pause, stop.is_set, stay, _in_thread) as work:
+                async with self._at_work(database, self._limit, pause, stop.is_set, stay) as work:
                     while not stop.is_set():
                         await step(work, member)
                 return work.counts

@@ -58,8 +58,6 @@ class Item:
     """The handler's argument: the event, its payload, or both."""
     mark: tuple[str, str] = ("", "")
     """Its row in the service's own table of processed events; see `dedupe_marks`."""
-    by_offset: bool = False
-    """Whether its offset identifies it; see `positions`."""
 
     @property
     def message_id(self) -> uuid.UUID:

@@ -13,7 +13,6 @@ from uuid import UUID
 import click
 
 from outbox_pipelines import log
-from outbox_pipelines.consumer import offset_commands
 from outbox_pipelines.dead_letter_group import Command, Store, Texts, make_group
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
@@ -269,6 +268,3 @@ def _connected(settings: Settings) -> Iterator[Any]:
             yield connection
         except psycopg.errors.UndefinedTable as error:
             raise SetupError(f"{first_line(error)}: run `outbox consumer migrate`") from None
-
-
-consumer.add_command(offset_commands.make_group(_connected))

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from outbox_pipelines.consumer.breaker import Policy
 from outbox_pipelines.consumer.dead_letter_topic import DeadLetterTopic
@@ -55,14 +55,11 @@ class Plan:
     retry_seconds: float
     blocks: bool
     by_key: bool
-    by_offset: bool
     limit: Callable[[], AbstractAsyncContextManager[object]]
     pause: Callable[[float], Awaitable[None]]
     is_stopped: Callable[[], bool]
     stay: Callable[[], Awaitable[None]]
     """Called between two calls of handlers: poll Kafka if it was not polled for a while."""
-    ask: Callable[[Callable[[], Any]], Awaitable[Any]]
-    """Waits for a call that asks Kafka something."""
     waits: bool = True
     """Whether a start waits for a database that is unavailable."""
     shared_seconds: float = 1.0

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from outbox_pipelines.consumer import queries
-from outbox_pipelines.consumer.positions import Place
+from outbox_pipelines.consumer.reading import Place
 from outbox_pipelines.consumer.transactions import Database, Rows
 
 _LOG: Final = logging.getLogger(__name__)

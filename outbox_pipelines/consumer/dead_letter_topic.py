@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from outbox_pipelines.consumer.clients import CLIENT_LOG, shared
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.consumer.reading import headers_of
-from outbox_pipelines.consumer.topic_ids import CLIENT_LOG, shared
 
 _SECONDS: Final = 10.0
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from outbox_pipelines.consumer.inbox import Backlog
-from outbox_pipelines.consumer.positions import Place
+from outbox_pipelines.consumer.reading import Place
 
 BOUNDS: Final = (
     0.001,

@@ -13,7 +13,6 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any, Final
 
 from outbox_pipelines.consumer import inbox, queries
@@ -24,8 +23,7 @@ from outbox_pipelines.consumer.handlers import Handlers
 from outbox_pipelines.consumer.inbox import Arrival, Waiting
 from outbox_pipelines.consumer.outages import told
 from outbox_pipelines.consumer.pace import Pace
-from outbox_pipelines.consumer.positions import MovedError, Place, place_of
-from outbox_pipelines.consumer.reading import Reader
+from outbox_pipelines.consumer.reading import Place, Reader, place_of
 from outbox_pipelines.consumer.recording import BehindError, Recording
 from outbox_pipelines.consumer.tables import bucket
 from outbox_pipelines.consumer.transactions import Database
@@ -99,9 +97,6 @@ class Handling(Recording):
         if self._is_held(item.handler):
             await self._hold([item])
             return
-        if item.by_offset:
-            await self._take_many([item])
-            return
         await self._plan.stay()
         event, handler = item.event, item.handler
         given = {
@@ -168,14 +163,8 @@ class Handling(Recording):
             new, left = await self._repeated(attempt)
         except (SetupError, StoppedError):
             raise
-        except BehindError as error:
-            await self._take_apart(items, error.items)
-            return
-        except MovedError:
-            left = await self._left(items)
-            self.counts.duplicates += len(items) - len(left)
-            if left:
-                await self._take_many(left)
+        except BehindError:
+            await self._take_singly(items)
             return
         except _TooLongError as error:
             _LOG.info("handlers that share a transaction are slow: it was rolled back after %s events", error)
@@ -186,8 +175,6 @@ class Handling(Recording):
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
             await self._take_failed(items, at_work, error)
             return
-        if items[0].by_offset:
-            self._positions.moved([each.message for each in items])
         if self._breakers:
             for handler in {id(each.handler): each.handler for each in new}.values():
                 await self._works(handler)
@@ -211,19 +198,6 @@ class Handling(Recording):
                 await self._put_aside(each, error)
             else:
                 await self._take(each)
-
-    async def _take_apart(self, items: Sequence[Item], behind: Sequence[Item]) -> None:
-        """Handle the items of a transaction without those that have to wait for others in the inbox."""
-        if not items[0].by_offset:
-            await self._take_singly(items)
-            return
-        waiting = {id(each) for each in behind}
-        # Offsets only move on: one run after the other.
-        for waits, run in groupby(items, lambda each: id(each) in waiting):
-            if waits:
-                await self._hold([*run])
-            else:
-                await self._take_many([*run])
 
     async def _take_singly(self, items: Sequence[Item]) -> None:
         for each in items:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -135,16 +135,8 @@ class Inbox:
         attempts: int = 0,
         error: str | None = None,
         dead: bool = False,
-        before: Callable[[Any], Awaitable[None]] | None = None,
     ) -> dict[UUID, int]:
-        """Put in what is new, in one transaction.
-
-        Args:
-            before: what else the transaction does; if it raises, nothing is put in.
-
-        Returns:
-            Where the new messages are.
-        """
+        """Put in what is new, in one transaction; return where the new messages are."""
         messages = [each.message for each in arrivals]
         given = {
             **self._same,
@@ -166,12 +158,7 @@ class Inbox:
             "error": error,
         }
         async with self._database.transaction() as transaction:
-            if before is not None:
-                await before(transaction)
             rows = await self._database.rows(transaction, queries.RECEIVE, given)
-            if before is not None:
-                # It may have begun what a handler would end.
-                await self._database.rows(transaction, queries.RELEASE, {})
         return {UUID(message_id): seq for seq, message_id in rows}
 
     async def heads(

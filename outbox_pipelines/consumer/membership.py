@@ -20,10 +20,10 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_pipelines.consumer import limits
+from outbox_pipelines.consumer.clients import CLIENT_LOG
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.consumer.lost_brokers import LostBrokers
-from outbox_pipelines.consumer.positions import Found, Place, place_of
-from outbox_pipelines.consumer.topic_ids import CLIENT_LOG, topic_ids
+from outbox_pipelines.consumer.reading import Place, place_of
 from outbox_pipelines.errors import RefusedError, SetupError
 from outbox_pipelines.refusals import is_refused_by_kafka
 from outbox_pipelines.repeated_lines import RepeatedLines
@@ -33,7 +33,6 @@ _LOG: Final = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.2
 _COMMIT_SECONDS: Final = 1.0
 _LAG_SECONDS: Final = 1.0
-_END_SECONDS: Final = 10.0
 _LEAVE_SECONDS: Final = 20.0
 
 _FIXED: Final[dict[str, Any]] = {
@@ -199,25 +198,6 @@ class Member:
         left, self._left = self._left, set()
         new, self._new = self._new, set()
         return left, new
-
-    def find(self, first: Mapping[Place, int]) -> dict[Place, Found]:
-        """Ask Kafka about partitions, each given with the offset of its first message.
-
-        Raises:
-            KafkaException: Kafka does not answer.
-            SetupError: access is denied, or the brokers have no ids of topics.
-        """
-        try:
-            ids = topic_ids(self._settings, {topic for topic, _ in first})
-            return {place: Found(ids[place[0]], offset, self._end(place)) for place, offset in first.items()}
-        except KafkaException as error:
-            if error.args[0].code() in _DENIED:
-                raise _denied(error.args[0]) from None
-            raise
-
-    def _end(self, place: Place) -> int:
-        _, end = self._client.get_watermark_offsets(TopicPartition(*place), timeout=_END_SECONDS)
-        return int(end)
 
     def wait(self, seconds: float) -> None:
         """Stays in the group for so long, and takes no messages."""

@@ -21,7 +21,7 @@ from psycopg import errors, generators, pq
 from outbox_pipelines.consumer import queries
 
 # With names that show in pg_stat_activity what a session waits for.
-_FIRST: Final = {queries.RECORD: "record", queries.RECORD_MANY: "record_many", queries.MOVE: "move"}
+_FIRST: Final = {queries.RECORD: "record", queries.RECORD_MANY: "record_many"}
 _Connection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 _IDLE: Final = pq.TransactionStatus.IDLE
 _LOST: Final = b"26000"

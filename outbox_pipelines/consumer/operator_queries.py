@@ -63,16 +63,6 @@ WITH meant AS (
 INSERT INTO inbox_audit (actor, action, reason, seq, message_id, source)
 SELECT %(actor)s, 'discard', %(reason)s, seq, message_id, source FROM meant"""
 
-# For operators.
-LIST_OFFSETS: Final = """
-SELECT source, topic, partition, next_offset, topic_id, moved_at FROM processed_offsets
-WHERE CAST(%(source)s AS text) IS NULL OR source = %(source)s
-ORDER BY source, topic, partition"""
-
-FORGET_OFFSETS: Final = """
-DELETE FROM processed_offsets
-WHERE source = %(source)s AND (CAST(%(topic)s AS text) IS NULL OR topic = %(topic)s)"""
-
 # `outbox consumer prune` checks each partition of the ring separately.
 PARTITIONS: Final = """
 SELECT inhrelid::regclass::text FROM pg_inherits

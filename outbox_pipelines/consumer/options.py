@@ -51,7 +51,7 @@ class Options:
     retry_seconds: float
     on_dead_letter: Literal["continue", "block"]
     dead_letter_topic: str | None
-    dedupe: Literal["id", "key", "offset"]
+    dedupe: Literal["id", "key"]
     on_error: Mapping[type[BaseException], Policy]
     outage_after: int
     origins: Mapping[str, str]
@@ -104,8 +104,7 @@ class Configured(Handlers):
             max_attempts=require_whole("max_attempts", options.max_attempts, 1),
             retry_seconds=options.retry_seconds,
             blocks=_one_of("on_dead_letter", options.on_dead_letter, "continue", "block") == "block",
-            by_key=_one_of("dedupe", options.dedupe, "id", "key", "offset") == "key",
-            by_offset=_is_by_offset(options, self._kafka),
+            by_key=_one_of("dedupe", options.dedupe, "id", "key") == "key",
             copies=DeadLetterTopic(kafka, copies) if copies else None,
             cache=self._cache,
             dedupe_table=_table(options.dedupe_table),
@@ -133,11 +132,6 @@ class Configured(Handlers):
         """The measurements of the current or the last run; see `prometheus`."""
         return self._figures
 
-    def _require_ids(self) -> None:
-        """Raise SetupError if events are identified by their offsets: the inbox identifies them by id."""
-        if self._plan.keywords["by_offset"]:
-            raise SetupError("receive() identifies events by id: use dedupe='id', or run()")
-
     @property
     def _at_once(self) -> int:
         return max(self.at_once, _WITH_CACHE if self._cache else 1)
@@ -150,7 +144,6 @@ class Configured(Handlers):
         pause: Callable[[float], Awaitable[None]],
         is_stopped: Callable[[], bool],
         stay: Callable[[], Awaitable[None]] | None = None,
-        ask: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
         waits: bool = True,
     ) -> AsyncIterator[Work]:
         plan = self._plan(
@@ -158,7 +151,6 @@ class Configured(Handlers):
             pause=pause,
             is_stopped=is_stopped,
             stay=stay or _nothing,
-            ask=ask or called,
             measures=self._measures,
             waits=waits,
         )
@@ -197,11 +189,6 @@ async def _nothing() -> None:
     """Do nothing: without Kafka, no poll is needed."""
 
 
-async def called(do: Callable[[], Any]) -> Any:
-    """Call a function that may block."""
-    return do()
-
-
 def require_one_way(*ways: object) -> None:
     if sum(way is not None for way in ways) != 1:
         raise SetupError("give exactly one of dsn, connect and session: the database of the handlers' tables")
@@ -211,25 +198,6 @@ def _require_short(name: str, given: str) -> None:
     """Raise SetupError for a name that the indexes of the consumer's tables may have no room for."""
     if (size := len(given.encode(errors="replace"))) > _LONGEST_NAME:
         raise SetupError(f"{name} has {size} bytes, more than {_LONGEST_NAME}: give a shorter name")
-
-
-def _is_by_offset(options: Options, kafka: Mapping[str, Any]) -> bool:
-    """Return whether events are identified by their offsets.
-
-    Raises:
-        SetupError: another option needs ids, or aborted messages would be read.
-    """
-    if options.dedupe != "offset":
-        return False
-    for name, given in (("cache", options.cache), ("dedupe_table", options.dedupe_table)):
-        if given is not None:
-            raise SetupError(f"dedupe='offset' records no ids: remove {name}, or use dedupe='id'")
-    if str(kafka["isolation.level"]).lower() != "read_committed":
-        raise SetupError(
-            f"kafka has isolation.level={kafka['isolation.level']}: dedupe='offset' needs read_committed. "
-            "Otherwise events of aborted transactions would be handled, and come again at another offset"
-        )
-    return True
 
 
 def _policies(given: Mapping[type[BaseException], Policy]) -> Mapping[type[BaseException], Policy]:

@@ -8,18 +8,15 @@ Invariants:
 
 from __future__ import annotations
 
-import functools
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from confluent_kafka import KafkaException
-
 from outbox_pipelines.consumer import dedupe_marks, queries
 from outbox_pipelines.consumer.attempts import Item
-from outbox_pipelines.consumer.config import Plan, StoppedError
+from outbox_pipelines.consumer.config import Plan
 from outbox_pipelines.consumer.handlers import Handler, Handlers
 from outbox_pipelines.consumer.handling import Handling, not_among
 from outbox_pipelines.consumer.inbox import Backlog, Waiting
@@ -30,7 +27,6 @@ from outbox_pipelines.errors import SetupError
 
 _SHARED: Final = "shared"
 _SINGLE: Final = "single"
-_ASK_SECONDS: Final = 1.0
 # How often the inbox is checked while nothing in it is due, and how long it can delay polling Kafka.
 _LOOK_SECONDS: Final = 1.0
 _DRAIN_SECONDS: Final = 1.0
@@ -74,45 +70,23 @@ class Work(Handling):
         if self._plan.dedupe_table is not None:
             table, source = self._plan.dedupe_table, self._plan.source
             self._marks = await dedupe_marks.load(self._database, table, source)
-        if not self._plan.by_offset:
-            await self._require_no_offsets()
-
-    async def _require_no_offsets(self) -> None:
-        given = {"source": self._plan.source}
-        async with self._database.transaction() as transaction:
-            rows = await self._database.rows(transaction, queries.RECORDS_OFFSETS, given)
-        if any(records for (records,) in rows):
-            source = self._plan.source
-            raise SetupError(
-                f"{source} has recorded offsets and not the ids of its events: use dedupe='offset'. To "
-                f"return to ids, stop all of its processes and run: outbox consumer offsets forget {source}"
-            )
 
     async def take(self, messages: Sequence[Any], member: Member) -> None:
         """Handle messages in their order; skip those of a partition that is revoked in between."""
         await self._follow(member)
         items = [self._item(each) for each in messages]
-        if self._plan.by_offset:
-            await self._place(items, member)
         known = {str(each) for each in await self._known(items)} if self._plan.cache else set()
         for group in self._groups(items):
             if self._plan.is_stopped():
                 return
             await self._plan.stay()
-            is_changed = await self._follow(member)
+            await self._follow(member)
             if member.has_left:
                 group = [each for each in group if member.has(each.message)]
-            if is_changed and self._plan.by_offset:
-                await self._place(group, member)
             new = group
             if known:
                 new = [each for each in group if each.id not in known]
                 await self._count_duplicates([each for each in group if each.id in known])
-            if self._plan.by_offset:
-                new = [
-                    each for each in group if not (each.by_offset and self._positions.is_past(each.message))
-                ]
-                self.counts.duplicates += len(group) - len(new)
             if new:
                 await self._take_group(new)
             member.done([each.message for each in group])
@@ -120,33 +94,13 @@ class Work(Handling):
         self.figures.lag = member.lag
         self.figures.progress()
 
-    async def _place(self, items: Sequence[Item], member: Member) -> None:
-        """Mark the items that their offsets identify."""
-        first = self._positions.unknown([each.message for each in items])
-        while first:
-            try:
-                found = await self._plan.ask(functools.partial(member.find, first))
-            except KafkaException as error:
-                self._lines.log("topics", "Kafka does not describe its topics: %s", error.args[0].str())
-                await self._plan.pause(_ASK_SECONDS)
-                if self._plan.is_stopped():
-                    raise StoppedError from None
-            else:
-                self._lines.end("topics", "Kafka has described its topics")
-                await self._surely(functools.partial(self._positions.find, found))
-                break
-        for each in items:
-            each.by_offset = self._positions.is_by_offset(each.message)
-
-    async def _follow(self, member: Member) -> bool:
-        """Disown revoked partitions, and own assigned ones; return whether there were any."""
+    async def _follow(self, member: Member) -> None:
+        """Disown revoked partitions, and own assigned ones."""
         gone, come = member.changes()
-        self._positions.forget((*gone, *come))
         if gone:
             await self._surely(lambda: self._guard.give_up(gone))
         if come:
             await self._surely(lambda: self._guard.assigned(come, self._handlers.at_once))
-        return bool(gone or come)
 
     async def end(self) -> None:
         """End cleanly: the next owner of the partitions does not need the crash guard."""
@@ -224,7 +178,7 @@ class Work(Handling):
         if len(items) == 1:
             yield items
             return
-        for (kind, _), neighbours in groupby(items, lambda each: (self._kind(each), each.by_offset)):
+        for kind, neighbours in groupby(items, self._kind):
             same = list(neighbours)
             limit = 1
             if isinstance(kind, Handler):

@@ -63,50 +63,6 @@ SELECT EXISTS (SELECT FROM unnest(CAST(CAST(%(topics)s AS text) AS text[]),
         CAST(CAST(%(keys)s AS text) AS text[])) AS it (topic, key)
     WHERE {_taken("%(source)s", "it.topic", "it.key")})"""
 
-# The same, and which.
-TAKEN_ONES: Final = f"""
-SELECT CAST(nth AS int) FROM unnest(CAST(CAST(%(topics)s AS text) AS text[]),
-        CAST(CAST(%(keys)s AS text) AS text[])) WITH ORDINALITY AS it (topic, key, nth)
-    WHERE {_taken("%(source)s", "it.topic", "it.key")}
-ORDER BY nth"""
-
-_OFFSETS: Final = """
-unnest(CAST(CAST(%(topics)s AS text) AS text[]), CAST(CAST(%(partitions)s AS text) AS int[])"""
-# The first messages of partitions. A source that has recorded nothing by id begins with the first message;
-# another one behind the last: until there, the ids tell what was handled.
-BEGIN_OFFSETS: Final = f"""
-INSERT INTO processed_offsets (source, topic, partition, topic_id, start_offset, next_offset)
-SELECT CAST(%(source)s AS text), topic, partition, topic_id, start, start
-FROM {_OFFSETS}, CAST(CAST(%(topic_ids)s AS text) AS text[]), CAST(CAST(%(firsts)s AS text) AS bigint[]),
-        CAST(CAST(%(ends)s AS text) AS bigint[])) AS it (topic, partition, topic_id, first, ending)
-    CROSS JOIN LATERAL (SELECT CASE WHEN EXISTS (SELECT FROM processed_events WHERE source = %(source)s)
-                                    THEN ending ELSE first END AS start) AS begun
-ORDER BY topic, partition
-ON CONFLICT DO NOTHING"""
-OFFSETS: Final = f"""
-SELECT topic, partition, topic_id, start_offset, next_offset
-FROM processed_offsets JOIN {_OFFSETS}) AS it (topic, partition) USING (topic, partition)
-WHERE source = %(source)s"""
-
-# From here on the handler runs. How many offsets moved: only those that are where this process believes them
-# to be; while another transaction moves one, the statement waits until that transaction ends. And whether any
-# event can have to wait for one in the inbox: only then are keys looked up.
-MOVE: Final = f"""
-WITH moved AS (
-    UPDATE processed_offsets AS ours SET next_offset = it.following, moved_at = now()
-    FROM {_OFFSETS}, CAST(CAST(%(expected)s AS text) AS bigint[]),
-            CAST(CAST(%(following)s AS text) AS bigint[])) AS it (topic, partition, expected, following)
-        CROSS JOIN {_HANDLING}
-    WHERE ours.source = %(source)s AND ours.topic = it.topic AND ours.partition = it.partition
-        AND ours.next_offset = it.expected
-    RETURNING CAST(extract(epoch FROM ours.moved_at) AS text) AS began)
-SELECT CAST(count(*) AS int), min(began), EXISTS (
-    SELECT FROM inbox WHERE state IN ('waiting', 'failed') AND source = %(source)s)
-FROM moved"""
-
-# Whether the source records offsets, which ids know nothing of.
-RECORDS_OFFSETS: Final = "SELECT EXISTS (SELECT FROM processed_offsets WHERE source = %(source)s)"
-
 # Kafka's offset moves after the commit of this transaction: no crash or failover of the database may undo
 # it, whatever the server, the role, the connection or the handler has set.
 _DURABLE: Final = """set_config('synchronous_commit',
@@ -135,10 +91,6 @@ IS_RECORDED: Final = f"""
 SELECT EXISTS (SELECT FROM processed_events
     WHERE event_id = CAST(%(id)s AS uuid) AND source = %(source)s
         AND bucket = processed_bucket(CAST(%(id)s AS uuid)) AND {_BEGAN_THEN})"""
-IS_MOVED: Final = """
-SELECT EXISTS (SELECT FROM processed_offsets
-    WHERE source = %(source)s AND topic = %(topic)s AND partition = CAST(%(partition)s AS int)
-        AND extract(epoch FROM moved_at) = CAST(CAST(%(began)s AS text) AS numeric))"""
 IS_SETTLED: Final = f"""
 SELECT EXISTS (SELECT FROM inbox
     WHERE seq = CAST(%(seq)s AS bigint) AND state = 'processed' AND {_BEGAN_THEN})"""
@@ -305,9 +257,9 @@ WHERE source = %(source)s AND consumer_group = %(group)s AND owner = CAST(%(owne
 # Whether all tables exist, checked before the first event. Tables of these names that an application made
 # itself have no such triggers.
 TABLES: Final = """
-SELECT to_regclass('partition_owners') IS NOT NULL AND 3 = (
+SELECT to_regclass('partition_owners') IS NOT NULL AND 2 = (
     SELECT count(*) FROM pg_trigger WHERE tgname = 'handled_guard' AND tgrelid IN (
-        to_regclass('processed_events'), to_regclass('inbox'), to_regclass('processed_offsets')))"""
+        to_regclass('processed_events'), to_regclass('inbox')))"""
 
 # If not: whether the search_path leads to such tables of an application.
 FOREIGN: Final = """

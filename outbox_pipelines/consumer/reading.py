@@ -21,6 +21,9 @@ from outbox_pipelines.consumer.event import Event, as_time, existing_ms, is_clou
 from outbox_pipelines.consumer.event import as_text as _text
 from outbox_pipelines.errors import SetupError
 
+Place = tuple[str, int]
+"""Topic and partition."""
+
 _METADATA: Final = ("idempotency-key", "correlation-id", "causation-id", "traceparent", "version")
 _NAMES: Final = ("id", "event-type", "aggregate-type", "aggregate-id", *_METADATA)
 _NOTHING: Final[dict[str, str | None]] = dict.fromkeys(_NAMES)
@@ -183,3 +186,8 @@ def _number(text: str) -> int | None:
         return int(text)
     except ValueError:
         return None
+
+
+def place_of(message: Any) -> Place:
+    """Return the partition of a message."""
+    return str(message.topic()), message.partition() or 0

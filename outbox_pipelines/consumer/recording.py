@@ -1,8 +1,6 @@
-"""Record events in the transaction of their handlers: by id, or by their offset.
+"""Record events in the transaction of their handlers: a row for each event.
 
 Invariants:
-- By id: a row for each event. By offset: one row for each partition moves to the offset behind the events,
-  and only from where this process believes it to be: a partition has one owner at a time.
 - An event whose key has an earlier event in the inbox is not recorded as handled.
 """
 
@@ -14,33 +12,16 @@ from typing import Any
 
 from outbox_pipelines.consumer import inbox, queries
 from outbox_pipelines.consumer.attempts import Attempts, Item
-from outbox_pipelines.consumer.config import Plan
-from outbox_pipelines.consumer.handlers import Handlers
 from outbox_pipelines.consumer.inbox import Arrival
-from outbox_pipelines.consumer.positions import MovedError, Positions, place_of
-from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.tables import bucket
-from outbox_pipelines.consumer.transactions import Database
 
 
 class BehindError(Exception):
-    """Events of the transaction must wait for earlier ones in the inbox.
-
-    Args:
-        items: which, if they are known.
-    """
-
-    def __init__(self, items: Sequence[Item] = ()) -> None:
-        super().__init__()
-        self.items = items
+    """Events of the transaction must wait for earlier ones in the inbox."""
 
 
 class Recording(Attempts):
     """Records events; must be used by one thread or task."""
-
-    def __init__(self, plan: Plan, handlers: Handlers, reader: Reader, database: Database) -> None:
-        super().__init__(plan, handlers, reader, database)
-        self._positions = Positions(database, plan.source)
 
     async def _record(
         self, transaction: Any, items: Sequence[Item], given: Mapping[str, Any]
@@ -52,16 +33,7 @@ class Recording(Attempts):
 
         Raises:
             BehindError: the transaction cannot be used, because of such an event.
-            MovedError: it cannot be used, because some of these offsets are recorded.
         """
-        if items[0].by_offset:
-            await self._record_offsets(transaction, items)
-            return items, []
-        return await self._record_ids(transaction, items, given)
-
-    async def _record_ids(
-        self, transaction: Any, items: Sequence[Item], given: Mapping[str, Any]
-    ) -> tuple[Sequence[Item], Sequence[Item]]:
         [(count, began, ids)] = await self._database.rows(transaction, queries.RECORD_MANY, given)
         new: Sequence[Item] = items
         left: list[Item] = []
@@ -84,41 +56,12 @@ class Recording(Attempts):
                 self._began(first.id, str(began))
         return new, left
 
-    async def _record_offsets(self, transaction: Any, items: Sequence[Item]) -> None:
-        began, is_open = await self._move(transaction, items)
-        if is_open:
-            rows = await self._database.rows(transaction, queries.TAKEN_ONES, self._keys(items))
-            if rows:
-                raise BehindError([items[nth - 1] for (nth,) in rows])
-        topic, partition = place_of(items[0].message)
-        given = {"source": self._plan.source, "topic": topic, "partition": partition, "began": began}
-        self._open = queries.IS_MOVED, given
-
-    async def _move(self, transaction: Any, items: Sequence[Item]) -> tuple[str, bool]:
-        """Move the offsets behind the items.
-
-        Returns:
-            When the transaction began, and whether the inbox has events that others can have to wait for.
-        """
-        given = self._positions.behind([each.message for each in items])
-        [(count, began, is_open)] = await self._database.rows(transaction, queries.MOVE, given)
-        if count < given["count"]:
-            raise MovedError
-        return str(began), bool(is_open)
-
     def _given(self, items: Sequence[Item]) -> dict[str, Any]:
         """Return the parameters of RECORD_MANY and TAKEN."""
-        if items[0].by_offset:
-            return {}
         contents = [inbox.text_of(each.content) for each in items]
         return {
             "ids": inbox.array([each.id for each in items]),
             "contents": inbox.array(contents) if any(contents) else None,
-            **self._keys(items),
-        }
-
-    def _keys(self, items: Sequence[Item]) -> dict[str, Any]:
-        return {
             "topics": inbox.array([each.event.topic for each in items if each.event]),
             "keys": inbox.array([inbox.key_of(each.event, each.id) for each in items if each.event]),
             "source": self._plan.source,
@@ -133,29 +76,7 @@ class Recording(Attempts):
             else Arrival.of_no_event(each.message_id, each.message)
             for each in items
         ]
-        if not items[0].by_offset:
-            return await self._surely(lambda: self._inbox.receive(arrivals, **more))
-
-        async def received() -> dict[uuid.UUID, int] | None:
-            try:
-                return await self._inbox.receive(arrivals, before=move, **more)
-            except MovedError:
-                return None
-
-        async def move(transaction: Any) -> None:
-            await self._move(transaction, items)
-
-        where = await self._surely(received)
-        if where is not None:
-            self._positions.moved([each.message for each in items])
-            return where
-        left = await self._left(items)
-        return await self._receive(left, **more) if left else {}
-
-    async def _left(self, items: Sequence[Item]) -> list[Item]:
-        """Return the items that no other process has handled, by the offsets in the database."""
-        await self._surely(lambda: self._positions.reload(place_of(each.message) for each in items))
-        return [each for each in items if not self._positions.is_past(each.message)]
+        return await self._surely(lambda: self._inbox.receive(arrivals, **more))
 
     async def _contents(self, items: Sequence[Item]) -> dict[uuid.UUID, uuid.UUID]:
         ids = [each.message_id for each in items]

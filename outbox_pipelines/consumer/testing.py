@@ -33,7 +33,7 @@ from outbox_pipelines.consumer.errors import RefusedError
 from outbox_pipelines.consumer.event import Event
 from outbox_pipelines.consumer.handlers import Handler
 from outbox_pipelines.consumer.membership import Member
-from outbox_pipelines.consumer.options import Configured, called
+from outbox_pipelines.consumer.options import Configured
 from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.run_sync import drive
@@ -190,9 +190,9 @@ class _Tested(Work):
 
     def __init__(self, consumer: Configured, database: Database) -> None:
         plan = consumer._plan(
-            limit=nullcontext, pause=_no_pause, is_stopped=lambda: False, stay=_nothing_to_do, ask=called
+            limit=nullcontext, pause=_no_pause, is_stopped=lambda: False, stay=_nothing_to_do
         )
-        plan = replace(plan, by_offset=False, cache=None, copies=None)
+        plan = replace(plan, cache=None, copies=None)
         if isinstance(database, _NoDatabase):
             plan = replace(plan, dedupe_table=None)
         super().__init__(plan, consumer, cast(Reader, _Read()), database)
@@ -205,9 +205,6 @@ class _Tested(Work):
         except Exception as error:
             self.errors.append(error)
             raise
-
-    async def _require_no_offsets(self) -> None:
-        """Events of a test are identified by id, whatever the consumer has recorded."""
 
     async def _release(self, transaction: Any) -> None:
         try:

@@ -58,7 +58,7 @@ def load(
             "db_schema": consumer.schema or settings.db_schema,
         }
     )
-    has_inbox, has_offsets = _require_tables(own, consumer)
+    has_inbox = _require_tables(own, consumer)
     space.run(queries.MAKE_CONSUMER)
     space.run(queries.ADD_TAKEN, topics=list(consumer.topics), event_types=list(consumer.event_types))
     notes = _commits(settings, consumer, space)
@@ -77,31 +77,22 @@ def load(
         if has_inbox:
             for batch in read(sql.SQL(queries.INBOX).format(**wanted)):
                 space.add(queries.ADD_INBOX, batch)
-    if has_offsets:
-        _add_offsets(own, consumer, space)
     now_ms = int(time.time() * 1000)
     space.run(queries.FIND_UNHANDLED.format(grace_ms=now_ms - _GRACE_MS))
     ((any_passed,),) = space.rows(queries.ANY_PASSED)
     return Handled(_kept(own, day, consumer, now_ms) if any_passed else 0, notes)
 
 
-def _require_tables(own: Settings, consumer: Consumer) -> tuple[bool, bool]:
-    """Return whether the consumer's database also has an inbox, and a table of offsets."""
+def _require_tables(own: Settings, consumer: Consumer) -> bool:
+    """Return whether the consumer's database also has an inbox."""
     with _entered(own, consumer) as connection:
-        ((has_processed, has_inbox, has_offsets),) = connection.execute(queries.HAS_TABLES)
+        ((has_processed, has_inbox),) = connection.execute(queries.HAS_TABLES)
     if not has_processed:
         raise SetupError(
             f"consumer {consumer.name}: its database has no table processed_events in schema "
             f"{own.db_schema!r}: set its dsn and schema in the file of OUTBOX_CONSUMERS_FILE"
         )
-    return bool(has_inbox), bool(has_offsets)
-
-
-def _add_offsets(own: Settings, consumer: Consumer, space: Workspace) -> None:
-    with _entered(own, consumer) as connection:
-        rows = connection.execute(queries.OFFSETS, {"source": consumer.source}).fetchall()
-    for topic, partition, first, end in rows:
-        space.run(queries.ADD_HANDLED, topic=topic, partition=partition, first=first, end=end)
+    return bool(has_inbox)
 
 
 def _entered(own: Settings, consumer: Consumer) -> Connection:

@@ -55,11 +55,7 @@ WHERE d.day <> %(day)s AND (c.oid IS NULL OR NOT {ATTACHED}) ORDER BY d.day"""
 # --- PostgreSQL: a consumer -----------------------------------------------------------------------------
 
 HAS_TABLES: Final = """
-SELECT to_regclass('processed_events') IS NOT NULL, to_regclass('inbox') IS NOT NULL,
-    to_regclass('processed_offsets') IS NOT NULL"""
-# What a consumer with dedupe="offset" has handled: no ids, but all from the start up to the next offset.
-OFFSETS: Final = """
-SELECT topic, partition, start_offset, next_offset FROM processed_offsets WHERE source = %(source)s"""
+SELECT to_regclass('processed_events') IS NOT NULL, to_regclass('inbox') IS NOT NULL"""
 
 # Only the partitions of these days, and the one of ids that tell no time.
 PROCESSED: Final = """
@@ -238,13 +234,10 @@ MAKE_CONSUMER: Final = """
 CREATE OR REPLACE TABLE processed (id UUID);
 CREATE OR REPLACE TABLE inbox (id UUID, state VARCHAR, error VARCHAR);
 CREATE OR REPLACE TABLE committed (topic UINTEGER, partition INTEGER, "offset" BIGINT);
-CREATE OR REPLACE TABLE handled (topic UINTEGER, partition INTEGER, first BIGINT, "end" BIGINT);
 CREATE OR REPLACE TABLE taken (kind UINTEGER)"""
 ADD_PROCESSED: Final = "INSERT INTO processed SELECT id::UUID FROM batch"
 ADD_INBOX: Final = "INSERT INTO inbox SELECT id::UUID, state, error FROM batch"
 ADD_COMMITTED: Final = "INSERT INTO committed VALUES ($topic, $partition, $offset)"
-ADD_HANDLED: Final = """
-INSERT INTO handled SELECT topic, $partition, $first, $end FROM topics WHERE name = $topic"""
 # An empty list means all.
 ADD_TAKEN: Final = """
 INSERT INTO taken SELECT kind FROM kinds k JOIN topics t ON t.topic = k.topic
@@ -267,9 +260,7 @@ FROM (
     SELECT c.*, o."offset" AS committed
     FROM compared c SEMI JOIN taken USING (kind) ANTI JOIN processed USING (id)
     LEFT JOIN committed o ON o.topic = c.topic AND o.partition = c.partition
-    LEFT JOIN handled h ON h.topic = c.topic AND h.partition = c.partition
-        AND c."offset" >= h.first AND c."offset" < h."end"
-    WHERE c.seq IS NOT NULL AND c."offset" IS NOT NULL AND h.topic IS NULL)
+    WHERE c.seq IS NOT NULL AND c."offset" IS NOT NULL)
 GROUP BY id"""
 ANY_PASSED: Final = "SELECT count(*) > 0 FROM unhandled WHERE is_passed"
 FIND_STRANGE: Final = """

@@ -496,8 +496,7 @@ def test_a_table_that_cannot_be_used_is_refused_before_the_first_event(
 
 def test_missing_privileges_are_named(database: Database) -> None:
     role = database.role()
-    ours = "GRANT SELECT, INSERT, UPDATE, DELETE ON processed_events, processed_offsets, inbox, "
-    ours += "partition_owners TO "
+    ours = "GRANT SELECT, INSERT, UPDATE, DELETE ON processed_events, inbox, partition_owners TO "
     database.rows(ours + role)
     database.rows("CREATE TABLE old (event_id uuid PRIMARY KEY, at timestamptz)")
     plain, inbox = DedupeTable("old"), DedupeTable("old", processed_at="at", is_inbox=True)

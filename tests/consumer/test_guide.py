@@ -29,8 +29,7 @@ BLOCKS = dict(re.findall(r"^```python\n# (\w+)\n(.*?)^```", TEXT, re.MULTILINE |
 
 def test_the_examples_are_those_tested_here() -> None:
     ways = {"migrate", "consume", "connect", "session", "batch", "async", "cache", "errors"}
-    ways |= {"share", "offset"}
-    assert set(BLOCKS) == ways | {"typed", "testing", "dedupe_table"}
+    assert set(BLOCKS) == ways | {"share", "typed", "testing", "dedupe_table"}
     assert len(BLOCKS) == TEXT.count("```python")
 
 
@@ -140,7 +139,7 @@ def test_the_asynchronous_one_can_be_made(monkeypatch: pytest.MonkeyPatch) -> No
     assert ran == [None]
 
 
-@pytest.mark.parametrize("block", ["connect", "session", "cache", "errors", "offset"])
+@pytest.mark.parametrize("block", ["connect", "session", "cache", "errors"])
 def test_other_ways_to_the_database(block: str) -> None:
     names = {
         "Consumer": Consumer,
@@ -163,7 +162,6 @@ def test_other_ways_to_the_database(block: str) -> None:
         "../sql/consumer/0002_inbox.sql",
         "../sql/consumer/0003_partition_owners.sql",
         "../sql/consumer/0004_processed_mark.sql",
-        "../sql/consumer/0005_processed_offsets.sql",
     ],
 )
 def test_links(link: str) -> None:

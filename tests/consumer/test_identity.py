@@ -171,16 +171,6 @@ def test_wrong_header_names_are_handled_once_after_their_repair(place: Place, de
     assert place.effects() == 1
 
 
-def test_with_offsets_they_are_handled_once_too(place: Place) -> None:
-    """Guards against a replay that handles a message under its id again, after it was handled by offset."""
-    unnamed(place, str(uuid7()))
-    assert counted(place, place.consumer(dedupe="offset")).dead_letters == 1
-    assert replayed(place, place.consumer(dedupe="offset", header_names=NAMES)) == Counts(handled=1)
-    consumer = place.consumer(group="again", dedupe="offset", header_names=NAMES)
-    assert counted(place, consumer, group="again") == Counts(duplicates=1)
-    assert place.effects() == 1
-
-
 @pytest.mark.parametrize("state", ["waiting", "failed", "discarded"])
 def test_a_replayed_message_that_the_inbox_has_under_its_id_is_a_duplicate(place: Place, state: str) -> None:
     """Guards against a message that is handled although the same event waits, or has its own dead letter."""

@@ -115,11 +115,6 @@ def test_the_longest_names_fit_into_every_index(place: Place) -> None:
             "(source, consumer_group, topic, partition, owner)"
             " VALUES (%(source)s, %(source)s, %(topic)s, 0, gen_random_uuid())",
         ),
-        (
-            "processed_offsets",
-            "(source, topic, partition, topic_id, start_offset, next_offset)"
-            " VALUES (%(source)s, %(topic)s, 0, %(long)s, 0, 0)",
-        ),
     ):
         with psycopg.connect(place.dsn) as connection:
             given = {"source": source, "topic": topic, "long": noise(1_000_000)}
@@ -130,7 +125,6 @@ def test_the_longest_names_fit_into_every_index(place: Place) -> None:
 _LIMITED = {
     "inbox_open": {"source", "topic", "state"},
     "partition_owners_pkey": {"source", "consumer_group", "topic"},
-    "processed_offsets_pkey": {"source", "topic"},
 }
 
 

@@ -12,7 +12,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from outbox_pipelines.consumer import lost_brokers, membership, positions
+from outbox_pipelines.consumer import lost_brokers, membership, reading
 from outbox_pipelines.local.server import free_port
 from tests.conftest import headers_of
 from tests.consumer.place import Place
@@ -121,7 +121,7 @@ def test_a_client_that_has_lost_all_brokers_is_replaced(
         member._client = lost
         sent = place.send(*(uuid.uuid4() for _ in range(40)), keys=20)
         seen: list[str] = []
-        left: set[positions.Place] = set()
+        left: set[reading.Place] = set()
         while len(seen) < len(sent) and time.monotonic() < deadline:
             seen += [(dict(headers_of(message))["id"] or b"").decode() for message in member.poll()]
             left |= member.changes()[0]

@@ -253,13 +253,12 @@ def test_a_table_of_the_applications_own_is_kept(empty: Database, name: str) -> 
             migrate(connection)
         rows = connection.execute(
             "SELECT relname FROM pg_class WHERE relnamespace = 'outbox_consumer'::regnamespace "
-            "AND relname IN ('processed_events', 'processed_offsets', 'inbox', 'partition_owners') ORDER BY 1"
+            "AND relname IN ('processed_events', 'inbox', 'partition_owners') ORDER BY 1"
         ).fetchall()
         assert [each for (each,) in rows] == [
             "inbox",
             "partition_owners",
             "processed_events",
-            "processed_offsets",
         ]
         rows = connection.execute("SELECT processed_mark(%s, 'a')", [at(0)]).fetchall()
         assert rows == [(True,)]

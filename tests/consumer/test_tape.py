@@ -60,7 +60,7 @@ def _recorded(
     return recording
 
 
-@pytest.mark.parametrize("way", ["idempotent", "shared", "offset"])
+@pytest.mark.parametrize("way", ["idempotent", "shared"])
 def test_a_real_consumer_and_its_code_agree(shop: Outbox, way: str) -> None:
     """Guards against a model whose PostgreSQL or Kafka behave in another way than the real ones."""
     recording = _recorded(shop, way)

@@ -184,7 +184,6 @@ def test_few_rights_are_enough(place: Place) -> None:
         place.rows(f"GRANT SELECT, INSERT ON processed_events, effects TO {role}")
         place.rows(f"GRANT SELECT, INSERT, UPDATE ON inbox TO {role}")
         place.rows(f"GRANT SELECT, INSERT, UPDATE, DELETE ON partition_owners TO {role}")
-        place.rows(f"GRANT SELECT, INSERT, UPDATE ON processed_offsets TO {role}")
         place.rows(f"GRANT USAGE ON SEQUENCE effects_seq_seq TO {role}")
         place.send(uuid7())
         consumer = of(place, effect, connect=lambda: psycopg.connect(place.dsn, user=role))

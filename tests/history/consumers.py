@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import confluent_kafka
 import psycopg
@@ -37,7 +37,6 @@ def idempotent(
     group: str = "history",
     *,
     per_transaction: int = 1,
-    dedupe: Literal["id", "offset"] = "id",
     **kafka: Any,
 ) -> Consumer:
     """The real one."""
@@ -49,7 +48,6 @@ def idempotent(
         # Processes crash all the time here: that must not cause a dead letter.
         max_attempts=1000,
         retry_seconds=0.5,
-        dedupe=dedupe,
     )
 
     tried: set[str] = set()
@@ -124,9 +122,6 @@ class KeepsNoRecord(Broken):
 CONSUMERS: Mapping[str, Callable[..., Consumer | Broken]] = {
     "idempotent": idempotent,
     "shared": partial(idempotent, per_transaction=50),
-    # Of a relay with exactly_once: each event is in the topic once.
-    "offset": partial(idempotent, dedupe="offset"),
-    "offset.shared": partial(idempotent, dedupe="offset", per_transaction=50),
     "broken.commits_first": CommitsFirst,
     "broken.keeps_no_record": KeepsNoRecord,
 }

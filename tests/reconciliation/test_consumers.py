@@ -18,8 +18,7 @@ from tests.consumer.place import running
 from tests.reconciliation.place import DAY, START_MS, Place, found, new_id, one
 
 
-@pytest.mark.parametrize("dedupe", ["id", "offset"])
-def test_a_consumer_that_has_handled_all_is_equal(place: Place, dedupe: str) -> None:
+def test_a_consumer_that_has_handled_all_is_equal(place: Place) -> None:
     """The real consumer, with types that it passes over."""
     place.write(6)
     place.write(3, event_type="order.seen")
@@ -30,7 +29,7 @@ def test_a_consumer_that_has_handled_all_is_equal(place: Place, dedupe: str) -> 
         "by int DEFAULT pg_backend_pid())"
     )
     at = ConsumerPlace(place.settings.dsn, place.settings.kafka, place.topic)
-    with running(at.consumer(dedupe=dedupe)) as run:
+    with running(at.consumer()) as run:
         wait_until(lambda: at.effects() == 6)
         run.end()
     report = place.reconcile()

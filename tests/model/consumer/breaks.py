@@ -21,7 +21,6 @@ from outbox_pipelines.consumer.crash_guard import CrashGuard
 from outbox_pipelines.consumer.handling import Handling
 from outbox_pipelines.consumer.inbox import Inbox
 from outbox_pipelines.consumer.membership import Member
-from outbox_pipelines.consumer.positions import Positions
 from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.recording import Recording
 from tests.model.consumer import world
@@ -178,50 +177,6 @@ BREAKS: Final[dict[str, Break]] = {
         "if time.monotonic() > until:",
         "if n:\n                break\n            if False:",
     ),
-    # By offset.
-    "the offset moves in a transaction of its own": _one(
-        "the offset is moved and committed, then the event is handled",
-        *("consumer-offset-once", "accounted"),
-        *(Recording, "_record_offsets"),
-        "began, is_open = await self._move(transaction, items)",
-        "async with self._database.transaction() as first:\n"
-        "        began, is_open = await self._move(first, items)",
-    ),
-    "the offset moves from wherever it is": _one(
-        "MOVE does not look where another process has moved the offset to",
-        *("consumer-offset-two", "once"),
-        *(Database, "_move"),
-        "if now(place) == expected[at]:",
-        "if True:",
-    ),
-    "the offset goes back": _one(
-        "MOVE is sent for an event that is handled, from where it was found to be",
-        *("consumer-offset-lost", "once"),
-        *(Positions, "behind"),
-        "if any(each.offset() < self._of[place].next for place, each in first.items()):",
-        "if False:",
-    ),
-    "keys are not looked up by offset": _one(
-        "an event is handled though its key has to wait",
-        *("consumer-offset-once", "order"),
-        *(Recording, "_record_offsets"),
-        "if is_open:",
-        "if False:",
-    ),
-    "what waits by offset is passed over": _one(
-        "events whose key has to wait are not put into the inbox",
-        *("consumer-offset-once", "accounted"),
-        *(Handling, "_take_apart"),
-        "await self._hold([*run])",
-        "pass",
-    ),
-    "the inbox does not move the offset": _one(
-        "an event that is put into the inbox does not move the offset",
-        *("consumer-offset-once", "once"),
-        *(Recording, "_receive"),
-        "        await self._move(transaction, items)",
-        "        pass",
-    ),
     "a batch leaves what waits": _one(
         "events of a batch that were not recorded for their key are left out",
         *("consumer-behind", "accounted"),
@@ -239,7 +194,7 @@ BREAKS: Final[dict[str, Break]] = {
     "a batch does not look again": _one(
         "RECORD_MANY waits, and does not see what was put into the inbox while it waited",
         *("consumer-batch", "order"),
-        *(Recording, "_record_ids"),
+        *(Recording, "_record"),
         "if known and new:",
         "if False:",
         is_cheap=False,

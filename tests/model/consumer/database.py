@@ -36,8 +36,6 @@ class Session:
         """Its new rows of the inbox: seq, event, state, attempts."""
         self.finished: list[int] = []
         """Rows of the inbox that it has settled."""
-        self.moved: dict[int, int] = {}
-        """The offsets that it has moved partitions to."""
         self.waits: tuple[tuple[str, int], Any] | None = None
         """What its statement waits for, and what it goes on with."""
 
@@ -45,8 +43,7 @@ class Session:
         self.__init__()  # type: ignore[misc]
 
     def key(self) -> tuple[Any, ...]:
-        moved = tuple(sorted(self.moved.items()))
-        return tuple(self.ids), tuple(self.rows), tuple(self.finished), moved, self.waits
+        return tuple(self.ids), tuple(self.rows), tuple(self.finished), self.waits
 
 
 class Database:
@@ -64,8 +61,6 @@ class Database:
         # By seq: event, state, attempts, whether it is due.
         self.inbox: dict[int, list[Any]] = {}
         self.owners: dict[int, int] = {}
-        # Of each partition, for dedupe="offset": those before it are handled or in the inbox.
-        self.offsets: dict[int, int] = {}
         self.sessions: list[Session] = []
 
     def run(self, session: Session, owner: int, name: str, *given: Any) -> Any:
@@ -88,7 +83,6 @@ class Database:
             self.inbox[seq] = [nth, state, begun, begun == 0]
         for seq in session.finished:
             self.inbox[seq][1] = "processed"
-        self.offsets.update(session.moved)
         session.clear()
 
     def key(self) -> tuple[Any, ...]:
@@ -97,15 +91,12 @@ class Database:
             (seq, *(row if row[1] in OPEN else (row[0], row[1], 0, False)))
             for seq, row in sorted(self.inbox.items())
         )
-        done = tuple(sorted(self.processed)), tuple(sorted(self.offsets.items()))
-        return done, rows, tuple(sorted(self.owners.items()))
+        return tuple(sorted(self.processed)), rows, tuple(sorted(self.owners.items()))
 
     def _is_locked(self, session: Session, what: str, which: int) -> bool:
         others = (each for each in self.sessions if each is not session)
         if what == "id":
             return any(which in each.ids for each in others)
-        if what == "place":
-            return any(which in each.moved for each in others)
         return any(which in each.finished for each in others)
 
     def _is_taken(self, key: str, before: int | None = None) -> bool:
@@ -142,40 +133,6 @@ class Database:
 
     def _taken(self, session: Session, _: int, rest: Any, keys: Sequence[str]) -> bool:
         return any(self._is_taken(key) for key in keys)
-
-    def _taken_ones(self, session: Session, _: int, rest: Any, keys: Sequence[str]) -> tuple[int, ...]:
-        return tuple(nth for nth, key in enumerate(keys, 1) if self._is_taken(key))
-
-    def _offsets(
-        self, session: Session, _: int, rest: Any, places: Sequence[int]
-    ) -> tuple[tuple[int, int], ...]:
-        return tuple((place, self.offsets.get(place, 0)) for place in places)
-
-    def _move(
-        self,
-        session: Session,
-        _: int,
-        rest: tuple[bool, tuple[int, ...], int, int] | None,
-        places: Sequence[int],
-        expected: Sequence[int],
-        following: Sequence[int],
-    ) -> tuple[int, bool]:
-        def now(place: int) -> int:
-            return session.moved.get(place, self.offsets.get(place, 0))
-
-        is_open = any(row[1] in OPEN for row in self.inbox.values())
-        is_open, seen, first, count = rest or (is_open, tuple(map(now, places)), 0, 0)
-        for at in range(first, len(places)):
-            place = places[at]
-            if seen[at] != expected[at]:
-                # The statement does not look for a version that it cannot see.
-                continue
-            if self._is_locked(session, "place", place):
-                raise Blocked(("place", place), (is_open, seen, at, count))
-            if now(place) == expected[at]:
-                session.moved[place] = following[at]
-                count += 1
-        return count, is_open
 
     def _receive(
         self, session: Session, _: int, rest: Any, ids: Sequence[int], state: str, begun: int

@@ -39,8 +39,6 @@ from outbox_pipelines.consumer.breaker import Breaker
 from outbox_pipelines.consumer.config import StoppedError
 from outbox_pipelines.consumer.crash_guard import CrashGuard
 from outbox_pipelines.consumer.membership import Member
-from outbox_pipelines.consumer.options import called
-from outbox_pipelines.consumer.positions import Position, Positions
 from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.run_sync import drive
 
@@ -49,26 +47,23 @@ TOP: Final = ("top",)
 ENDED: Final = ("ended",)
 TOPIC: Final = "events"
 KINDS: Final = ("works", "refused", "kills", "needs")
-_END: Final = 1_000
 _NOW: Final = 0.5
 _LATER: Final = 1.0
 _MUCH_LATER: Final = 1_000.0
 _SENT: Final = datetime(2026, 1, 1, tzinfo=UTC)
 # Committed together with the statement, in one step: nothing can be seen in between but that a row is locked.
 AT_ONCE: Final = frozenset(("CLAIM", "MISSED", "TAKE_BACK", "HURRY", "OWN_FREE", "OWN", "DISOWN"))
-READS: Final = frozenset(("KNOWN", "TAKEN", "TAKEN_ONES", "OFFSETS", "HEADS", "NEXT", "READ"))
+READS: Final = frozenset(("KNOWN", "TAKEN", "HEADS", "NEXT", "READ"))
 # What they return does not depend on other processes here.
 _SURE: Final[dict[str, list[tuple[Any, ...]]]] = {
     "RELEASE": [(True,)],
     "IS_RECORDED": [(False,)],
-    "IS_MOVED": [(False,)],
     "IS_SETTLED": [(False,)],
-    "BEGIN_OFFSETS": [],
 }
 _NAMES: Final = {
     getattr(queries, name): name
     for name in (
-        *("RECORD", "RECORD_MANY", "MOVE", "RECEIVE", "FINISH", "SPOILT"),
+        *("RECORD", "RECORD_MANY", "RECEIVE", "FINISH", "SPOILT"),
         *_SURE,
         *AT_ONCE,
         *READS,
@@ -95,7 +90,6 @@ class Setting:
     keys: tuple[str, ...]
     batch: int = 1
     per_transaction: int = 1
-    dedupe: str = "id"
     attempts: int = 2
     blocks: bool = False
     cache: bool = False
@@ -120,8 +114,6 @@ class Top(NamedTuple):
     stored: tuple[tuple[int, int], ...] = ()
     has_stored: bool = False
     paused: tuple[int, ...] = ()
-    positions: tuple[tuple[int, int, int], ...] = ()
-    """Of partitions whose messages are identified by offset: the next one, and the last that has arrived."""
 
 
 class PauseError(BaseException):
@@ -267,13 +259,6 @@ class Run:
             return [(str(message_id(each)),) for each in answer]
         if name == "TAKEN":
             return [(answer,)]
-        if name == "MOVE":
-            count, is_open = answer
-            return [(count, "a transaction", is_open)]
-        if name == "TAKEN_ONES":
-            return [(nth,) for nth in answer]
-        if name == "OFFSETS":
-            return [(TOPIC, place, "its id", 0, following) for place, following in answer]
         if name in ("HEADS", "NEXT"):
             return [(seq, begun, self.setting.kinds[nth]) for seq, begun, nth in answer]
         if name == "CLAIM":
@@ -330,7 +315,6 @@ class Run:
             pause=self.pause,
             is_stopped=lambda: self.is_stopped,
             stay=self.stay,
-            ask=called,
         )
         self.client = Client(self)
         self.member = member = Member(consumer._kafka, consumer._topics)
@@ -339,7 +323,6 @@ class Run:
             Work: worker,
             CrashGuard: worker._guard,
             Member: member,
-            Positions: worker._positions,
         }
         _restore(self.top, worker, member, self.client, consumer)
         try:
@@ -439,9 +422,6 @@ class Client:
     def position(self, partitions: Any) -> list[Any]:
         return []
 
-    def get_watermark_offsets(self, at: confluent_kafka.TopicPartition, timeout: float) -> tuple[int, int]:
-        return 0, _END
-
     def list_topics(self, topic: str, timeout: float) -> None:
         """It always finds a broker."""
 
@@ -471,7 +451,6 @@ def _consumer(run: Run) -> Consumer:
             on_dead_letter="block" if setting.blocks else "continue",
             cache=Liar() if setting.cache else None,
             outage_after=setting.outage_after,
-            dedupe=setting.dedupe,  # type: ignore[arg-type]
         )
         batch = setting.batch if setting.batch > 1 else None
         consumer.on(*KINDS, batch=batch, per_transaction=setting.per_transaction)(_handle)
@@ -504,8 +483,6 @@ def _restore(top: Top, worker: Work, member: Member, client: Client, consumer: C
     member._gone = {(TOPIC, each) for each in top.gone}
     member._new = {(TOPIC, each) for each in top.new}
     member._left = {(TOPIC, each) for each in top.left}
-    worker._positions._of = {(TOPIC, each): Position(0, following) for each, following, _ in top.positions}
-    worker._positions._seen = {(TOPIC, each): seen for each, _, seen in top.positions}
     client.assigned = set(top.assigned)
     client.stored = dict(top.stored)
     client.paused = set(top.paused)
@@ -530,12 +507,6 @@ def _saved(run: Run, worker: Work, member: Member) -> Top:
         stored=tuple(sorted(run.client.stored.items())),
         has_stored=member._stored,
         paused=tuple(sorted(run.client.paused)),
-        positions=tuple(
-            sorted(
-                (place[1], each.next, worker._positions._seen[place])
-                for place, each in worker._positions._of.items()
-            )
-        ),
     )
 
 
@@ -556,10 +527,6 @@ def _texts(array: str) -> list[str]:
     return array[2:-2].split('","')
 
 
-def _numbers(array: str) -> tuple[int, ...]:
-    return tuple(map(int, array[1:-1].split(",")))
-
-
 def _request(name: str, given: Mapping[str, Any]) -> tuple[Any, ...]:
     """A statement's parameters, without what the model does not look at."""
     if name == "RECORD":
@@ -568,12 +535,8 @@ def _request(name: str, given: Mapping[str, Any]) -> tuple[Any, ...]:
         return (tuple(number(each) for each in _texts(given["ids"])),)
     if name == "KNOWN":
         return (tuple(number(each) for each in given["ids"]),)
-    if name in ("TAKEN", "TAKEN_ONES"):
+    if name == "TAKEN":
         return (tuple(_texts(given["keys"])),)
-    if name == "MOVE":
-        return tuple(_numbers(given[each]) for each in ("partitions", "expected", "following"))
-    if name == "OFFSETS":
-        return (_numbers(given["partitions"]),)
     if name == "RECEIVE":
         return tuple(number(each) for each in given["ids"]), given["state"], given["attempts"]
     if name == "HEADS":
@@ -598,9 +561,8 @@ def _surroundings(run: Run) -> Iterator[None]:
     places = [
         *((module, "time") for module in timed),
         (membership, "confluent_kafka"),
-        (membership, "topic_ids"),
     ]
-    ours = {"time": clock, "confluent_kafka": kafka, "topic_ids": lambda *_: {TOPIC: "its id"}}
+    ours = {"time": clock, "confluent_kafka": kafka}
     before = [getattr(module, name) for module, name in places]
     for module, name in places:
         setattr(module, name, ours[name])

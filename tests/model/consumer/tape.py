@@ -35,7 +35,6 @@ from outbox_pipelines.consumer import (
 )
 from outbox_pipelines.consumer import consumer as blocking
 from outbox_pipelines.consumer.run_sync import drive
-from outbox_pipelines.consumer.topic_ids import topic_ids
 from tests.model.relay.tape import DifferentError, EndOfTapeError, Tape
 
 _TIMED: Final = (attempts, blocking, handling, lost_brokers, membership, processor)
@@ -194,7 +193,6 @@ def _world(
         **{(module, "time"): clock for module in _TIMED},
         (crash_guard, "uuid"): SimpleNamespace(uuid4=ask("uuid", uuid.uuid4)),
         (inbox, "random"): SimpleNamespace(random=ask("random", random.random)),
-        (membership, "topic_ids"): ask("topic ids", topic_ids),
     }
     before = [getattr(module, name) for module, name in places]
     for (module, name), ours in places.items():

@@ -12,7 +12,6 @@ from outbox_pipelines.consumer import (
     handling,
     inbox,
     membership,
-    positions,
     processor,
     queries,
     recording,
@@ -82,10 +81,9 @@ def test_all_state_of_the_code_is_in_the_model() -> None:
     A new attribute either belongs into `process.Top`, or into this list, if no decision depends on it.
     """
     kept = {
-        processor.Work: {"_breakers", "_guard", "_look_at", "_positions"},
+        processor.Work: {"_breakers", "_guard", "_look_at"},
         crash_guard.CrashGuard: {"_owned", "_suspect"},
         membership.Member: {"_commit_at", "_gone", "_left", "_new", "_stored"},
-        positions.Positions: {"_of", "_seen"},
     }
     # Empty at the top of the loop, measured, or always the same.
     other = {
@@ -106,7 +104,6 @@ def test_all_state_of_the_code_is_in_the_model() -> None:
             "_pace",
         },
         crash_guard.CrashGuard: {"_database", "_same"},
-        positions.Positions: {"_database", "_source"},
         membership.Member: {
             *("_client", "_settings", "_topics", "_brokers", "_lines"),
             *("_patience", "_polled_at", "_kept", "_lag_at", "lag"),
@@ -155,7 +152,6 @@ def test_every_statement_of_the_work_is_known() -> None:
             processor,
             handling,
             recording,
-            positions,
             crash_guard,
             inspect.getmodule(attempts.Attempts),
             inspect.getmodule(inbox.Arrival),
@@ -164,5 +160,5 @@ def test_every_statement_of_the_work_is_known() -> None:
         if name.isupper() and f"queries.{name}" in inspect.getsource(module)  # type: ignore[arg-type]
     }
     # Before the first event, for metrics, where an id is no UUID, and where it is not that of its row.
-    others = {"TABLES", "FOREIGN", "RECORDS_OFFSETS", "STATUS", "CONTENTS", "RECORD_ID", "IS_SAME"}
+    others = {"TABLES", "FOREIGN", "STATUS", "CONTENTS", "RECORD_ID", "IS_SAME"}
     assert used - others == set(process._NAMES.values())

@@ -31,11 +31,7 @@ _SENT = Message(SETTING, 0, 0, 0).timestamp()
 _WAITS = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
 
 
-HOLDS = ("RECORD", "RECORD_MANY", "MOVE", "RECEIVE", "FINISH")
-
-
-def _numbers(numbers: tuple[int, ...]) -> str:
-    return "{" + ",".join(map(str, numbers)) + "}"
+HOLDS = ("RECORD", "RECORD_MANY", "RECEIVE", "FINISH")
 
 
 class Real:
@@ -106,17 +102,6 @@ class Real:
     def _record_many(self, ids: tuple[int, ...]) -> list[int]:
         [(count, _, new)] = self._query(queries.RECORD_MANY, self._many(ids))
         return sorted(ids if count == len(ids) else [number(text) for text in new or ()])
-
-    def _move(
-        self, places: tuple[int, ...], expected: tuple[int, ...], following: tuple[int, ...]
-    ) -> tuple[int, bool]:
-        given = {"topics": array([TOPIC for _ in places]), "partitions": _numbers(places)}
-        given |= {"expected": _numbers(expected), "following": _numbers(following)}
-        [(count, _, is_open)] = self._query(queries.MOVE, given)
-        return count, is_open
-
-    def _taken_ones(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(nth for (nth,) in self._query(queries.TAKEN_ONES, self._many(ids)))
 
     def _taken(self, ids: tuple[int, ...]) -> bool:
         return bool(self._query(queries.TAKEN, self._many(ids))[0][0])
@@ -291,17 +276,12 @@ class Both:
         chance = self.chance
         ids = tuple(chance.sample(range(len(KEYS)), chance.randint(1, 3)))
         places = tuple(sorted(chance.sample(range(2), chance.randint(1, 2))))
-        # Mostly where they are.
-        expected = tuple(self.model.offsets.get(each, 0) + (chance.random() < 0.2) for each in places)
         kinds: list[Callable[[], tuple[Any, ...]]] = [
             lambda: ("RECORD", ids[0]),
             lambda: ("RECORD_MANY", ids),
             lambda: ("RECEIVE", ids, chance.random() < 0.3, chance.randint(0, 1)),
             lambda: ("KNOWN", ids),
             lambda: ("TAKEN", ids),
-            lambda: ("TAKEN_ONES", ids),
-            *[lambda: ("MOVE", places, expected, tuple(each + chance.randint(1, 3) for each in expected))]
-            * 2,
             lambda: ("HEADS",),
             lambda: (chance.choice(["OWN_FREE", "OWN", "DISOWN"]), places),
         ]
@@ -338,7 +318,7 @@ class Both:
             given = [given[0], "failed" if given[1] else "waiting", given[2]]
         elif name == "MISSED":
             given = [given[0], given[1], "failed" if given[2] else "waiting", 0 if given[3] else 1]
-        elif name in ("TAKEN", "TAKEN_ONES"):
+        elif name == "TAKEN":
             given = [tuple(KEYS[nth] for nth in given[0])]
         elif name == "HEADS":
             given = [()]
@@ -379,8 +359,6 @@ class Both:
         assert [each for each in real if each[1] in is_open] == [
             each for each in model if each[1] in is_open
         ], self.told
-        offsets = self.operator.execute("SELECT partition, next_offset FROM processed_offsets").fetchall()
-        assert dict(offsets) == {0: 0, 1: 0} | self.model.offsets, self.told
         owners = self.operator.execute("SELECT partition, owner FROM partition_owners").fetchall()
         assert {place: self.owners.index(owner) for place, owner in owners} == self.model.owners, self.told
 
@@ -396,12 +374,7 @@ def dsn(stack: Stack) -> Iterator[str]:
 @contextmanager
 def _both(dsn: str, seed: int) -> Iterator[Both]:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("TRUNCATE processed_events, processed_offsets, inbox, partition_owners")
-        connection.execute(
-            "INSERT INTO processed_offsets (source, topic, partition, topic_id, start_offset, next_offset) "
-            "SELECT 'model', %s, nth, 'its id', 0, 0 FROM generate_series(0, 1) AS nth",
-            [TOPIC],
-        )
+        connection.execute("TRUNCATE processed_events, inbox, partition_owners")
     both = Both(dsn, seed)
     yield both
     both.close()

@@ -282,7 +282,7 @@ class Consumers:
                 "leave",
             ):
                 yield ("lose", nth)
-            if "victim" in left and request[0] in ("RECORD", "RECORD_MANY", "MOVE", "FINISH", "commit"):
+            if "victim" in left and request[0] in ("RECORD", "RECORD_MANY", "FINISH", "commit"):
                 yield ("victim", nth)
             if "expel" in left and each.is_member and nth in self.group:
                 yield ("expel", nth)
@@ -404,14 +404,6 @@ class Consumers:
         elif name == "RECORD_MANY":
             for nth in answer:
                 self._try(nth)
-        elif name == "MOVE" and answer[0] == len(request[1]):
-            for place, expected, following in zip(*request[1:], strict=True):
-                for nth in self.of.plan.log[place][expected:following]:
-                    self._try(nth)
-        elif name == "RECEIVE" and session.moved:
-            # No attempts.
-            for nth in request[1]:
-                self.tries[nth] -= 1
         elif name == "FINISH" and answer:
             self._try(self.database.inbox[request[1]][0])
         return answer
@@ -604,7 +596,7 @@ class Consumers:
         session = each.session
         if each.session.waits is not None:
             session.waits = None
-        if pending is not None or session.ids or session.finished or session.moved:
+        if pending is not None or session.ids or session.finished:
             self.zombies.append(Zombie(session, nth, pending))
 
     def _commit(self, session: Session, effects: tuple[int, ...]) -> None:
@@ -654,7 +646,7 @@ class Consumers:
     def check(self) -> None:
         kinds = self.of.plan.setting.kinds
         rows = {row[0]: row[1] for row in self.database.inbox.values()}
-        recorded = self._recorded()
+        recorded = self.database.processed
         for nth in recorded:
             if nth not in self.effects and rows.get(nth) not in (*OPEN, "discarded"):
                 raise Broken("accounted", f"event {nth} is recorded, was not handled and is not in the inbox")
@@ -667,14 +659,6 @@ class Consumers:
             for nth in log[:offset]:
                 if nth not in recorded and kinds[nth] != _WITHOUT_HANDLER:
                     raise Broken("accounted", f"event {nth} is behind the committed offset, and is nowhere")
-
-    def _recorded(self) -> set[int]:
-        """The events whose ids or offsets are recorded."""
-        kinds = self.of.plan.setting.kinds
-        before = (
-            nth for place, end in self.database.offsets.items() for nth in self.of.plan.log[place][:end]
-        )
-        return self.database.processed | {nth for nth in before if kinds[nth] != _WITHOUT_HANDLER}
 
     def is_done(self) -> bool:
         setting = self.of.plan.setting
