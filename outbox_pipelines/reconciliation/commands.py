@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from datetime import date
+from pathlib import Path
 
 import click
 
@@ -23,8 +24,15 @@ from outbox_pipelines.text import plain
     help="Only this consumer (name from OUTBOX_CONSUMERS_FILE); repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--handled",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write when each consumer handled which event to this Parquet file.",
+)
 @click.pass_obj
-def reconcile(settings: Settings, day: date, names: tuple[str, ...], as_json: bool) -> None:
+def reconcile(
+    settings: Settings, day: date, names: tuple[str, ...], as_json: bool, handled: Path | None
+) -> None:
     """Compare a day's events with the topics and with what each consumer processed.
 
     Finds missing, phantom, duplicated, out-of-order and lagging events, with at most ten examples of each.
@@ -33,7 +41,7 @@ def reconcile(settings: Settings, day: date, names: tuple[str, ...], as_json: bo
     """
     from outbox_pipelines.reconciliation import day as days
 
-    report = days.reconcile(settings, day, names, log.say)
+    report = days.reconcile(settings, day, names, log.say, handled)
     click.echo(json.dumps(report.described(), indent=2) if as_json else "\n".join(map(plain, report.lines())))
     if not report.equal:
         sys.exit(1)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import date
+from pathlib import Path
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.consumers_file import Consumer
@@ -36,12 +37,14 @@ def reconcile(
     day: date,
     names: Sequence[str] = (),
     progress: Callable[[str], None] = lambda text: None,
+    handled: Path | None = None,
 ) -> Report:
     """Compare all events of a UTC day with the topics and with the consumers of the settings.
 
     Args:
         names: only these consumers; without names, all consumers in OUTBOX_CONSUMERS_FILE.
         progress: called with a message about every million rows.
+        handled: a Parquet file for when each consumer handled which event of the day.
 
     Raises:
         SetupError: a setting is missing or wrong, the outbox has no such day, or its events do not exist.
@@ -59,7 +62,10 @@ def reconcile(
         topic_side, read, notes = _topics(settings, day, span, space, progress)
         if not is_over:
             notes.insert(0, "the day is not over: the result is preliminary")
+        space.run(queries.MAKE_HANDLED)
         sides = [topic_side, *(_consumer(settings, day, each, span, space, progress) for each in wanted)]
+        if handled is not None:
+            space.write(queries.HANDLED, handled)
     return Report(day, source, count, read, sides, notes, round(time.monotonic() - started, 3))
 
 
@@ -111,6 +117,7 @@ def _consumer(
 ) -> Side:
     handled = processed.load(settings, day, consumer, span, space, progress)
     notes = list(handled.notes)
+    space.run(queries.KEEP_HANDLED, consumer=consumer.name)
     if not consumer.handles_others:
         start, end = ids.bounds(day)
         side = findings.side(consumer)

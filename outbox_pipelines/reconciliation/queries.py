@@ -59,7 +59,7 @@ SELECT to_regclass('processed_events') IS NOT NULL, to_regclass('inbox') IS NOT 
 
 # Only the partitions of these days, and the one of ids that tell no time.
 PROCESSED: Final = """
-SELECT event_id::text AS id FROM processed_events
+SELECT event_id::text AS id, processed_at FROM processed_events
 WHERE source = {source}
   AND (bucket = ANY ({buckets}) AND event_id >= {first}::uuid AND event_id < {end}::uuid OR bucket = -1)"""
 INBOX: Final = """
@@ -231,11 +231,18 @@ PUBLISHED: Final = "SELECT count(*) FROM events WHERE state = 'published'"
 # --- DuckDB: a consumer ---------------------------------------------------------------------------------
 
 MAKE_CONSUMER: Final = """
-CREATE OR REPLACE TABLE processed (id UUID);
+CREATE OR REPLACE TABLE processed (id UUID, handled_at TIMESTAMPTZ);
 CREATE OR REPLACE TABLE inbox (id UUID, state VARCHAR, error VARCHAR);
 CREATE OR REPLACE TABLE committed (topic UINTEGER, partition INTEGER, "offset" BIGINT);
 CREATE OR REPLACE TABLE taken (kind UINTEGER)"""
-ADD_PROCESSED: Final = "INSERT INTO processed SELECT id::UUID FROM batch"
+ADD_PROCESSED: Final = "INSERT INTO processed SELECT id::UUID, processed_at FROM batch"
+MAKE_HANDLED: Final = (
+    "CREATE TABLE handled_events (consumer VARCHAR, event_id VARCHAR, handled_at TIMESTAMPTZ)"
+)
+KEEP_HANDLED: Final = """
+INSERT INTO handled_events
+SELECT $consumer, id::VARCHAR, handled_at FROM processed SEMI JOIN events USING (id)"""
+HANDLED: Final = "SELECT * FROM handled_events ORDER BY handled_at"
 ADD_INBOX: Final = "INSERT INTO inbox SELECT id::UUID, state, error FROM batch"
 ADD_COMMITTED: Final = "INSERT INTO committed VALUES ($topic, $partition, $offset)"
 # An empty list means all.

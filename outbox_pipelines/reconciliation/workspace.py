@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import queries
@@ -27,6 +28,7 @@ _CONFIG: Final[dict[str, Any]] = {
     "preserve_insertion_order": False,
     "python_enable_replacements": False,
 }
+_ROWS: Final = 100_000
 
 
 class Workspace:
@@ -56,6 +58,17 @@ class Workspace:
         """Return the only row of a result."""
         (row,) = self.rows(query, **given)
         return row
+
+    def write(self, query: str, file: Path) -> None:
+        """Write a result of any length to a Parquet file."""
+        with _room():
+            reader = self._connection.sql(query).to_arrow_reader(_ROWS)
+        try:
+            with pq.ParquetWriter(file, reader.schema, compression="zstd") as writer:
+                for batch in reader:
+                    writer.write_batch(batch)
+        except OSError as error:
+            raise SetupError(f"{file} cannot be written: {first_line(error)}") from None
 
     def chunks(self, query: str, size: int) -> Iterator[list[tuple[Any, ...]]]:
         """Yield a result of any length in chunks of this many rows."""

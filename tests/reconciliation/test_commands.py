@@ -7,6 +7,7 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -101,3 +102,21 @@ def test_without_room_it_says_where_to_find_some(
     assert done.exit_code == 2
     assert "No such file or directory" in done.stderr
     assert done.stderr.endswith("set TMPDIR to a directory with a few GB of free space\n")
+
+
+def test_when_consumers_handled_the_events(place: Place, tmp_path: Path) -> None:
+    """Guards against a question that needs a look into each consumer's database."""
+    of_day = place.write(3)
+    place.write(2, day=DAY + timedelta(1))
+    place.relay()
+    place.consumer()
+    file = tmp_path / "handled.parquet"
+    done = outbox(place, str(DAY), "--handled", str(file))
+    assert done.exit_code == 0, done.output
+    rows = pq.read_table(file).to_pylist()
+    assert {row["event_id"] for row in rows} == set(of_day)
+    assert {row["consumer"] for row in rows} == {"billing"}
+    ((first, last),) = place.rows("SELECT min(processed_at), max(processed_at) FROM processed_events")
+    assert all(first <= row["handled_at"] <= last for row in rows)
+    nowhere = outbox(place, str(DAY), "--handled", str(tmp_path / "no" / "file"))
+    assert (nowhere.exit_code, "cannot be written" in nowhere.stderr) == (2, True)
