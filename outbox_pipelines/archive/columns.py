@@ -18,6 +18,7 @@ from typing import Final, LiteralString
 import pyarrow as pa
 
 from outbox_pipelines.archive.manifest import Column
+from outbox_pipelines.archive.rendering import quoted
 
 VERSION: Final = 1
 
@@ -131,8 +132,3 @@ def in_duckdb(query: str, columns: Sequence[Column]) -> str:
     return query.replace(
         "{extra}", "".join(EXTRA_TEXT.replace("{name}", quoted(column.stored)) for column in columns)
     )
-
-
-def quoted(name: str) -> str:
-    """Return a quoted name for DuckDB's SQL."""
-    return '"' + name.replace('"', '""') + '"'

@@ -100,9 +100,10 @@ def _archived(
             )
         return []
     archive = Archive(Store(settings.archive))
+    archive.require(required)
     if missing := [day for day in required if day not in archive.manifests]:
         raise SetupError(f"{_some(missing)} not in the table, and not in {settings.archive} (OUTBOX_ARCHIVE)")
-    if not (days := [day for day in archive.days if day not in attached]):
+    if not (days := [day for day in archive.manifests if day not in attached]):
         return []
     rows = archive.of_days(
         days,

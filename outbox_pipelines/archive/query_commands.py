@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from outbox_pipelines import log
+from outbox_pipelines.archive import rendering
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
@@ -31,6 +28,8 @@ Row = tuple[Any, ...]
 # Maximum width of a cell in the printed table; CSV and JSON print values in full.
 _WIDTH: Final = 80
 _AT_ONCE: Final = 10_000
+_OF_FILE: Final = re.compile(r"event_date=(\d{4}-\d\d-\d\d)/events-")
+_SPECIAL: Final = re.compile(r'[",\r\n]')
 # The columns of EXPLAIN's result, a drawing that is printed as is.
 _PLAN: Final = ["explain_key", "explain_value"]
 _NUMBERS: Final = ("tinyint", "smallint", "integer", "bigint", "hugeint", "float", "double", "decimal")
@@ -68,6 +67,9 @@ def query(
 ) -> None:
     """Query the archive in SQL: one SELECT or PIVOT over the view `events`, or EXPLAIN, in DuckDB's dialect.
 
+    The view `latest` has the last event of each aggregate. With OUTBOX_CATALOG_FILE, there is a view for each
+    documented event type, such as "order.placed", with the members of the payload as columns.
+
     SQL is the text, the name of a file that ends in .sql, or - for standard input. The columns are
     `event_date` (the UTC day) and those of `outbox archive query "DESCRIBE events"`. Filter by day
     (WHERE event_date >= '2026-11-01'): files of other days are not opened. No database is needed. The query
@@ -91,8 +93,23 @@ def query(
         if away := re.search(r"^UnavailableError: (.*)$", str(error), re.MULTILINE):
             raise UnavailableError(away[1]) from None
         # The text from LINE on shows the position in the query or a suggested name; it is not printed.
-        said = [line.strip() for line in str(error).split("\n\nLINE")[0].splitlines() if line.strip()]
-        raise SetupError(f"the query failed: {' '.join(said)}") from None
+        text = str(error).split("\n\nLINE")[0]
+        said = " ".join(line.strip() for line in text.splitlines() if line.strip())
+        if of_file := _OF_FILE.search(text):
+            day = of_file[1]
+            raise SetupError(
+                f"the file of {day} cannot be read: run `outbox archive verify {day}`: {said}"
+            ) from None
+        # What the decompression and the parts of a file raise names no file.
+        if (
+            isinstance(error, duckdb.IOException | duckdb.SerializationException)
+            or type(error) is duckdb.Error
+        ):
+            raise SetupError(
+                "a file of the archive cannot be read: run `outbox archive verify DAY` for each day that the "
+                f"query reads: {said}"
+            ) from None
+        raise SetupError(f"the query failed: {said}") from None
 
 
 @click.command()
@@ -136,7 +153,15 @@ def _open(settings: Settings, beside: Sequence[Path]) -> Archive:
     from outbox_pipelines.archive import open_archive
     from outbox_pipelines.archive.store import named
 
-    return open_archive(named(settings), beside)
+    catalog = None
+    if settings.catalog_file is not None:
+        try:
+            from outbox_pipelines.catalog.document import require_catalog
+
+            catalog = require_catalog(settings)
+        except (SetupError, ImportError) as error:
+            log.say(f"no views of event types: {error}")
+    return open_archive(named(settings), beside, catalog)
 
 
 def _text(sql: str) -> str:
@@ -152,10 +177,8 @@ def _text(sql: str) -> str:
 
 def _rows(archive: Archive, asked: duckdb.DuckDBPyRelation) -> tuple[list[str], Iterator[Row]]:
     """Return the columns and an iterator over the rows, which are fetched in chunks."""
-    cursor = archive.connection.execute(asked.sql_query())
-    assert cursor.description is not None
-    columns = [column[0] for column in cursor.description]
-    return columns, _fetch(cursor)
+    found = rendering.rendered(asked)
+    return found.columns, _fetch(archive.connection.execute(found.sql_query()))
 
 
 def _fetch(cursor: duckdb.DuckDBPyConnection) -> Iterator[Row]:
@@ -174,7 +197,8 @@ def _write(settings: Settings, asked: duckdb.DuckDBPyRelation, file: Path) -> No
     # fails half-way.
     begun = file.with_name(f".{file.name}.begun")
     try:
-        rows = asked.to_arrow_reader(_AT_ONCE)
+        # Two columns of one name are told apart.
+        rows = asked.project("*").to_arrow_reader(_AT_ONCE)
         with pq.ParquetWriter(begun, rows.schema, compression="zstd") as writer:
             for batch in rows:
                 writer.write_batch(batch)
@@ -187,12 +211,12 @@ def _write(settings: Settings, asked: duckdb.DuckDBPyRelation, file: Path) -> No
 
 
 def _table(archive: Archive, asked: duckdb.DuckDBPyRelation, limit: int) -> None:
-    columns, rows = _rows(archive, asked.limit(limit + 1))
-    found = list(rows)
-    if columns == _PLAN:
-        for _, plan in found:
+    if asked.columns == _PLAN:
+        for _, plan in asked.fetchall():
             click.echo("\n".join(map(plain, str(plan).rstrip().split("\n"))))
         return
+    columns, rows = _rows(archive, asked.limit(limit + 1))
+    found = list(rows)
     _print(columns, found[:limit], ["right" if kind.id in _NUMBERS else "left" for kind in asked.types])
     if len(found) > limit:
         click.echo(f"outbox: showing the first {limit} rows: use --limit for more, --csv for all", err=True)
@@ -206,17 +230,22 @@ def _print(columns: Sequence[str], rows: Sequence[Row], align: Sequence[str]) ->
 
 
 def _csv(columns: Sequence[str], rows: Iterator[Row]) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow(["" if value is None else _text_of(value) for value in row])
+    sys.stdout.writelines(",".join(map(_field, row)) + "\n" for row in chain([columns], rows))
+
+
+def _field(value: object) -> str:
+    """Return a value of CSV; as in PostgreSQL's COPY, '' has quotes and NULL has none."""
+    if value is None:
+        return ""
+    text = rendering.text_of(value)
+    return text if text and not _SPECIAL.search(text) else '"' + text.replace('"', '""') + '"'
 
 
 def _json(columns: Sequence[str], rows: Iterator[Row]) -> None:
     click.echo("[", nl=False)
     for number, row in enumerate(rows):
         click.echo(",\n " if number else "\n ", nl=False)
-        click.echo(_json_of(dict(zip(columns, row, strict=True))), nl=False)
+        click.echo(rendering.json_of(dict(zip(columns, row, strict=True))), nl=False)
     click.echo("\n]")
 
 
@@ -226,53 +255,5 @@ _FORMS: Final[dict[str, Callable[[Sequence[str], Iterator[Row]], None]]] = {"csv
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    text = plain(" ".join(_text_of(value).split("\n")))
+    text = plain(" ".join(rendering.text_of(value).split("\n")))
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
-
-
-def _text_of(value: object) -> str:
-    """Return a value as CSV and the table print it; lists and structs are printed as JSON."""
-    if isinstance(value, bool):
-        return str(value)
-    if isinstance(value, dict | list | tuple):
-        return _json_of(value)
-    return value if isinstance(value, str) else _scalar(value)
-
-
-def _json_of(value: object) -> str:
-    """Return JSON with every digit of a decimal; NaN and infinities become strings."""
-    if isinstance(value, dict):
-        members = (
-            f"{json.dumps(_text_of(name), ensure_ascii=False)}: {_json_of(each)}"
-            for name, each in value.items()
-        )
-        return "{" + ", ".join(members) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_json_of, value)) + "]"
-    is_number = isinstance(value, int) or (isinstance(value, float | Decimal) and math.isfinite(value))
-    if value is None or isinstance(value, bool | str):
-        return json.dumps(value, ensure_ascii=False)
-    return _scalar(value) if is_number else json.dumps(_scalar(value), ensure_ascii=False)
-
-
-def _scalar(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat(sep=" ")
-    if isinstance(value, date | time):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return _interval(value)
-    if isinstance(value, Decimal) and value.is_finite():
-        return format(value, "f")
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, bytes | bytearray | memoryview):
-        return "\\x" + bytes(value).hex()
-    return str(value)
-
-
-def _interval(value: timedelta) -> str:
-    """Return an ISO 8601 duration: P1DT3600.5S."""
-    days, rest = divmod(value, timedelta(days=1))
-    seconds = f"{rest.seconds}.{rest.microseconds:06d}".rstrip("0").rstrip(".") if rest else ""
-    return f"P{days}D" + (f"T{seconds}S" if seconds else "")

@@ -5,7 +5,8 @@ Invariants:
 - Only files of the requested days are opened, and only the needed row groups and columns are read. The first
   file of a query is always opened, for the names of its columns.
 - Files of all versions form one table: a column that a file lacks is NULL. This includes columns added by
-  users; if a column's type has changed, the column is text.
+  users; if a column's type has changed, it is the wider integer, or else text.
+- A day whose manifest cannot be read is never left out in silence: what reads it fails, other days are read.
 - The archive is read-only, and a query reads only the archive's files.
 """
 
@@ -15,12 +16,12 @@ import json
 import shutil
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date
 from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import duckdb
 import pandas as pd
@@ -30,14 +31,20 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from outbox_pipelines.archive import question
-from outbox_pipelines.archive.columns import EVENT_DATE, SCHEMA, VERSION, quoted, schema_with
+from outbox_pipelines.archive.columns import EVENT_DATE, SCHEMA, VERSION, schema_with
 from outbox_pipelines.archive.files import Files
 from outbox_pipelines.archive.manifest import Column, Manifest, read_manifest
+from outbox_pipelines.archive.rendering import quoted
 from outbox_pipelines.archive.store import Store, key
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import first_line
 
+if TYPE_CHECKING:
+    from outbox_pipelines.catalog.document import Catalog
+
 _FILTERS: Final = ("aggregate_type", "aggregate_id", "event_type")
+_JSON: Final = ("payload", "headers")
+_ROWS: Final = 10_000
 
 
 _PROTOCOL: Final = "outbox-archive://"
@@ -47,6 +54,10 @@ _LOCKED: Final = (
     "SET enable_external_access = false",
     "SET lock_configuration = true",
 )
+# The archive's last event of each aggregate.
+_LATEST: Final = """
+CREATE VIEW latest AS SELECT * FROM events
+QUALIFY row_number() OVER (PARTITION BY aggregate_type, aggregate_id ORDER BY seq DESC) = 1"""
 Layout = tuple[int, tuple[Column, ...]]
 """What determines the columns of a file: the version, and the columns added by users."""
 
@@ -66,22 +77,35 @@ class Wanted(TypedDict, total=False):
 class Archive:
     """One archive, as of the time when it was opened."""
 
-    def __init__(self, store: Store, beside: Sequence[Path] = ()) -> None:
+    def __init__(self, store: Store, beside: Sequence[Path] = (), catalog: Catalog | None = None) -> None:
         self._store = store
         self._beside = beside
-        self.manifests: dict[date, Manifest] = {
-            day: read_manifest(stored.content, day) for day, stored in store.manifests().items()
-        }
+        self._catalog = catalog
+        self.manifests: dict[date, Manifest] = {}
         """The manifest of each day, in order: rows, size, source."""
+        self._damaged: dict[date, str] = {}
+        for day, stored in store.manifests().items():
+            try:
+                self.manifests[day] = read_manifest(stored.content, day)
+            except SetupError as error:
+                self._damaged[day] = str(error)
 
     @property
     def days(self) -> list[date]:
         """The archived days, in order."""
-        return list(self.manifests)
+        return sorted([*self.manifests, *self._damaged])
+
+    def require(self, days: Iterable[date]) -> None:
+        """Raise `SetupError` if the manifest of one of these days cannot be read."""
+        for day in days:
+            if day in self._damaged:
+                raise SetupError(self._damaged[day])
 
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
         """A separate in-memory DuckDB connection with the view `events`; you can register further tables.
+
+        It also has `latest`, and a view for each event type of the catalog, by its name.
 
         A query can open only the files of the archive, and cannot change that. Use `query` for untrusted SQL:
         it rejects statements that could write to these files.
@@ -106,7 +130,14 @@ class Archive:
         if self._store.root is None:
             connection.register_filesystem(self._files)
         connection.execute(f"CREATE VIEW events AS {self._source(self.days)}")
-        paths = [*(self._path(day, _PROTOCOL) for day in self.days), *map(str, self._beside)]
+        connection.execute(_LATEST)
+        if self._catalog is not None:
+            # Importing it needs the extra `catalog`.
+            from outbox_pipelines.archive import views
+
+            for view in views.of_catalog(self._catalog, self._schema.names):
+                connection.execute(view)
+        paths = [*(self._path(day, _PROTOCOL) for day in self.manifests), *map(str, self._beside)]
         files = ", ".join(map(_quoted, paths))
         for statement in _LOCKED:
             connection.execute(statement.format(files=files))
@@ -137,6 +168,7 @@ class Archive:
         self, days: Sequence[date], *, columns: Sequence[str] = (), **wanted: Unpack[Wanted]
     ) -> duckdb.DuckDBPyRelation:
         """Return the same as `relation` for these archived days, regardless of `since` and `until`."""
+        self.require(days)
         known = self._schema.names
         if unknown := set(columns) - set(known):
             raise SetupError(f"the archive has no column {min(unknown)}: choose from {', '.join(known)}")
@@ -162,18 +194,36 @@ class Archive:
             SetupError: a column does not exist, or Python cannot parse a payload.
         """
         names = list(columns or self._schema.names)
+        parsed: dict[str, list[Any]] = {name: [] for name in _JSON if parse and name in names}
         # The error for a payload that cannot be parsed shows id and seq.
-        whole = self.relation(columns=list(dict.fromkeys([*names, "id", "seq"])), **wanted).to_arrow_table()
-        table = whole.select(names)
+        read = self.relation(columns=list(dict.fromkeys([*names, "id", "seq"])), **wanted).to_arrow_reader(
+            _ROWS
+        )
+        kept = list(dict.fromkeys([*(name for name in names if name not in parsed), "seq"]))
+        tables = []
+        # The texts of one batch at a time are in memory beside what they are parsed to.
+        for batch in read:
+            tables.append(pa.Table.from_batches([batch]).select(kept))
+            for name, values in parsed.items():
+                texts = batch.column(name)
+                values += [
+                    _parsed(name, text.as_py(), batch, n) if text.is_valid else None
+                    for n, text in enumerate(texts)
+                ]
+        schema = pa.schema([read.schema.field(name) for name in kept])
+        table = pa.concat_tables([schema.empty_table(), *tables])
+        del tables
         frame: pd.DataFrame = table.to_pandas(types_mapper=_TYPES.get, date_as_object=False)
-        for name in {"payload", "headers"} & set(frame.columns) if parse else ():
-            texts = table.column(name).to_pylist()
-            parsed = [None if text is None else _parsed(name, text, whole, n) for n, text in enumerate(texts)]
-            frame[name] = pd.Series(parsed, frame.index, dtype=object)
-        return frame
+        for name, values in parsed.items():
+            frame[name] = pd.Series(values, frame.index, dtype=object)
+        return frame[names]
 
     def dataset(self, **wanted: Unpack[Wanted]) -> ds.Dataset:
-        """Return the events as a pyarrow dataset; nothing is read before it is scanned."""
+        """Return the events as a pyarrow dataset; nothing is read before it is scanned.
+
+        A column that was renamed in case only is two columns here.
+        """
+        self.require(self._days(wanted))
         parquet = ds.ParquetFileFormat()
         fragments = [
             parquet.make_fragment(
@@ -183,7 +233,7 @@ class Archive:
             )
             for day in self._days(wanted)
         ]
-        dataset = ds.FileSystemDataset(fragments, self._schema, parquet, self._file_system)
+        dataset = ds.FileSystemDataset(fragments, self._exact_schema, parquet, self._file_system)
         for name in _FILTERS:
             if wanted.get(name) is not None:
                 dataset = dataset.filter(ds.field(name) == wanted[name])
@@ -196,12 +246,26 @@ class Archive:
     def _source(self, days: Sequence[date]) -> str:
         """Return a SELECT of all columns of these days' files."""
         if not days:
-            return self._select(next(iter(self._schemas)), self.days[:1]) + " WHERE false"
+            return self._select(next(iter(self._schemas)), list(self.manifests)[:1]) + " WHERE false"
         by_layout = defaultdict(list)
         for day in days:
-            by_layout[_layout(self.manifests[day])].append(day)
+            if day in self.manifests:
+                by_layout[_layout(self.manifests[day])].append(day)
         # Not union_by_name: it opens every file before the query starts.
-        return " UNION ALL ".join(self._select(layout, each) for layout, each in by_layout.items())
+        parts = [self._select(layout, each) for layout, each in by_layout.items()]
+        return " UNION ALL ".join([*parts, *(self._refuse(day) for day in days if day in self._damaged)])
+
+    def _refuse(self, day: date) -> str:
+        """Return a SELECT that fails if a query needs this day."""
+        # Of a row, so that it is not evaluated before the filters of the query have excluded the day.
+        said = f"error({_quoted(self._damaged[day])} || left(row::VARCHAR, 0))::VARCHAR"
+        columns = [
+            f"DATE '{day}' AS {EVENT_DATE}"
+            if field.name == EVENT_DATE
+            else f"CAST({said} AS {self._types[field.name]}) AS {quoted(field.name)}"
+            for field in self._schema
+        ]
+        return f"SELECT {', '.join(columns)} FROM range(1) AS rows (row)"
 
     def _select(self, layout: Layout, days: Sequence[date]) -> str:
         there = {field.name.casefold(): field.type for field in self._schemas[layout]}
@@ -239,9 +303,18 @@ class Archive:
         for _, schema in sorted(self._schemas.items(), key=lambda each: each[0][0]):
             for field in schema:
                 known = fields.setdefault(field.name.casefold(), field.with_nullable(True))
-                if known.type != field.type:
-                    fields[field.name.casefold()] = pa.field(known.name, pa.string())
+                fields[field.name.casefold()] = pa.field(known.name, _common(known.type, field.type))
         return pa.schema([*fields.values(), pa.field(EVENT_DATE, pa.date32())])
+
+    @cached_property
+    def _exact_schema(self) -> pa.Schema:
+        """The same for pyarrow, which tells names in lower and upper case apart."""
+        fields: dict[str, pa.Field] = {field.name: field for field in self._schema}
+        for schema in self._schemas.values():
+            for field in schema:
+                known = fields.setdefault(field.name, field.with_nullable(True))
+                fields[field.name] = pa.field(field.name, _common(known.type, field.type))
+        return pa.schema([*fields.values()])
 
     @cached_property
     def _types(self) -> dict[str, str]:
@@ -269,11 +342,12 @@ class Archive:
 _TYPES: Final[dict[pa.DataType, Any]] = {pa.int32(): pd.Int32Dtype()}
 
 
-def open_archive(url: str, beside: Sequence[Path] = ()) -> Archive:
+def open_archive(url: str, beside: Sequence[Path] = (), catalog: Catalog | None = None) -> Archive:
     """Open the archive in a directory, or in a bucket (s3://bucket/path, gs://, az://).
 
     Args:
         beside: other files that queries may read, under these paths.
+        catalog: the event catalog, as `catalog.document.read_catalog` returns it.
 
     Raises:
         SetupError: there is no archive, it has no days yet, or a manifest cannot be read.
@@ -282,13 +356,23 @@ def open_archive(url: str, beside: Sequence[Path] = ()) -> Archive:
     store = Store(url)
     if store.root is not None and not store.root.is_dir():
         raise SetupError(f"the archive {url} is not a directory: give the location from OUTBOX_ARCHIVE")
-    archive = Archive(store, beside)
+    archive = Archive(store, beside, catalog)
     if not archive.manifests:
+        archive.require(archive.days)
         raise SetupError(f"the archive {url} has no days yet: write one with `outbox archive day`")
     return archive
 
 
-def _parsed(name: str, text: str, events: pa.Table, row: int) -> Any:
+def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """Return the type of a column whose type has changed."""
+    if one == other:
+        return one
+    if pa.types.is_integer(one) and pa.types.is_integer(other):
+        return max(one, other, key=lambda each: each.bit_width)
+    return pa.string()
+
+
+def _parsed(name: str, text: str, events: pa.RecordBatch, row: int) -> Any:
     """Parse the payload or headers of this row."""
     try:
         return json.loads(text)

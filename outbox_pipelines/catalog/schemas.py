@@ -67,13 +67,13 @@ def fields(schema: dict[str, Any]) -> list[FieldOf]:
 
 
 def _fields(root: dict[str, Any], schema: Any, around: str, depth: int) -> Iterator[FieldOf]:
-    schema = _followed(root, schema)
+    schema = followed(root, schema)
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return
     if isinstance(schema.get("items"), dict):
         yield from _fields(root, schema["items"], f"{around}[]", depth + 1)
     for name, found in (schema.get("properties") or {}).items():
-        member = _followed(root, found)
+        member = followed(root, found)
         if not isinstance(member, dict):
             member = {}
         full = f"{around}.{name}" if around else name
@@ -82,7 +82,7 @@ def _fields(root: dict[str, Any], schema: Any, around: str, depth: int) -> Itera
         yield from _fields(root, member, full, depth + 1)
 
 
-def _followed(root: dict[str, Any], schema: Any) -> Any:
+def followed(root: dict[str, Any], schema: Any) -> Any:
     """Return the schema that a reference points to, merged with the reference's sibling members."""
     for _ in range(_DEEPEST):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):

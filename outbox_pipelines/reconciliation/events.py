@@ -96,6 +96,7 @@ def _of_archive(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
             f"{day} is not in the table, and no archive is configured: set OUTBOX_ARCHIVE to its location"
         )
     archive = Archive(Store(settings.archive))
+    archive.require([day])
     if day not in archive.manifests:
         raise SetupError(f"{day} is neither in the table nor in {settings.archive} (OUTBOX_ARCHIVE)")
     for batch in archive.of_days([day], columns=_COLUMNS).to_arrow_reader(_ROWS):

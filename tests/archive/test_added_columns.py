@@ -225,6 +225,41 @@ def test_they_are_read(settings: Settings, three_days: list[date], reader: str) 
     ]
 
 
+@pytest.mark.parametrize("reader", READERS)
+def test_a_wider_integer_stays_one(database: Database, settings: Settings, reader: str) -> None:
+    """Guards against a number that is text in queries because its column was widened."""
+    first = past_day(database, 5)
+    add(database, total="int DEFAULT 7")
+    write(database, first + timedelta(1))
+    publish(database)
+    days.archive(settings, first + timedelta(1))
+    database.rows("ALTER TABLE outbox ALTER COLUMN total TYPE bigint")
+    database.rows(f"ALTER TABLE outbox ALTER COLUMN total SET DEFAULT {2**40}")
+    write(database, first + timedelta(2))
+    publish(database)
+    days.archive(settings, first + timedelta(2))
+    assert sorted(row["total"] for row in READERS[reader](settings).to_pylist()) == [7, 2**40]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_name_in_another_case(database: Database, settings: Settings, reader: str) -> None:
+    """Guards against NULL in place of the values of a column that was renamed in case only."""
+    first = past_day(database, 5)
+    add(database, tenant="int DEFAULT 7")
+    write(database, first + timedelta(1))
+    publish(database)
+    days.archive(settings, first + timedelta(1))
+    database.rows('ALTER TABLE outbox RENAME COLUMN tenant TO "Tenant"')
+    write(database, first + timedelta(2))
+    publish(database)
+    days.archive(settings, first + timedelta(2))
+    rows = READERS[reader](settings).to_pylist()
+    values = [(row["event_date"], row["tenant"], row.get("Tenant")) for row in rows]
+    by_case = [(first + timedelta(1), 7, None), (first + timedelta(2), None, 7)]
+    together = [(first + timedelta(1), 7, None), (first + timedelta(2), 7, None)]
+    assert sorted(values, key=str) == (by_case if reader == "dataset" else together)
+
+
 def test_a_frame_has_them(settings: Settings, three_days: list[date]) -> None:
     """Guards against a helper that knows the outbox's own columns alone."""
     archive = open_archive(settings.archive)

@@ -32,10 +32,11 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "archive"
 
 
-def ask(root: Path | str, *arguments: str, input: str = "") -> Result:
-    """Runs the command with the archive as its only setting."""
+def ask(root: Path | str, *arguments: str, input: str = "", **settings: str) -> Result:
+    """Runs the command with the archive as its only setting, but for those that are given."""
     none: dict[str, str | None] = {name: None for name in os.environ if name.startswith("OUTBOX_")}
-    environment = {**none, "OUTBOX_ARCHIVE": str(root)}
+    given = {f"OUTBOX_{name.upper()}": value for name, value in settings.items()}
+    environment = {**none, **given, "OUTBOX_ARCHIVE": str(root)}
     return CliRunner().invoke(cli, ["archive", "query", *arguments], env=environment, input=input)
 
 
@@ -158,6 +159,18 @@ def test_a_missing_file_is_one_line(root: Path) -> None:
     assert done.exit_code == 2
     assert len(done.stderr.splitlines()) == 1
     assert "2013-01-02" in done.stderr
+
+
+@pytest.mark.parametrize("damage", ["whole", "part"])
+def test_a_damaged_file_is_one_line(root: Path, damage: str) -> None:
+    """Guards against an error of a library that leads nowhere."""
+    file = next((root / "events" / "event_date=2013-01-02").glob("*.parquet"))
+    content = file.read_bytes()
+    file.chmod(0o600)
+    file.write_bytes(b"x" * 2000 if damage == "whole" else content[:200] + bytes(300) + content[500:])
+    done = ask(root, "SELECT * FROM events")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert f"`outbox archive verify {'2013-01-02' if damage == 'whole' else 'DAY'}`" in done.stderr
 
 
 def test_no_archive(tmp_path: Path) -> None:
@@ -362,7 +375,7 @@ def test_every_type_has_a_form(root: Path) -> None:
         "mapped": {"1": "2013-01-02"},
         "raw": r"\x00ff",
         "at": "01:02:03",
-        "lasts": "P1DT90S",
+        "lasts": "P1DT1M30S",
         "flag": True,
         "nothing": None,
         "big": 2**127 - 1,

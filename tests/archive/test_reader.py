@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import UTC, date, datetime
 from pathlib import Path
+from unittest.mock import patch
 
 import duckdb
 import pandas as pd
@@ -18,6 +19,7 @@ from outbox_pipelines.archive.columns import SCHEMA, VERSION
 from outbox_pipelines.archive.store import key, manifest_key
 from outbox_pipelines.errors import SetupError
 from tests.archive.reading import ONE, THREE, TWO, bucket, event, objects, put_day, three_days
+from tests.archive.test_query import ask
 
 COLUMNS = [*SCHEMA.names, "event_date"]
 
@@ -237,8 +239,50 @@ def test_a_manifest_that_cannot_be_read(tmp_path: Path) -> None:
     """Guards against a day that is left out in silence."""
     three_days(tmp_path)
     (tmp_path / manifest_key(TWO)).write_text('{"format": 2}')
-    with pytest.raises(SetupError, match=r"the manifest of 2013-01-02 cannot be read: [^\n]*$"):
-        open_archive(str(tmp_path))
+    archive = open_archive(str(tmp_path))
+    damaged = r"the manifest of 2013-01-02 cannot be read: [^\n]*`outbox archive day 2013-01-02 --again`$"
+    assert archive.days == [ONE, TWO, THREE]
+    for sql in ("SELECT count(*) FROM events", "SELECT * FROM events WHERE event_date = '2013-01-02'"):
+        with pytest.raises(duckdb.Error, match=damaged):
+            archive.query(sql).fetchall()
+    with pytest.raises(SetupError, match=damaged):
+        archive.dataframe()
+    with pytest.raises(SetupError, match=damaged):
+        archive.dataset()
+    with pytest.raises(SetupError, match=damaged):
+        archive.relation(until=TWO)
+
+
+def test_other_days_are_read_beside_a_damaged_manifest(tmp_path: Path) -> None:
+    """Guards against one damaged manifest that blocks all other days."""
+    three_days(tmp_path)
+    (tmp_path / manifest_key(TWO)).write_text('{"format": 2}')
+    archive = open_archive(str(tmp_path))
+    others = "SELECT count(*) FROM events WHERE event_date IN ('2013-01-01', '2013-01-03')"
+    assert archive.query(others).fetchall() == [(20,)]
+    assert archive.query("SELECT count(*) FROM events WHERE event_date > '2013-01-02'").fetchall() == [(10,)]
+    assert len(archive.dataframe(since=THREE)) == 10
+    assert archive.dataset(until=ONE).count_rows() == 10
+    assert ask(tmp_path, others).exit_code == 0
+    refused = ask(tmp_path, "SELECT count(*) FROM events")
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+    assert "the manifest of 2013-01-02 cannot be read" in refused.stderr
+
+
+def test_parsing_keeps_no_second_copy(tmp_path: Path) -> None:
+    """Guards against a frame for which all texts are in memory beside what they are parsed to."""
+    put_day(tmp_path, ONE, [event(ONE, n) for n in range(20_000)])
+    archive = open_archive(str(tmp_path))
+    at_once = set()
+
+    def parsed(name: str, text: str, events: pa.RecordBatch, row: int) -> str:
+        at_once.add(events.num_rows)
+        return text
+
+    with patch("outbox_pipelines.archive.reader._parsed", parsed):
+        frame = archive.dataframe(columns=["payload", "seq"], parse=True)
+    assert (list(frame.columns), len(frame)) == (["payload", "seq"], 20_000)
+    assert max(at_once) <= 10_000
 
 
 def test_the_package_is_light() -> None:

@@ -1,0 +1,150 @@
+"""Values of a query as text: for the table, CSV and JSON.
+
+Invariants:
+- A value is printed as PostgreSQL prints it, with ISO 8601 intervals and hexadecimal bytes; offsets of times
+  have minutes (+00:00).
+- It imports nothing heavy: the command line does.
+- What Python's types cannot hold is text before Python sees it: months of intervals, infinite times, times
+  of other millennia or with nanoseconds, the digits of a REAL. In lists, structs and maps, too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import duckdb
+
+_TIMES: Final = frozenset(
+    {
+        *("date", "time", "time_ns", "time with time zone"),
+        *("timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"),
+    }
+)
+# The offset has hours alone, unless it has minutes; PostgreSQL prints the era at the end.
+_TIME: Final = (
+    "regexp_replace(regexp_replace({x}::VARCHAR, '(:[0-9.]+[+-][0-9][0-9])$', '\\1:00'), "
+    "'^(.*) [(]BC[)](.*)$', '\\1\\2 BC')"
+)
+_PARTS: Final = (("year", "Y"), ("month", "M"), ("day", "D")), (("hour", "H"), ("minute", "M"))
+# datepart(microsecond) has the seconds, too.
+_SECONDS: Final = (
+    "CASE WHEN datepart('microsecond', {x}) = 0 THEN '' "
+    "ELSE CASE WHEN datepart('microsecond', {x}) < 0 THEN '-' ELSE '' END "
+    "|| rtrim(rtrim(printf('%d.%06d', abs(datepart('microsecond', {x})) // 1000000, "
+    "abs(datepart('microsecond', {x})) % 1000000), '0'), '.') || 'S' END"
+)
+
+
+def rendered(asked: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+    """Return the rows with every value as Python can hold it, under distinct names."""
+    # Of two columns of one name, the second is called name_1.
+    named = asked.project("*")
+    parts = [
+        f"{_expression(quoted(name), kind)} AS {quoted(name)}"
+        for name, kind in zip(named.columns, named.types, strict=True)
+    ]
+    return named.project(", ".join(parts))
+
+
+def quoted(name: str) -> str:
+    """Return a quoted name for DuckDB's SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def text_of(value: object) -> str:
+    """Return a value as CSV and the table print it; lists and structs are printed as JSON."""
+    if isinstance(value, dict | list | tuple):
+        return json_of(value)
+    return value if isinstance(value, str) else _scalar(value)
+
+
+def json_of(value: object) -> str:
+    """Return JSON with every digit of a decimal; NaN and infinities become strings."""
+    if isinstance(value, dict):
+        members = (
+            f"{json.dumps(text_of(name), ensure_ascii=False)}: {json_of(each)}"
+            for name, each in value.items()
+        )
+        return "{" + ", ".join(members) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(json_of, value)) + "]"
+    is_number = isinstance(value, int) or (isinstance(value, float | Decimal) and math.isfinite(value))
+    if value is None or isinstance(value, bool | str):
+        return json.dumps(value, ensure_ascii=False)
+    return _scalar(value) if is_number else json.dumps(_scalar(value), ensure_ascii=False)
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # From PostgreSQL, not from a query of the archive.
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ")
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal) and value.is_finite():
+        return format(value, "f")
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "\\x" + bytes(value).hex()
+    return str(value)
+
+
+def _expression(x: str, kind: Any) -> str:
+    """Return what makes a value of this type one that Python can hold."""
+    name = str(kind.id)
+    if name in _TIMES:
+        return _TIME.format(x=x)
+    if name == "interval":
+        return _interval(x)
+    if name == "float":
+        return f"{x}::VARCHAR::DOUBLE"
+    if not _is_lossy(kind):
+        return x
+    parts: list[tuple[str, Any]] = kind.children
+    if name in ("list", "array"):
+        return f"list_transform({x}::{parts[0][1]}[], lambda e: {_expression('e', parts[0][1])})"
+    if name == "struct":
+        members = (
+            f"{quoted(member)} := {_expression(f'({x}).{quoted(member)}', each)}" for member, each in parts
+        )
+        return f"CASE WHEN {x} IS NOT NULL THEN struct_pack({', '.join(members)}) END"
+    if name == "map":
+        keys, values = (
+            f"list_transform(map_{part}({x}), lambda e: {_expression('e', each)})"
+            for part, (_, each) in zip(("keys", "values"), parts, strict=True)
+        )
+        return f"CASE WHEN {x} IS NOT NULL THEN map({keys}, {values}) END"
+    return f"{x}::VARCHAR"
+
+
+def _is_lossy(kind: Any) -> bool:
+    name = str(kind.id)
+    if name in _TIMES or name in ("interval", "float"):
+        return True
+    return name in ("list", "array", "struct", "map", "union") and any(map(_is_lossy, _types(kind)))
+
+
+def _types(kind: Any) -> Iterable[Any]:
+    # An array has its size, too.
+    return [each for name, each in kind.children if name != "size"]
+
+
+def _interval(x: str) -> str:
+    days, hours = (
+        " || ".join(f"coalesce(nullif(datepart('{part}', {x}), 0) || '{unit}', '')" for part, unit in parts)
+        for parts in _PARTS
+    )
+    times = f"{hours} || {_SECONDS.format(x=x)}"
+    # All parts, since two intervals of other parts can be equal: 30 days and 1 month.
+    return (
+        f"CASE WHEN {x} IS NULL THEN NULL WHEN ({days} || {times}) = '' THEN 'PT0S' "
+        f"ELSE 'P' || {days} || CASE WHEN ({times}) = '' THEN '' ELSE 'T' || {times} END END"
+    )
