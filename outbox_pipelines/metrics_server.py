@@ -1,6 +1,7 @@
-"""Serves a registry of metrics over HTTP, for Prometheus.
+"""Serves a registry of metrics over HTTP, for Prometheus; and /healthz and /readyz, for supervisors.
 
 Invariants:
+- /healthz and /readyz ask no server: no outage fails them.
 - There are at most `CONNECTIONS` threads; a silent client loses its thread after `SILENT` seconds.
 """
 
@@ -8,13 +9,20 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, disable_created_metrics, make_wsgi_app
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    ProcessCollector,
+    disable_created_metrics,
+    make_wsgi_app,
+)
 
 from outbox_pipelines.errors import SetupError
 
@@ -24,17 +32,23 @@ CONNECTIONS: Final = 32
 
 
 @contextmanager
-def serving(registry: CollectorRegistry, address: str, port: int) -> Iterator[str]:
-    """Serve a registry while the block runs, and yield its URL.
+def serving(
+    registry: CollectorRegistry, address: str, port: int, is_ready: Callable[[], bool] = lambda: True
+) -> Iterator[str]:
+    """Serve a registry while the block runs, with metrics of the process itself; yield its URL.
 
     Args:
         port: 0 for any free port.
+        is_ready: whether /readyz succeeds.
 
     Raises:
         SetupError: the port cannot be opened.
     """
     # Otherwise each counter has a second metric with its creation time.
     disable_created_metrics()  # type: ignore[no-untyped-call]
+    ProcessCollector(registry=registry)
+    build = Gauge("outbox_build_info", "1, with the version of the package", ["version"], registry=registry)
+    build.labels(version("outbox-pipelines")).set(1)
     try:
         server = _Server((address, port), _Handler)
     except OSError as error:
@@ -42,7 +56,7 @@ def serving(registry: CollectorRegistry, address: str, port: int) -> Iterator[st
             f"OUTBOX_METRICS_PORT={port}: cannot listen on {address} ({error.strerror}): "
             "set a free port, and in OUTBOX_METRICS_ADDRESS an address of this host"
         ) from None
-    server.set_app(make_wsgi_app(registry))
+    server.set_app(_app(registry, is_ready))
     thread = threading.Thread(target=server.serve_forever, name="outbox-metrics-port", daemon=True)
     thread.start()
     try:
@@ -51,6 +65,21 @@ def serving(registry: CollectorRegistry, address: str, port: int) -> Iterator[st
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _app(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> Callable[..., Any]:
+    metrics = make_wsgi_app(registry)
+    checks = {"/healthz": lambda: True, "/readyz": is_ready}
+
+    def app(environ: dict[str, Any], start: Callable[..., Any]) -> Any:
+        check = checks.get(environ["PATH_INFO"])
+        if check is None:
+            return metrics(environ, start)
+        status, body = ("200 OK", b"ok\n") if check() else ("503 Service Unavailable", b"not ready\n")
+        start(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [body]
+
+    return app
 
 
 def _host(address: str) -> str:

@@ -49,9 +49,9 @@ _GAUGES: Final = {
     "breaker_open": ["1 while a handler is paused because a service it needs is unavailable", "handler"],
     "unmatched_type": ["1 for a type with a handler that has received no event in this run", "event_type"],
     "lag_messages": ["Messages of a partition of this process that are not yet read", "topic", "partition"],
-    "inbox_waiting_count": ["Events waiting in the inbox, counted up to 100000"],
+    "inbox_waiting_events": ["Events waiting in the inbox, counted up to 100000"],
     "inbox_oldest_age_seconds": ["Age of the oldest event waiting in the inbox, 0 if it is empty"],
-    "dead_letters_count": ["Dead letters that are not yet replayed or discarded"],
+    "dead_letters": ["Dead letters that are not yet replayed or discarded"],
 }
 
 
@@ -134,9 +134,9 @@ def _measure(families: Mapping[str, Any], source: str, figures: Figures) -> None
     for (topic, partition), behind in figures.lag.items():
         families["lag_messages"].add_metric([source, topic, str(partition)], behind)
     if (backlog := figures.backlog) is not None:
-        families["inbox_waiting_count"].add_metric([source], backlog.waiting)
+        families["inbox_waiting_events"].add_metric([source], backlog.waiting)
         families["inbox_oldest_age_seconds"].add_metric([source], backlog.oldest_seconds or 0)
-        families["dead_letters_count"].add_metric([source], backlog.dead_letters)
+        families["dead_letters"].add_metric([source], backlog.dead_letters)
 
 
 def _few(types: Mapping[str, int], total: int) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 Invariants:
 - A process reports an outbox while it relays one of its shards, or fails to: each is reported, mostly once.
+- Each process reports of every configured outbox that it is configured, also of one that it cannot load.
 - A scrape asks a part of the databases, in turn, and waits `PATIENCE` for them together. Answers of earlier
   scrapes are reported until they are `OLDEST`.
 """
@@ -26,6 +27,7 @@ from outbox_pipelines.relay.telemetry.prometheus import (
     Families,
     Reading,
     Registered,
+    configured,
     families,
 )
 from outbox_pipelines.settings import Settings
@@ -41,15 +43,19 @@ class Databases(Collector):
     """Metrics that are read from the databases.
 
     Args:
+        errors: by name, why further outboxes cannot be loaded.
         is_reported: whether this process reports the outbox with this name now.
     """
 
-    def __init__(self, outboxes: Sequence[Settings], is_reported: Callable[[str], bool]) -> None:
+    def __init__(
+        self, outboxes: Sequence[Settings], errors: Iterable[str], is_reported: Callable[[str], bool]
+    ) -> None:
+        self._configured = {settings.name: True for settings in outboxes} | dict.fromkeys(errors, False)
         self._readings = [Reading(settings) for settings in outboxes]
         self._is_reported = is_reported
 
     def describe(self) -> Iterable[Metric]:
-        return families([])
+        return [configured({}), *families([])]
 
     def collect(self) -> Iterable[Metric]:
         reported = [reading for reading in self._readings if self._is_reported(reading.settings.name)]
@@ -62,18 +68,23 @@ class Databases(Collector):
         for reading in asked:
             reading.wait(until - time.monotonic())
         known = [reading for reading in reported if reading.asked_at > -math.inf]
-        return families((reading.settings, reading.latest(OLDEST)) for reading in known)
+        measured = families((reading.settings, reading.latest(OLDEST)) for reading in known)
+        return [configured(self._configured), *measured]
 
 
 @contextmanager
 def serving(
     outboxes: Sequence[Settings],
+    errors: Iterable[str],
     is_reported: Callable[[str], bool],
+    is_ready: Callable[[], bool],
     on_serve: Callable[[str], None],
 ) -> Iterator[Callable[[Settings], Metrics]]:
     """Serve metrics while the block runs, on the port of the first outbox; yield what makes a relay's.
 
     Args:
+        errors: by name, why further outboxes cannot be loaded.
+        is_ready: whether the process has reached one of the outboxes.
         on_serve: called with the URL.
 
     Raises:
@@ -81,9 +92,9 @@ def serving(
     """
     registry = CollectorRegistry()
     to = Families(registry)
-    registry.register(Databases(outboxes, is_reported))
+    registry.register(Databases(outboxes, errors, is_reported))
     port = outboxes[0].metrics_port
     assert port is not None
-    with metrics_server.serving(registry, outboxes[0].metrics_address, port) as url:
+    with metrics_server.serving(registry, outboxes[0].metrics_address, port, is_ready) as url:
         on_serve(url)
         yield lambda settings: Registered(to, settings.name)

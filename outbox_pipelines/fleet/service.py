@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final
@@ -57,7 +57,7 @@ def relay_all(
     shared = Shared(len(outboxes), stop, owner)
     members: dict[str, Member] = {}
     with ExitStack() as process:
-        metrics = process.enter_context(_metrics(outboxes, members, on_serve))
+        metrics = process.enter_context(_metrics(outboxes, errors or {}, members, states, on_serve))
         process.enter_context(shared.watcher)
         for settings in outboxes:
             members[settings.name] = Member(
@@ -84,7 +84,11 @@ def relay_all(
 
 @contextmanager
 def _metrics(
-    outboxes: Sequence[Settings], members: Mapping[str, Member], on_serve: Callable[[str], None]
+    outboxes: Sequence[Settings],
+    errors: Iterable[str],
+    members: Mapping[str, Member],
+    states: _States,
+    on_serve: Callable[[str], None],
 ) -> Iterator[Callable[[Settings], Metrics]]:
     if outboxes[0].metrics_port is None:
         yield lambda settings: Metrics()
@@ -94,7 +98,7 @@ def _metrics(
     def is_reported(name: str) -> bool:
         return name in members and members[name].is_reported
 
-    with metrics.serving(outboxes, is_reported, on_serve) as made:
+    with metrics.serving(outboxes, errors, is_reported, lambda: states.has_reached, on_serve) as made:
         yield made
 
 
@@ -108,13 +112,15 @@ class _States:
         self._failed: set[str] = set()
         self._is_decided = False
         self.none_works = False
+        self.has_reached = False
+        """Whether an outbox was reached."""
 
     def report(self, name: str, why: str | None) -> None:
         with self._lock:
             if self._is_decided:
                 return
             if why is None:
-                self._is_decided = True
+                self._is_decided = self.has_reached = True
                 return
             self._failed.add(name)
             if len(self._failed) == self._left:

@@ -3,16 +3,21 @@
 Invariants:
 - The caller keeps what was sent, so that a restart sends nothing twice.
 - A problem is reported after it has lasted for a while, and resolved after it has been absent for as long.
+- A problem that comes and goes is reported the third time, and resolved after a longer absence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from outbox_pipelines.quality.rules import CheckResult, Status, chapter
 from outbox_pipelines.settings import Settings
+
+# A problem that comes this often, each time within `_PATIENCE` times the delay of a message, is one problem.
+_TIMES: Final = 3
+_PATIENCE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,11 @@ class Known:
 
     text: str
     since: float
+    """When it came, the last time."""
     told: bool = False
     gone_at: float | None = None
+    times: int = 1
+    """How often it has come."""
 
 
 def of_results(
@@ -79,18 +87,21 @@ def news(
     remembered: dict[str, Known] = {}
     present = {problem.key: problem for problem in problems}
     for problem in present.values():
-        one = replace(known.get(problem.key) or Known("", now), text=problem.text, gone_at=None)
-        if not one.told and now - one.since >= after:
+        one = replace(known.get(problem.key) or Known("", now), text=problem.text)
+        if one.gone_at is not None:
+            one = replace(one, since=now, gone_at=None, times=one.times + 1)
+        if not one.told and (now - one.since >= after or one.times >= _TIMES):
             one = replace(one, told=True)
             messages.append(Message(f"{where}: {problem.key}", f"{problem.text}\n→ {problem.help}", False))
         remembered[problem.key] = one
     for key, one in known.items():
-        if key in present or not one.told:
+        if key in present:
             continue
         gone_at = now if one.gone_at is None else one.gone_at
-        if now - gone_at < after:
+        is_calm = one.told and one.times < _TIMES
+        if now - gone_at < (after if is_calm else _PATIENCE * after):
             remembered[key] = replace(one, gone_at=gone_at)
-        else:
+        elif one.told:
             messages.append(Message(f"{where}: {key} resolved", f"It was: {one.text}", True))
     return messages, remembered
 

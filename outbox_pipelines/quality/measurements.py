@@ -49,6 +49,7 @@ def read(settings: Settings) -> Measurements:
         "cap": CAP,
         "lock": lock,
         "waiting": f"{lock}.next",
+        "fleet": f"{lock}.fleet",
         "setup_lock": f"{settings.db_schema}.outbox_cdc",
         "archives": settings.archives,
         "drops_unarchived": settings.archive == "none",

@@ -60,7 +60,9 @@ SELECT coalesce(jsonb_agg(to_jsonb(found) ORDER BY found.shard), '[]') FROM (
                0, extract(epoch FROM clock_timestamp() - coalesce(
                    s.heartbeat, (SELECT min(applied_at) FROM outbox_migrations)))) END AS unowned_seconds,
            EXISTS (SELECT FROM locks WHERE objid = s.shard
-                   AND classid = hashtext(%(waiting)s)::bigint & 4294967295) AS successor_waits,
+                   AND classid = hashtext(%(waiting)s)::bigint & 4294967295)
+               OR EXISTS (SELECT FROM locks WHERE objid = 0
+                          AND classid = hashtext(%(fleet)s)::bigint & 4294967295) AS successor_waits,
            coalesce(h.breaker, 'closed') AS breaker, h.breaker_reason, s.top_up_error,
            (SELECT format('session %%s of role %%s (%%s)', l.pid, coalesce(a.usename, '?'),
                           coalesce(nullif(a.application_name, ''), 'no application name')

@@ -161,6 +161,7 @@ def relay(
                 producer.connect()
                 place = kind.own(settings, shard, owner)
                 has_worked = True
+                metrics.reached()
                 if not _take(place, standby, stop, producer.idle):
                     break
                 # The worker sends its own heartbeats, but only once it runs.

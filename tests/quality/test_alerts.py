@@ -46,11 +46,42 @@ def test_what_lasts_for_a_moment_is_not_reported() -> None:
     assert [pager.tick(0, LAG), pager.tick(20), pager.tick(40, LAG), pager.tick(60)] == [[], [], [], []]
 
 
-def test_what_comes_and_goes_is_reported_once() -> None:
-    """Guards against a pager that rings all night over a relay that comes and goes."""
+@pytest.mark.parametrize("every", [2, 3, 8])
+def test_what_comes_and_goes_is_reported_once(every: int) -> None:
+    """Guards against silence about a relay that comes and goes, and a pager that rings all night over it."""
     pager = Pager()
-    told = [pager.tick(10.0 * tick, *([LAG] if tick % 3 else [])) for tick in range(1, 60)]
-    assert [titles for titles in told if titles] == [["shop: lag"]] or not any(told)
+    # A tick is 30 s: two hours.
+    told = [pager.tick(30.0 * tick, *([] if tick % every else [LAG])) for tick in range(240)]
+    assert [titles for titles in told if titles] == [["shop: lag"]]
+    assert told.index(["shop: lag"]) == 2 * every
+    # It is over when it has been absent for long.
+    calm = [pager.tick(7_200.0 + 30 * tick) for tick in range(30)]
+    assert [titles for titles in calm if titles] == [["shop: lag resolved"]]
+    assert pager.known == {}
+
+
+def test_what_is_rare_is_not_reported() -> None:
+    pager = Pager()
+    told = [pager.tick(30.0 * tick, *([] if tick % 20 else [LAG])) for tick in range(240)]
+    assert not any(told)
+
+
+def test_a_gap_between_ticks_ends_nothing() -> None:
+    """Guards against a message at each restart of the daemon."""
+    pager = Pager()
+    assert [pager.tick(0, LAG), pager.tick(30, LAG), pager.tick(3_600, LAG)] == [[], ["shop: lag"], []]
+    pager = Pager()
+    assert [pager.tick(0, LAG), pager.tick(3_600, LAG)] == [[], ["shop: lag"]]
+
+
+def test_what_grows_slowly_is_reported_once() -> None:
+    pager = Pager()
+    texts = [Problem("lag", f"the oldest event is {60 + tick} s old", "status") for tick in range(100)]
+    told = [pager.tick(30.0 * tick, text) for tick, text in enumerate(texts)]
+    assert [titles for titles in told if titles] == [["shop: lag"]]
+
+
+def test_a_restart_of_a_relay_is_reported_once() -> None:
     pager = Pager()
     assert [pager.tick(0, LAG), pager.tick(30, LAG)] == [[], ["shop: lag"]]
     assert not any(pager.tick(40.0 + 20 * tick, *([LAG] if tick % 2 else [])) for tick in range(20))

@@ -6,9 +6,11 @@ import re
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -34,15 +36,15 @@ from tests.relay.topic import NOISE, create_topic
 Samples = dict[str, float]
 
 OF_THE_DATABASE = {
-    "outbox_unpublished_count 0",
+    "outbox_unpublished_events 0",
     "outbox_oldest_unpublished_age_seconds 0",
-    "outbox_parked_count",
-    "outbox_dead_letters_count",
-    "outbox_days_ahead",
-    "outbox_days_detached",
-    "outbox_days_late close",
-    "outbox_days_late archive",
-    "outbox_days_late drop",
+    "outbox_parked_events",
+    "outbox_dead_letters",
+    "outbox_partitions_ahead",
+    "outbox_partitions_detached",
+    "outbox_partitions_late close",
+    "outbox_partitions_late archive",
+    "outbox_partitions_late drop",
 }
 
 
@@ -104,7 +106,7 @@ def test_a_relay_says_what_it_does(outbox: Outbox) -> None:
     create_topic(outbox)
     outbox.fill(6_000)
     with _relay(outbox) as url:
-        found = _wait_for(url, outbox_published_total=6_000, outbox_unpublished_count=0)
+        found = _wait_for(url, outbox_published_total=6_000, outbox_unpublished_events=0)
         # Of the settle that a scrape may have come in the midst of.
         found = _wait_for(url, outbox_batch_events_sum=6_000)
     assert found["outbox_batch_events_count 0"] >= 2
@@ -118,8 +120,8 @@ def test_a_relay_says_what_it_does(outbox: Outbox) -> None:
     assert found["outbox_dead_lettered_total 0"] == 0
     assert found["outbox_database_up"] == 1
     assert found["outbox_oldest_unpublished_age_seconds 0"] == 0
-    assert found["outbox_parked_count"] == found["outbox_dead_letters_count"] == 0
-    assert found["outbox_days_ahead"] == 14
+    assert found["outbox_parked_events"] == found["outbox_dead_letters"] == 0
+    assert found["outbox_partitions_ahead"] == 14
 
 
 def test_a_standby_knows_the_backlog_and_claims_no_shard(outbox: Outbox) -> None:
@@ -128,11 +130,46 @@ def test_a_standby_knows_the_backlog_and_claims_no_shard(outbox: Outbox) -> None
     assert place.try_take()
     outbox.write(1, 2, 3)
     with _relay(outbox) as url:
-        found = _wait_for(url, outbox_unpublished_count=3)
+        found = _wait_for(url, outbox_unpublished_events=3)
         assert found["outbox_oldest_unpublished_age_seconds 0"] > 0
         assert "outbox_shard_owned 0" not in found
         place.release()
         _wait_for(url, outbox_shard_owned=1, outbox_published_total=3)
+
+
+def test_a_relay_is_healthy_and_ready_through_an_outage(outbox: Outbox) -> None:
+    """Guards against supervisors that replace a relay because a server is unavailable."""
+
+    def status(url: str, path: str) -> int:
+        try:
+            with urllib.request.urlopen(url.replace("/metrics", path), timeout=60) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    with prometheus.serving(outbox.settings, 0) as (_, url):
+        # Nothing has reached a server.
+        assert (status(url, "/healthz"), status(url, "/readyz")) == (200, 503)
+    with _relay(outbox) as first, _relay(outbox) as second:
+        for url in (first, second):
+            wait_until(partial(_is_ready, status, url), seconds=60, what="a ready relay")
+            assert _scrape(url)["process_resident_memory_bytes"] > 1e6
+        _wait_for(first, outbox_configured=1, outbox_shard_standby=1)
+        with _elsewhere(outbox) as admin, outbox.connect() as connection:
+            name = connection.info.dbname
+            admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
+            try:
+                admin.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+                )
+                _wait_for(first, outbox_database_up=0, outbox_configured=1)
+                assert (status(first, "/healthz"), status(first, "/readyz")) == (200, 200)
+            finally:
+                admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
+
+
+def _is_ready(status: Callable[[str, str], int], url: str) -> bool:
+    return status(url, "/readyz") == 200
 
 
 def test_rejections_are_counted_by_their_reason(outbox: Outbox) -> None:
@@ -143,14 +180,14 @@ def test_rejections_are_counted_by_their_reason(outbox: Outbox) -> None:
         emit(connection, "order", 1, "order.placed", {"n": 1})
     retry = {"OUTBOX_RETRY_SECONDS": "60"}
     with _relay(outbox, **retry) as url:
-        found = _wait_for(url, outbox_parked_count=2)
+        found = _wait_for(url, outbox_parked_events=2)
         found = _wait_for(url, **{"outbox_rejected_total MSG_SIZE_TOO_LARGE 0": 1})
-        assert found["outbox_dead_lettered_total 0"] == found["outbox_dead_letters_count"] == 0
+        assert found["outbox_dead_lettered_total 0"] == found["outbox_dead_letters"] == 0
         assert found["outbox_published_total 0"] == 0
     with outbox.connect() as connection:
         connection.execute("UPDATE outbox_parked SET next_attempt_at = clock_timestamp()")
     with _relay(outbox, OUTBOX_MAX_ATTEMPTS="2", **retry) as url:
-        found = _wait_for(url, outbox_dead_letters_count=1, outbox_parked_count=0, outbox_published_total=1)
+        found = _wait_for(url, outbox_dead_letters=1, outbox_parked_events=0, outbox_published_total=1)
         assert found["outbox_dead_lettered_total 0"] == 1
         assert found["outbox_rejected_total MSG_SIZE_TOO_LARGE 0"] == 1
 
@@ -179,10 +216,12 @@ def test_a_database_that_hangs_holds_no_scrape_up(outbox: Outbox, monkeypatch: p
     with prometheus.serving(outbox.settings, 0) as (_, url), outbox.connect(autocommit=False) as locking:
         locking.execute("LOCK TABLE outbox_shards")
         begun = time.monotonic()
-        assert _scrape(url) == {"outbox_database_up": 0}
+        found = _scrape(url)
+        assert found["outbox_database_up"] == 0
+        assert not found.keys() & OF_THE_DATABASE
         assert time.monotonic() - begun < patience(2)
         locking.rollback()
-        _wait_for(url, outbox_database_up=1, outbox_unpublished_count=0)
+        _wait_for(url, outbox_database_up=1, outbox_unpublished_events=0)
 
 
 def test_many_scrapes_cost_one_read(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +248,7 @@ def test_an_open_breaker_shows(own_servers: tuple[Postgres, Kafka, Outbox]) -> N
         _wait_for(url, outbox_published_total=1, outbox_breaker_state=0)
         kafka.kill()
         outbox.write(2)
-        found = _wait_for(url, outbox_breaker_state=2, outbox_unpublished_count=1)
+        found = _wait_for(url, outbox_breaker_state=2, outbox_unpublished_events=1)
         assert found["outbox_shard_owned 0"] == 1
         kafka.start()
         _wait_for(url, seconds=60, outbox_breaker_state=0, outbox_published_total=2)
@@ -229,6 +268,8 @@ def test_the_documented_metrics_are_those_that_are_served(outbox: Outbox) -> Non
         counting.settled(1, 0.1, Settled(1, 0.5))
         served = {}
         for family in text_string_to_metric_families(_get(url)):
+            if family.name.startswith("process_"):
+                continue
             name = family.name + ("_total" if family.type == "counter" else "")
             labels = ", ".join(family.samples[0].labels) if family.samples else "outbox, shard"
             served[name] = (family.type, labels.removeprefix("le, "), family.documentation)

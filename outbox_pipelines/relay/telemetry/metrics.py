@@ -18,6 +18,9 @@ from outbox_pipelines.relay.shard import Settled
 class Metrics:
     """Counts nothing."""
 
+    def reached(self) -> None:
+        """Database and Kafka have answered: the relay takes its shard, or stands by for it."""
+
     def took(self, shard: int) -> None:
         """The process relays this shard from now on; what follows is about it."""
 

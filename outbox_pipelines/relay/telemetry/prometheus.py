@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -51,6 +51,8 @@ class Families:
     """The metrics of a process that are counted, of all its outboxes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.is_ready = False
+        """Whether a relay of the process has reached its servers."""
         shard = ["outbox", "shard"]
         self.held = Gauge(
             "outbox_shard_owned", "1 for the shard that this process owns", shard, registry=registry
@@ -114,6 +116,9 @@ class Registered(Metrics):
         self._to = families
         self._outbox = outbox
         self._shard = ""
+
+    def reached(self) -> None:
+        self._to.is_ready = True
 
     def took(self, shard: int) -> None:
         self._shard = str(shard)
@@ -211,23 +216,27 @@ class Database(Collector):
         self._reading = Reading(settings)
 
     def describe(self) -> Iterable[Metric]:
-        return families([(self._reading.settings, None)])
+        return self._families(None)
 
     def collect(self) -> Iterable[Metric]:
         self._reading.begin(FRESH)
-        return families([(self._reading.settings, self._reading.wait(PATIENCE))])
+        return self._families(self._reading.wait(PATIENCE))
+
+    def _families(self, found: Measurements | None) -> list[Metric]:
+        settings = self._reading.settings
+        return [configured({settings.name: True}), *families([(settings, found)])]
 
 
-_DEAD_LETTERS: Final = "outbox_dead_letters_count"
+_DEAD_LETTERS: Final = "outbox_dead_letters"
 # Metrics of the whole outbox: name, description, and how to get the value.
 _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ...]] = (
     (
-        "outbox_parked_count",
+        "outbox_parked_events",
         "Parked events: those that wait for a retry, and later events of their aggregates",
         lambda found: found.parked,
     ),
     (
-        "outbox_blocked_aggregates_count",
+        "outbox_blocked_aggregates",
         "Aggregates that have parked events",
         lambda found: found.blocked_aggregates,
     ),
@@ -237,17 +246,17 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
         lambda found: found.dead_letters,
     ),
     (
-        "outbox_days_ahead",
+        "outbox_partitions_ahead",
         "Whole days from tomorrow on that have a partition, up to the first that has none",
         lambda found: found.days_ahead,
     ),
     (
-        "outbox_days_detached",
+        "outbox_partitions_detached",
         "Days whose partition an interrupted drop left detached: their events are not visible",
         lambda found: found.days_detached,
     ),
     ("outbox_table_bytes", "Size of the outbox's partitions, with indexes", lambda found: found.table_bytes),
-    ("outbox_keys_count", "Idempotency keys stored (approximate)", lambda found: found.keys),
+    ("outbox_idempotency_keys", "Idempotency keys stored (approximate)", lambda found: found.keys),
     ("outbox_keys_bytes", "Size of the table of idempotency keys", lambda found: found.keys_bytes),
     (
         "outbox_slot_log_bytes",
@@ -277,7 +286,7 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
 )
 _OF_A_SHARD: Final[tuple[tuple[str, str, Callable[[ShardStatus], float]], ...]] = (
     (
-        "outbox_unpublished_count",
+        "outbox_unpublished_events",
         f"Committed events that are not published yet, counted up to {CAP}",
         lambda shard: shard.backlog,
     ),
@@ -291,7 +300,24 @@ _OF_A_SHARD: Final[tuple[tuple[str, str, Callable[[ShardStatus], float]], ...]] 
         "Seconds for which the shard has had no active relay; 0 while it has one",
         lambda shard: shard.unowned_seconds,
     ),
+    (
+        "outbox_shard_standby",
+        "1 if another relay waits for the shard, and takes over when its owner fails; otherwise 0",
+        lambda shard: shard.successor_waits,
+    ),
 )
+
+
+def configured(outboxes: Mapping[str, bool]) -> Metric:
+    """Return what is known without a database: by name, whether the outbox's settings can be used."""
+    family = GaugeMetricFamily(
+        "outbox_configured",
+        "1 for an outbox that this process is to relay; 0 if its settings cannot be used: see the log",
+        labels=["outbox"],
+    )
+    for name, is_usable in outboxes.items():
+        family.add_metric([name], is_usable)
+    return family
 
 
 def families(outboxes: Iterable[tuple[Settings, Measurements | None]]) -> list[Metric]:
@@ -302,7 +328,7 @@ def families(outboxes: Iterable[tuple[Settings, Measurements | None]]) -> list[M
         labels=["outbox"],
     )
     late = GaugeMetricFamily(
-        "outbox_days_late",
+        "outbox_partitions_late",
         "Days for which this maintenance step (close, archive, drop) is a day or more overdue",
         labels=["outbox", "step"],
     )
@@ -353,7 +379,9 @@ def serving(settings: Settings, port: int) -> Iterator[tuple[Metrics, str]]:
         SetupError: the port cannot be opened.
     """
     registry = CollectorRegistry()
-    metrics = Registered(Families(registry), settings.name)
+    to = Families(registry)
     registry.register(Database(settings))
-    with metrics_server.serving(registry, settings.metrics_address, port) as url:
-        yield metrics, url
+    with metrics_server.serving(
+        registry, settings.metrics_address, port, is_ready=lambda: to.is_ready
+    ) as url:
+        yield Registered(to, settings.name), url
