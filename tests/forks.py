@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, AnyStr, Final
 
-from tests.mutants import patch
+from tests.mutants import patch, watch
 
 # What most programs of the suite need.
 _MODULES: Final = (
@@ -233,6 +233,8 @@ def _main() -> None:
         __import__(name)
     if patch.VARIABLE in os.environ:
         patch.apply(*json.loads(os.environ[patch.VARIABLE]))
+    if watch.VARIABLE in os.environ:
+        watch.watch_into(os.environ[watch.VARIABLE])
     assert not sys.modules.keys() & set(_OWN)
     # Children share the memory of what was imported as long as no collection touches it.
     gc.collect()

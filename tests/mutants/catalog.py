@@ -26,13 +26,15 @@ _PACKAGE: Final = "outbox_pipelines/"
 AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "relay": (
         (
-            *("relay/queries.py", "relay/parking/queries.py", "relay/shards/*.py", "relay/marked_table/*.py"),
-            *("relay/*.py", "relay/kafka/*.py", "relay/parking/prober.py", "session.py", "database.py"),
+            *("relay/queries.py", "relay/parking/queries.py", "relay/shards/*.py", "relay/*.py"),
+            *("relay/kafka/*.py", "relay/parking/prober.py", "session.py", "database.py"),
         ),
-        ("relay", "test_session_settings.py"),
+        ("relay/test_*.py", "test_session_settings.py"),
     ),
-    "partitions": (("partitions/*.py",), ("partitions",)),
-    "consumer": (("consumer/*.py",), ("consumer",)),
+    "marked": (("relay/marked_table/*.py",), ("relay/marked_table",)),
+    "partitions": (("partitions/*.py",), ("partitions", "relay/test_bad_input.py")),
+    # The model of its database is compared with the real one, by its statements.
+    "consumer": (("consumer/*.py",), ("consumer", "model/consumer/test_database.py")),
     "archive": (("archive/*.py",), ("archive", "partitions")),
     "schema": (("sql/*.sql",), ("schema", "relay", "partitions")),
     "cdc": (("relay/cdc/*.py",), ("relay/cdc",)),
@@ -60,13 +62,15 @@ _NUMBERS: Final = {
 _CALLS: Final = ("connect", "producer", "dict", "Consumer", "Producer", "AdminClient", "NewTopic")
 
 
-# Where no statement shows which tests may find a setting: parts of the names of those that do.
+# Where no statement shows which tests may find a setting, or SQL in a message: parts of the names of those
+# that do, for a file or one name in it.
 FINDERS: Final = {
+    "outbox_pipelines/partitions/close.py:_close": ("test_close",),
     "outbox_pipelines/relay/kafka/client.py": ("test_client_settings", "test_routing"),
     "outbox_pipelines/relay/kafka/progress_topic.py": ("test_exactly_once", "test_client_settings"),
     "outbox_pipelines/relay/": ("test_client_settings", "test_transactional_producer", "test_exactly_once"),
-    "outbox_pipelines/session.py": ("test_session_settings", "test_source", "test_shards"),
-    "outbox_pipelines/database.py": ("test_session_settings", "test_shards", "test_pooler"),
+    "outbox_pipelines/session.py": ("test_session_settings",),
+    "outbox_pipelines/database.py": ("test_session_settings", "test_pooler"),
     "outbox_pipelines/consumer/": ("test_client", "test_membership", "test_consumer", "test_dead_letters"),
     "outbox_pipelines/partitions/": ("test_purge",),
     "outbox_pipelines/archive/": ("test_restore",),
@@ -93,11 +97,6 @@ class Mutant:
         """As it is named in lists and in `equal.toml`."""
         digest = hashlib.sha1(f"{self.before}|{self.old}|{self.edit.new}".encode()).hexdigest()[:6]
         return f"{self.file}:{self.name}:{self.edit.kind.replace(' ', '-')}:{digest}"
-
-    @property
-    def is_minor(self) -> bool:
-        """Whether another mutant of the same place usually finds the same: these run last."""
-        return self.old == "=" or self.edit.kind in ("sign", "order turned", "DISTINCT dropped")
 
     def source(self) -> str:
         """Return the mutated file."""

@@ -1,34 +1,26 @@
 """Which statements each test sends: a pytest plugin that writes them to build/mutants.
 
 Invariants:
-- A statement is noted as text, before its parameters are filled in. Numbers in it are left out, so that names
-  that a test draws do not make another statement of it.
-- What a test's processes send is not noted; nor are statements in DuckDB.
+- What a test's processes send is noted as well, by themselves, in a file. Statements in DuckDB are not.
 - A test that fails or is skipped covers nothing.
+- What is recorded stays: another run adds the tests that are missing.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import os
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
-import psycopg
 import pytest
 
-_DRAWN: Final = re.compile(r"[0-9a-f]*\d[0-9a-f]{3,}")
-_MOST_CHARACTERS: Final = 30_000
-
+from tests.mutants import watch
 
 # What starts servers of its own, or repeats itself.
 _OWN_SERVERS: Final = {"own_servers", "killable", "strict", "servers", "is_thorough"}
-
-
-def normal(text: str) -> str:
-    """Return a statement without the names that a test draws."""
-    return _DRAWN.sub("0", text)
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -47,52 +39,48 @@ def _is_left_out(item: pytest.Item) -> bool:
 
 
 class Recorder:
-    """Notes the statements of each test that passes, and the seconds that it takes."""
+    """Notes the statements of each test that passes, and the seconds that it takes.
 
-    def __init__(self, file: Path) -> None:
+    Args:
+        seconds: begin no further test after so long.
+    """
+
+    def __init__(self, file: Path, seconds: float) -> None:
         self._file = file
-        self._texts: dict[str, int] = {}
-        self._tests: dict[str, dict[str, Any]] = {}
+        self._end = time.monotonic() + seconds
+        given = json.loads(file.read_text()) if file.exists() else {"texts": [], "tests": {}}
+        self._texts: dict[str, int] = {text: number for number, text in enumerate(given["texts"])}
+        self._tests: dict[str, dict[str, Any]] = given["tests"]
         self._now: set[int] = set()
+        self._sent = file.with_suffix(".sent")
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         leave_out(config, items)
-
-    def _note(self, query: object, context: Any) -> None:
-        if isinstance(query, psycopg.sql.Composable):
-            query = query.as_string(context)
-        text = query.decode("utf-8", "replace") if isinstance(query, bytes) else str(query)
-        if len(text) <= _MOST_CHARACTERS:
-            self._now.add(self._texts.setdefault(normal(text), len(self._texts)))
+        items[:] = [item for item in items if item.nodeid not in self._tests]
 
     def watch(self) -> None:
-        """From here on, note what this process sends."""
-        from outbox_pipelines.consumer.messages import FirstStatement
+        """From here on, note what this process and those that it starts send."""
+        os.environ[watch.VARIABLE] = str(self._sent)
+        watch.watch(self._note)
 
-        for kind in (psycopg.Cursor, psycopg.AsyncCursor):
-            for name in ("execute", "executemany", "stream", "copy"):
-                self._wrap(kind, name)
-        self._wrap(FirstStatement, "message")
-
-    def _wrap(self, kind: Any, name: str) -> None:
-        given = getattr(kind, name)
-
-        def noting(its: Any, query: object, *more: Any, **named: Any) -> Any:
-            self._note(query, getattr(its, "connection", None))
-            return given(its, query, *more, **named)
-
-        setattr(kind, name, noting)
+    def _note(self, text: str) -> None:
+        self._now.add(self._texts.setdefault(text, len(self._texts)))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if time.monotonic() > self._end:
+            item.session.shouldstop = "the seconds are over"
         self._now = set()
+        self._sent.parent.mkdir(parents=True, exist_ok=True)
+        self._sent.write_text("")
         self._seconds, self._passed = 0.0, False
         try:
             return (yield)
         finally:
-            if self._passed:
-                found = {"seconds": round(self._seconds, 2), "queries": sorted(self._now)}
-                self._tests[item.nodeid] = found
+            for line in self._sent.read_text().splitlines():
+                self._note(json.loads(line))
+            found = {"seconds": round(self._seconds, 2), "queries": sorted(self._now)}
+            self._tests[item.nodeid] = found if self._passed else {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
@@ -103,14 +91,14 @@ class Recorder:
 
     def pytest_runtest_logfinish(self) -> None:
         # Often: a run that is interrupted keeps what it has found.
-        if len(self._tests) % 20 == 0:
+        if len(self._tests) % 5 == 0:
             self.save()
 
-    def pytest_sessionfinish(self) -> None:
-        self.save()
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.save(is_complete=not session.shouldstop)
 
-    def save(self) -> None:
+    def save(self, *, is_complete: bool = False) -> None:
         """Write what was noted so far."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        given = {"texts": list(self._texts), "tests": self._tests}
+        given = {"is_complete": is_complete, "texts": list(self._texts), "tests": self._tests}
         self._file.write_text(json.dumps(given))
