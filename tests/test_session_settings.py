@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 from psycopg import sql
 
+from outbox_pipelines import session
 from outbox_pipelines.cli import cli
 from outbox_pipelines.consumer import Event
 from outbox_pipelines.consumer import migrate as migrate_consumer
-from outbox_pipelines.database import reading_dsn
+from outbox_pipelines.database import connect, reading_dsn
 from outbox_pipelines.local import Stack
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
@@ -121,6 +122,82 @@ def test_the_arrow_driver_connects_without_timeouts(hostile: Hostile) -> None:
         *({"transaction_timeout=0"} if hostile.version >= 170000 else ()),
     }
     assert {option.strip() for option in options} >= {"quote_all_identifiers=off", *timeouts}
+
+
+# As SHOW prints them. Of every session, also one that runs a handler's statements; and of our own.
+_SHARED: Final = {
+    "array_nulls": "on",
+    "bytea_output": "hex",
+    "DateStyle": "ISO, YMD",
+    "default_transaction_deferrable": "off",
+    "default_transaction_read_only": "off",
+    "extra_float_digits": "1",
+    "idle_session_timeout": "0",
+    "IntervalStyle": "postgres",
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
+}
+_OWN: Final = _SHARED | {
+    "client_connection_check_interval": "2s",
+    "client_encoding": "UTF8",
+    "default_transaction_isolation": "read committed",
+    "idle_in_transaction_session_timeout": "0",
+    "jit": "off",
+    "lock_timeout": "0",
+    "plan_cache_mode": "auto",
+    "row_security": "off",
+    "search_path": "public, pg_temp",
+    "statement_timeout": "0",
+    "synchronous_commit": "on",
+    "TimeZone": "UTC",
+}
+# Of the connection, as the driver knows them.
+_CONNECTION: Final = {
+    "application_name": "x" * 63,
+    "connect_timeout": "10",
+    "keepalives_count": "3",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "target_session_attrs": "primary",
+    # Of the lease.
+    "tcp_user_timeout": "10000",
+}
+
+
+def _shown(connection: psycopg.Connection[Any], expected: dict[str, str]) -> dict[str, str]:
+    query = "SELECT name, current_setting(name) FROM unnest(%s::text[]) name"
+    return dict(connection.execute(query, [list(expected)]).fetchall())
+
+
+def test_a_session_has_them(hostile: Hostile) -> None:
+    """Guards against a setting that is lost, and that no statement shows for a long time."""
+    settings = hostile.outbox.settings
+    newer = {"transaction_timeout": "0"} if hostile.version >= 170000 else {}
+    with connect(settings, name="x" * 99) as connection:
+        expected = _OWN | newer
+        assert _shown(connection, expected) == expected
+        given = connection.info.get_parameters()
+        assert {name: given.get(name) for name in _CONNECTION} == _CONNECTION
+        assert connection.autocommit
+    own = psycopg.conninfo.conninfo_to_dict(reading_dsn(settings.require_dsn()))
+    reading = _CONNECTION | {"tcp_user_timeout": "30000"}
+    names = _CONNECTION.keys() - {"application_name", "connect_timeout"}
+    assert {name: str(own.get(name)) for name in names} == {name: reading[name] for name in names}
+    with psycopg.connect(settings.require_dsn()) as connection:
+        connection.execute(session.pin(session.SHARED))
+        connection.commit()
+        assert _shown(connection, _SHARED) == _SHARED
+
+
+def test_a_standby_that_is_waited_for_is_waited_for(hostile: Hostile) -> None:
+    """Guards against events that are published and that a reader of a standby does not see."""
+    with psycopg.connect(hostile.outbox.settings.require_dsn(), autocommit=True) as admin:
+        name = sql.Identifier(admin.info.dbname)
+        admin.execute("SET default_transaction_read_only = off")
+        for how in ("ALTER DATABASE {}", "ALTER ROLE postgres IN DATABASE {}"):
+            admin.execute(sql.SQL(how + " SET synchronous_commit = remote_apply").format(name))
+    with connect(hostile.outbox.settings, name="a test") as connection:
+        assert _shown(connection, {"synchronous_commit": ""}) == {"synchronous_commit": "remote_apply"}
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])

@@ -37,8 +37,7 @@ ORDER BY attnum"""
 PRINT: Final = "SET lc_monetary = 'C'; SET xmlbinary = 'base64'"
 
 # A sort with limited memory. More parallel workers would take cores from the application.
-TUNE: Final = """
-SET jit = off; SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 1"""
+TUNE: Final = "SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 1"
 
 # The numbers of shards that the outbox had while the day's events were published.
 DIVISIONS: Final = "SELECT DISTINCT shards FROM outbox_progress ORDER BY shards"
@@ -116,7 +115,7 @@ _POSTGRES_DIGEST: Final[LiteralString] = (
 _DUCKDB_DIGEST: Final[LiteralString] = f"('0x' || substr(sha256({_DUCKDB_TEXT}), 1, 14))::BIGINT"
 
 # More workers than TUNE: the proof is CPU-bound, and only the drop waits for it.
-SUM_TUNE: Final[LiteralString] = f"{PRINT}; SET jit = off; SET max_parallel_workers_per_gather = 4"
+SUM_TUNE: Final[LiteralString] = f"{PRINT}; SET max_parallel_workers_per_gather = 4"
 SUMS: Final[LiteralString] = f"""
 SELECT seq / {BUCKET}, count(*), sum({_POSTGRES_DIGEST}) FROM {{leaf}} GROUP BY 1 ORDER BY 1"""
 FILE_SUMS: Final = f"""

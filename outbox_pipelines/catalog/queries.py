@@ -3,7 +3,7 @@
 from typing import Final
 
 # The report is not urgent: it leaves cores to the application.
-TUNE: Final = "SET jit = off; SET TimeZone = 'UTC'; SET max_parallel_workers_per_gather = 2"
+TUNE: Final = "SET max_parallel_workers_per_gather = 2"
 
 # The rows of all attached days, read once. Grouped by both types first: an aggregate with DISTINCT would
 # prevent parallel workers.

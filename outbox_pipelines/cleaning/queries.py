@@ -10,7 +10,7 @@ from outbox_pipelines.locks import AdvisoryLock
 LOCK: Final = AdvisoryLock("%(key)s::bigint")
 # No lock waits for the disk: after a crash of the server, the next run deletes the same rows. A file gets its
 # name only when the deletion of its rows is on disk.
-TUNE: Final = "SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0"
+TUNE: Final = "SET synchronous_commit = off"
 CUTOFF: Final = """
 SELECT now() - make_interval(secs => %(seconds)s), s.system_identifier || '-' || d.oid
 FROM pg_control_system() AS s, pg_database AS d WHERE d.datname = current_database()"""

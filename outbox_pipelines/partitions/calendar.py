@@ -89,7 +89,6 @@ def working_at(settings: Settings, day: date) -> Iterator[Connection]:
         NotReadyError: another session has locked the day.
     """
     with connect(settings, name=f"outbox: {day}") as connection:
-        connection.execute("SET TimeZone = 'UTC'")
         if (who := queries.DAY_LOCK.take(connection, {"day": day})) is not None:
             raise NotReadyError(f"{day} is being archived, proven or dropped by {who}: wait until it ends")
         yield connection

@@ -58,7 +58,6 @@ def close(settings: Settings, day: date | None = None) -> list[Closing]:
     """
     require_schema(settings)
     with connect(settings, name="outbox partitions close") as connection:
-        connection.execute("SET TimeZone = 'UTC'")
         compare_clocks(connection)
         wait = {"minutes": settings.close_after_minutes}
         over = [found for (found,) in connection.execute(queries.OVER, wait)]

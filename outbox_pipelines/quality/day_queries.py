@@ -6,8 +6,7 @@ from psycopg import sql
 
 # Larger sorts and hashes go to disk. No parallel workers: one process takes a second for two million rows,
 # and the other cores stay free for applications and the relay.
-TUNE: Final = """
-SET jit = off; SET TimeZone = 'UTC'; SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 0"""
+TUNE: Final = "SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 0"
 
 EXISTS: Final = "SELECT to_regclass(%(leaf)s) IS NOT NULL"
 

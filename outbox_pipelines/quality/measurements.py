@@ -29,11 +29,9 @@ _NO_OUTBOX: Final = (
     psycopg.errors.UndefinedColumn,
     psycopg.errors.UndefinedFunction,
 )
-# A generic plan reads whole partitions, and compiling one costs more than running it. Without sorts, rows
-# come in the order of an index up to the cap; the planner expects few, and would read and sort a backlog.
-TUNE: Final = (
-    "SET jit = off; SET plan_cache_mode = force_custom_plan; SET enable_sort = off; SET TimeZone = 'UTC'"
-)
+# A generic plan reads whole partitions. Without sorts, rows come in the order of an index up to the cap; the
+# planner expects few, and would read and sort a backlog.
+TUNE: Final = "SET plan_cache_mode = force_custom_plan; SET enable_sort = off"
 
 
 @reading_only()

@@ -7,7 +7,7 @@ from outbox_pipelines.partitions.queries import ATTACHED
 # --- PostgreSQL: the outbox -----------------------------------------------------------------------------
 
 # One core: the comparison is not urgent.
-TUNE: Final = "SET jit = off; SET TimeZone = 'UTC'; SET max_parallel_workers_per_gather = 0"
+TUNE: Final = "SET max_parallel_workers_per_gather = 0"
 
 # Whether the day's rows are visible through the outbox; whether its partition can be read directly.
 WHERE_IT_IS: Final[LiteralString] = f"""

@@ -6,10 +6,8 @@ from outbox_pipelines import sequence
 from outbox_pipelines.partitions.queries import WRITTEN_AT
 from outbox_pipelines.relay.shards.lanes import MINE_BY_SEQ, MINE_BY_TX
 
-# For a window, a generic plan would walk the wrong index (seconds beside 5 million rows), and compiling a
-# plan costs more than running it.
+# For a window, a generic plan would walk the wrong index (seconds beside 5 million rows).
 PLAN_EACH: Final = "SET plan_cache_mode = force_custom_plan"
-TUNE: Final[LiteralString] = f"SET jit = off; {PLAN_EACH}; SET TimeZone = 'UTC'"
 # For a tick of a few rows, planning takes five times as long as reading.
 PLAN_ONCE: Final = "SET plan_cache_mode = force_generic_plan"
 # Without sequential scans, a plan that was made while a day was empty is right when it is full, and a shard

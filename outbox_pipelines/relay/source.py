@@ -87,7 +87,7 @@ class SnapshotSource:
         self._expects_few = True
         """Whether the last tick had few events."""
         self._plans_once = False
-        connection.execute(queries.TUNE)
+        connection.execute(queries.PLAN_EACH)
         connection.execute(queries.BY_INDEX)
         if position.target is not None:
             # It was opened with this target: no other tick may be joined to it.

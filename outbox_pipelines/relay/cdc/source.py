@@ -35,7 +35,7 @@ from outbox_pipelines.relay.cdc.skipped import Skipped, require_publication
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
 from outbox_pipelines.relay.contents import Contents, Guard, any_listed
 from outbox_pipelines.relay.core.batch import Batch
-from outbox_pipelines.relay.queries import EVENTS, EVENTS_WITH_TIME, SNAPSHOT, TUNE
+from outbox_pipelines.relay.queries import EVENTS, EVENTS_WITH_TIME, PLAN_EACH, SNAPSHOT
 
 _LOG: Final = logging.getLogger(__name__)
 # Bytes of the longest message whose row is taken from it: what all limits of a row's size allow.
@@ -119,7 +119,7 @@ class CdcSource:
         self._end = 0
         """The position in the log behind the last transaction that was received to its end."""
         self._unsettled: deque[tuple[Snapshot, int]] = deque()
-        connection.execute(TUNE)
+        connection.execute(PLAN_EACH)
         self._catch_up_to = self._ask_end()
 
     @property

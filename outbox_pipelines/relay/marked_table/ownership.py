@@ -33,7 +33,7 @@ from outbox_pipelines.relay.marked_table import examine, findings, queries
 from outbox_pipelines.relay.marked_table.check import of_settings, open_mapping
 from outbox_pipelines.relay.marked_table.statements import Statements
 from outbox_pipelines.relay.ownership import lost
-from outbox_pipelines.relay.queries import TUNE
+from outbox_pipelines.relay.queries import PLAN_EACH
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class TableOwnership:
             raise
 
     def _begin(self) -> None:
-        self._connection.execute(TUNE)
+        self._connection.execute(PLAN_EACH)
         refuse_standby(self._connection)
         require_own_session(self._settings, self._connection)
         described = open_mapping(self._settings)
@@ -172,7 +172,7 @@ class TableOwnership:
         """
         connection = connect(self._settings, name=f"{self._name}, claims", beside=self._connection)
         try:
-            connection.execute(TUNE)
+            connection.execute(PLAN_EACH)
             connection.execute(
                 "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", [lease(self._settings)]
             )

@@ -23,7 +23,7 @@ from outbox_pipelines.relay.marked_table import examine, queries
 from outbox_pipelines.relay.marked_table.check import open_mapping
 from outbox_pipelines.relay.marked_table.ownership import awaiting, holding, shown
 from outbox_pipelines.relay.marked_table.statements import Statements
-from outbox_pipelines.relay.queries import TUNE
+from outbox_pipelines.relay.queries import PLAN_EACH
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.table_locks import reading_only
 from outbox_pipelines.text import plain
@@ -82,7 +82,7 @@ def _read(settings: Settings) -> TableStatus:
     # Before the connection, which would wait for it.
     reported = reading.ask(settings) if settings.connect else None
     with connect(settings, name="outbox: status") as connection:
-        connection.execute(TUNE)
+        connection.execute(PLAN_EACH)
         connection.execute(queries.FOR_A_WHILE)
         mapping = adoption.followed(connection, mapping)
         found = examine.check(connection, mapping)

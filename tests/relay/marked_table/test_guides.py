@@ -15,7 +15,7 @@ import pytest
 from outbox_pipelines.parsers.table_mapping import read_mapping
 from outbox_pipelines.relay.marked_table import examine, queries, status
 from outbox_pipelines.relay.marked_table.statements import Statements
-from outbox_pipelines.relay.queries import TUNE
+from outbox_pipelines.relay.queries import PLAN_EACH
 from tests.conftest import Message, read_topic, wait_until
 from tests.relay import faults
 from tests.relay.marked_table import guides
@@ -246,7 +246,7 @@ def test_no_statement_reads_the_whole_table(guide: Guide, make_table: Make, tmp_
         statements = Statements(
             mapping, examine.check(connection, mapping).types, max_attempts=5, with_time=False
         )
-        connection.execute(TUNE)
+        connection.execute(PLAN_EACH)
         last = connection.execute(f"SELECT id::text FROM {table} ORDER BY created_at DESC LIMIT 100".encode())
         numbers = [statements.keys.number(key) for (key,) in last.fetchall()]
         few = statements.keys.array(numbers)
