@@ -132,8 +132,9 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
 
 def _look_first(settings: Settings, connection: Connection, day: date, manifest_sha256: str | None) -> None:
     """Raise the errors that prevent a drop, while the partition is still attached."""
-    if dependents := connection.execute(queries.DEPENDENTS, {"leaf": leaf_of(day)}).fetchall():
-        raise NotReadyError(f"{day} not dropped: {dependents[0][0]} depends on {leaf_of(day)}: drop it first")
+    ((dependent,),) = connection.execute(queries.DEPENDENTS, {"leaf": leaf_of(day)})
+    if dependent is not None:
+        raise NotReadyError(f"{day} not dropped: {dependent} depends on {leaf_of(day)}: drop it first")
     for (default,) in connection.execute(queries.DEFAULT_PARTITION).fetchall():
         raise NotReadyError(
             f"{day} not dropped: the outbox has the default partition {default}, and PostgreSQL detaches no "

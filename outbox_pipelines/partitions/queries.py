@@ -42,7 +42,7 @@ SELECT count(*) FILTER (WHERE state = 'open') AS to_close,
 FROM outbox_days
 WHERE (day + 1 + CASE WHEN state = 'archived' OR state = 'closed' AND %(drops_unarchived)s
                       THEN %(retention)s ELSE 0 END)::timestamp AT TIME ZONE 'UTC'
-      < clock_timestamp() - interval '1 day' AND state <> 'dropped'"""
+      < clock_timestamp() - interval '1 day'"""
 
 # Days whose rows are not visible through the outbox, except those that a session works on now: see DAY_LOCK.
 DETACHED: Final[LiteralString] = f"""
@@ -182,13 +182,12 @@ WHERE s.shard = locked.shard"""
 
 # --- dropping -------------------------------------------------------------------------------------------
 
-# What prevents DROP TABLE, such as views on the partition itself.
+# What prevents DROP TABLE, such as a view on the partition itself; NULL if nothing does.
 DEPENDENTS: Final = """
-SELECT DISTINCT r.ev_class::regclass::text
+SELECT min(r.ev_class::regclass::text)
 FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid
-WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass AND d.deptype = 'n'
-  AND d.refobjid = to_regclass(%(leaf)s) AND r.ev_class <> d.refobjid
-ORDER BY 1"""
+WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass
+  AND d.refobjid = to_regclass(%(leaf)s) AND r.ev_class <> d.refobjid"""
 
 # With one, PostgreSQL detaches no partition concurrently.
 DEFAULT_PARTITION: Final = """

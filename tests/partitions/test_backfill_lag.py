@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+import pytest
+
+from outbox_pipelines.partitions.queries import WRITTEN_AT
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import queries
 from tests.partitions import days
@@ -39,3 +44,34 @@ def test_a_backfill_is_not_old(database: Database) -> None:
             [days.DAY],
         )
     assert measurements.read(database.settings).oldest_unpublished_seconds > 86_400
+
+
+@pytest.mark.parametrize(
+    ("created", "drawn", "version", "expected"),
+    [
+        (300, 60, 7, 60),
+        # Drawn a while before or after the row's time, or in the future; an id that tells no time.
+        (300, 310, 7, 300),
+        (300, 270, 7, 300),
+        (300, -30, 7, 300),
+        (300, 60, 4, 300),
+        (30, 10, 7, 30),
+    ],
+)
+def test_when_an_event_was_written(
+    database: Database, created: int, drawn: int, version: int, expected: int
+) -> None:
+    """Guards against an id that is believed where it tells no time, or a time that cannot be.
+
+    Args:
+        created: minutes ago, as are `drawn` and `expected`.
+    """
+    now = database.value("SELECT clock_timestamp()")
+    stamp = round((now - timedelta(minutes=drawn)).timestamp() * 1000)
+    id = f"{stamp:012x}{version}0008000000000000000"
+    written = database.value(
+        f"SELECT {WRITTEN_AT} FROM (VALUES (%s::uuid, %s::timestamptz)) o (id, created_at)",
+        id,
+        now - timedelta(minutes=created),
+    )
+    assert abs(now - timedelta(minutes=expected) - written) < timedelta(seconds=1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from outbox_pipelines.archive import day as archive
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.partitions import ahead, calendar, close, queries
 from outbox_pipelines.position import Snapshot
@@ -43,6 +45,7 @@ def test_a_day_that_is_over_and_published_closes(database: Database) -> None:
     assert shown.exit_code == 0
     assert f"{DAY}  closed" in shown.output
     assert days.state(database) == "closed"
+    assert database.value("SELECT closed_at > sealed_at FROM outbox_days WHERE day = %s", DAY)
     assert database.value("SELECT outbox_open_from()") == TODAY
 
 
@@ -97,12 +100,16 @@ def test_a_transaction_that_began_before_midnight_is_waited_for(database: Databa
     """Guards against the refusal of an insert by a transaction that began in time."""
     yesterday = TODAY - timedelta(1)
     days.relayed(database)
-    with database.connect(autocommit=False) as old:
+    elsewhere = psycopg.connect(psycopg.conninfo.make_conninfo(database.dsn, dbname="postgres"))
+    with elsewhere, database.connect(autocommit=False) as old:
+        elsewhere.execute("SELECT 1")
         ((pid,),) = old.execute("SELECT pg_backend_pid()")
         # What is old is determined by the day's end: it began before the end of today.
         tomorrow = database.settings.model_copy(update={"close_after_minutes": 0.0})
-        with database.connect() as connection:
+        with database.connect() as connection, database.connect(autocommit=False) as younger:
+            younger.execute("SELECT 1")
             found = close._still_running(connection, TODAY)
+        # The oldest one, and none of another database.
         assert f"pid {pid}" in found
         assert "pg_terminate_backend" in found
         (closing,) = close.close(tomorrow, yesterday)
@@ -115,9 +122,17 @@ def test_an_old_transaction_holds_the_day_open(database: Database, monkeypatch: 
     days.relayed(database)
     # The one below then began before the day's end.
     monkeypatch.setattr(queries, "RUNNING", queries.RUNNING.replace("::date + 1", "::date + 9"))
+    # Of the server, or of a role: the message says UTC.
+    database.rows(
+        "DO $$ BEGIN EXECUTE format("
+        "'ALTER DATABASE %I SET TimeZone = %L', current_database(), 'Asia/Tokyo'); END $$"
+    )
     with database.connect(autocommit=False) as old:
-        old.execute("SELECT 1")
-        assert "can still write into it" in _why_not(database)
+        ((since,),) = old.execute(
+            "SELECT to_char(xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') "
+            "FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+        )
+        assert f"runs since {since} UTC and can still write into it" in _why_not(database)
         old.rollback()
     assert close.close(database.settings, DAY)[0].closed
 
@@ -208,6 +223,21 @@ def test_a_shard_that_lags_holds_it_open(database: Database) -> None:
     assert close.close(database.settings, DAY)[0].closed
 
 
+def test_a_shard_without_events_in_the_day_does_not_hold_it_open(database: Database) -> None:
+    """Guards against a day that waits for the position of each shard, also where another one has its rows."""
+    days.fill(database, events=1)
+    days.relayed(database)
+    database.rows(
+        "INSERT INTO outbox_shards (shard, shards, done, system_identifier, database) "
+        "SELECT 1, 2, '3:3:', system_identifier, database FROM outbox_shards"
+    )
+    database.rows("UPDATE outbox_shards SET shards = 2")
+    its = database.value(f"SELECT outbox_shard_of(aggregate_type, aggregate_id, 2) FROM {LEAF}")
+    database.rows("UPDATE outbox_shards SET done = '3:3:' WHERE shard <> %s", its)
+    database.rows("UPDATE outbox_shards SET done = pg_current_snapshot() WHERE shard = %s", its)
+    assert close.close(database.settings, DAY)[0].closed
+
+
 def test_a_tick_that_is_not_finished_counts_as_far_as_it_is(database: Database) -> None:
     """Guards against a position that is taken for its end."""
     days.fill(database)
@@ -257,10 +287,40 @@ def test_a_closed_day_is_not_closed_again(database: Database) -> None:
     assert database.rows("SELECT closed_at, published FROM outbox_days WHERE day = %s", DAY) == before
 
 
+def test_a_day_that_another_one_archives_meanwhile_stays_archived(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a slow closer that undoes what was done with the day since it looked."""
+    days.fill(database)
+    days.relayed(database)
+    settings = days.archiving(database, tmp_path)
+    look = close._unpublished
+
+    def look_slowly(connection: Connection, day: date) -> str:
+        monkeypatch.setattr(close, "_unpublished", look)
+        assert close.close(settings, day)[0].closed
+        archive.archive(settings, day)
+        return look(connection, day)
+
+    monkeypatch.setattr(close, "_unpublished", look_slowly)
+    close.close(settings, DAY)
+    assert days.state(database) == "archived"
+
+
 def test_the_last_seq_of_a_day_is_its_own(database: Database) -> None:
     """Guards against a day that remembers the sequence of others, which a restored database compares with."""
     days.fill(database, DAY - timedelta(1), 1)
     days.fill(database)
+    # At the moment in which it begins, and in which the next one does.
+    ahead.ensure(database.settings, since=DAY)
+    for day in (DAY, DAY + timedelta(1)):
+        with database.connect(autocommit=False) as connection:
+            connection.execute("SET LOCAL outbox.backfill = on")
+            connection.execute(
+                "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at) "
+                "VALUES ('order', '1', 'order.placed', '{}', %s::date::timestamp AT TIME ZONE 'UTC')",
+                [day],
+            )
     last = database.value(f"SELECT max(seq) FROM {LEAF}")
     for other in (DAY - timedelta(1), DAY + timedelta(1)):
         days.fill(database, other, 1)
@@ -349,6 +409,23 @@ def test_a_day_closed_by_a_wrong_clock_is_opened_again(database: Database) -> No
     assert database.outbox("partitions", "reopen", str(TODAY), "--yes").exit_code == 2
 
 
+def test_a_reader_of_the_day_lets_reopening_fail(database: Database) -> None:
+    """Guards against a command that waits for a report without end, and every later reader behind it."""
+    days.closed(database)
+    with database.connect(autocommit=False) as reader:
+        reader.execute(f"SELECT count(*) FROM {LEAF}".encode())
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            close.reopen(database.settings, DAY)
+    assert days.state(database) == "closed"
+
+
+def test_a_day_without_its_partition_says_how_to_remove_it(database: Database) -> None:
+    """Guards against a remedy that removes every day."""
+    days.fill(database)
+    database.rows(f"DROP TABLE {LEAF}")
+    assert _why_not(database).endswith(f"DELETE FROM outbox_days WHERE day = '{DAY}'")
+
+
 def test_no_day_is_made_behind_closed_ones(database: Database) -> None:
     """Guards against events in a day at which no relay looks any more."""
     days.closed(database)
@@ -415,7 +492,7 @@ def test_a_closed_day_is_left_out_of_what_relays_read(database: Database) -> Non
     from outbox_pipelines.relay import queries
 
     with database.connect() as connection:
-        connection.execute(queries.TUNE)
+        connection.execute(queries.PLAN_EACH)
         ((open_from,),) = connection.execute(queries.OPEN_FROM)
         given = {
             **{

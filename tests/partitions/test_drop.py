@@ -159,6 +159,10 @@ def test_without_an_archive(database: Database) -> None:
     assert drop.due(by_name) == [DAY]
     assert drop.drop(by_name, DAY) == drop.Dropped(DAY, None, True)
     assert not _is_there(database)
+    found = database.rows("SELECT dropped_at IS NULL, proven_at IS NULL FROM outbox_days WHERE day = %s", DAY)
+    assert found == [(False, True)]
+    (day,) = [each for each in calendar.read(database.settings) if each.day == DAY]
+    assert (day.partition, day.size) == ("gone", 0)
     with pytest.raises(NotReadyError, match="is open"):
         drop.drop(by_name, TODAY)
 
@@ -270,6 +274,17 @@ def test_what_is_left_detached_is_seen_and_attached(
     assert not _is_attached(database)
     assert f"{DAY}  archived, detached" in database.outbox("partitions", "list").output
     assert detached_days(archived) == 1
+    # Locks of other kinds with the same numbers: of another database, and of two keys.
+    key = database.value(
+        "SELECT hashtextextended('outbox day ' || %s::date, 'outbox'::regclass::oid::bigint)", DAY
+    )
+    elsewhere = psycopg.connect(psycopg.conninfo.make_conninfo(archived.dsn, dbname="postgres"))
+    with elsewhere, database.connect() as other:
+        elsewhere.execute("SELECT pg_advisory_lock(%s::bigint)", [key])
+        other.execute(
+            "SELECT pg_advisory_lock(%(k)s::bit(64)::bit(32)::int, %(k)s::bit(32)::int)", {"k": key}
+        )
+        assert detached_days(archived) == 1
     with calendar.working_at(archived, DAY):
         # A process is at work.
         assert detached_days(archived) == 0
@@ -281,6 +296,10 @@ def test_what_is_left_detached_is_seen_and_attached(
         database.rows(f"DELETE FROM {LEAF}")
     assert database.outbox("migrate", "--check").exit_code == 0
     assert drop.drop(archived, DAY).now
+    # What has the name of a dropped day's partition is no day.
+    database.rows(f"CREATE TABLE {LEAF} (LIKE outbox)")
+    assert detached_days(archived) == 0
+    database.rows(f"DROP TABLE {LEAF}")
     assert (
         f"outbox archive restore {DAY} --attach" in database.outbox("partitions", "attach", str(DAY)).output
     )
@@ -288,10 +307,19 @@ def test_what_is_left_detached_is_seen_and_attached(
 
 def test_a_view_on_the_partition_keeps_the_day(database: Database, archived: Settings) -> None:
     """Guards against a partition that is detached and cannot be dropped."""
-    database.rows(f"CREATE VIEW somebodys_report AS SELECT * FROM {LEAF}")
-    with pytest.raises(NotReadyError, match=f"somebodys_report depends on {LEAF}: drop it first"):
+    for name in ("b_report", "a_report"):
+        database.rows(f"CREATE VIEW {name} AS SELECT * FROM {LEAF}")
+    with pytest.raises(NotReadyError, match=f" a_report depends on {LEAF}: drop it first"):
         drop.drop(archived, DAY)
     assert _is_attached(database)
+
+
+def test_a_rule_of_the_partition_is_dropped_with_it(database: Database, archived: Settings) -> None:
+    """Guards against a day that stays because its partition depends on itself."""
+    database.rows(
+        f"CREATE RULE kept AS ON DELETE TO {LEAF} WHERE OLD.seq < 0 DO ALSO SELECT count(*) FROM {LEAF}"
+    )
+    assert drop.drop(archived, DAY).rows == 20
 
 
 def test_the_archive_is_unavailable_before(database: Database, archived: Settings) -> None:

@@ -92,6 +92,10 @@ def test_a_day_that_lost_its_partition_counts_as_missing(database: Database) -> 
     assert "a detached day returns with `outbox partitions attach DAY`" in done.output
     assert database.outbox("partitions", "attach", str(day)).exit_code == 0
     assert _ahead(database) == 14
+    # Closed by a clock that was ahead.
+    database.rows("UPDATE outbox_days SET state = 'closed' WHERE day = %s", day)
+    assert _ahead(database) == 2
+    database.rows("UPDATE outbox_days SET state = 'open' WHERE day = %s", day)
     database.rows(f"ALTER TABLE outbox DETACH PARTITION {calendar.leaf_of(days.TODAY)}")
     assert _ahead(database) == 0
 
@@ -192,12 +196,17 @@ def test_status_says_which_days_are_late(database: Database, tmp_path: Path) -> 
         "ERROR         days_closed: 2 days not closed in time\n"
         "              → Run `outbox partitions close`: it names the obstacle" in shown
     )
+    unarchived = settings.model_copy(update={"archive": "none", "retention_days": 30})
+    assert measurements.read(unarchived).days_late == Late(2, 0, 0)
     days.relayed(database)
-    close.close(settings)
+    past = [days.DAY + timedelta(n) for n in range(3)]
+    assert [closing.day for closing in close.close(settings)] == past
     assert measurements.read(settings).days_late == Late(0, 2, 0)
     assert measurements.read(database.settings).days_late == Late(0, 0, 0)
+    assert measurements.read(unarchived).days_late == Late(0, 0, 0)
     unarchived = settings.model_copy(update={"archive": "none"})
     assert measurements.read(unarchived).days_late == Late(0, 0, 2)
+    assert drop.due(unarchived) == past
     archive.archive(settings, days.DAY)
     assert measurements.read(settings).days_late == Late(0, 1, 1)
     assert measurements.read(settings.model_copy(update={"retention_days": 30})).days_late == Late(0, 1, 0)
