@@ -41,6 +41,14 @@ _EVERY_PRODUCER: Final = {
     # An outage is over when it is over.
     "reconnect.backoff.max.ms": "1000",
 }
+# Waits for a full batch this long, by its older name: each event would be a request.
+_FULL_BATCHES: Final = {"queue.buffering.max.ms": "5", "batch.num.messages": "10000"}
+# One event at a time, without a wait. A refused one is no gap: nothing is in flight behind it.
+_ONE_BY_ONE: Final = {
+    "queue.buffering.max.ms": "0",
+    "batch.num.messages": "1",
+    "enable.gapless.guarantee": "false",
+}
 # In at_least_once: behind an event that expires, or that was refused, the next of its key would overtake it.
 _NO_GAPS: Final = {"message.timeout.ms": "0", "enable.gapless.guarantee": "true"}
 
@@ -66,11 +74,21 @@ def _transactional_trials(settings: Settings, shard: Shard) -> Producer:
 @pytest.mark.parametrize(
     ("use", "expected"),
     [
-        (_publisher, _EVERY_PRODUCER | _NO_GAPS),
+        (_publisher, _EVERY_PRODUCER | _FULL_BATCHES | _NO_GAPS),
         # All of a transaction or nothing of it; it expires with the transaction.
-        (_transactional, _EVERY_PRODUCER | {"message.timeout.ms": "4000", "transaction.timeout.ms": "4000"}),
-        (_trials, _EVERY_PRODUCER | {"message.timeout.ms": "0", "batch.num.messages": "1"}),
-        (_transactional_trials, _EVERY_PRODUCER | {"message.timeout.ms": "10000", "batch.num.messages": "1"}),
+        (
+            _transactional,
+            _EVERY_PRODUCER
+            | _FULL_BATCHES
+            | {"message.timeout.ms": "4000", "transaction.timeout.ms": "4000"},
+        ),
+        (_trials, _EVERY_PRODUCER | _ONE_BY_ONE | {"message.timeout.ms": "0"}),
+        (
+            _transactional_trials,
+            _EVERY_PRODUCER
+            | _ONE_BY_ONE
+            | {"message.timeout.ms": "10000", "transaction.timeout.ms": "10000"},
+        ),
     ],
 )
 def test_a_client_has_them(

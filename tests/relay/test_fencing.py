@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from types import ModuleType
 from typing import Any, Final, LiteralString
 
 import pytest
 
+from outbox_pipelines.partitions import queries as partition_queries
 from outbox_pipelines.relay import queries
-from tests.conftest import Outbox
+from outbox_pipelines.relay.shards import rebase_queries
+from tests.conftest import Outbox, wait_until
 from tests.relay.test_resharding import MORE_SHARDS
 
 _GIVEN: Final[dict[str, Any]] = {
@@ -25,18 +29,16 @@ _GIVEN: Final[dict[str, Any]] = {
     "newest": 1,
     "open_from": "-infinity",
 }
-_STATEMENTS: Final = {
-    name: getattr(queries, name)
-    for name in (
-        *("HEARTBEAT", "CRASH_GUARD", "CALM", "FORGET_TICK", "TOP_UP_ERROR", "BREAKER", "SETTLE"),
-        *("SETTLE_WITH_PROGRESS", "RELEASE", "PAUSED", "REACHED"),
-    )
-}
+_STATEMENTS: Final = (
+    *("HEARTBEAT", "CRASH_GUARD", "CALM", "FORGET_TICK", "TOP_UP_ERROR", "BREAKER", "SETTLE"),
+    *("SETTLE_WITH_PROGRESS", "RELEASE", "PAUSED", "REACHED"),
+)
 
 
-@pytest.mark.parametrize("statement", _STATEMENTS.values(), ids=_STATEMENTS)
-def test_another_shard_or_an_old_epoch_is_left_alone(outbox: Outbox, statement: LiteralString) -> None:
+@pytest.mark.parametrize("name", _STATEMENTS)
+def test_another_shard_or_an_old_epoch_is_left_alone(outbox: Outbox, name: str) -> None:
     """Guards against a relay that lost its shard, or has another one, and changes what belongs to others."""
+    statement: LiteralString = getattr(queries, name)
     with outbox.connect() as connection:
         connection.execute(MORE_SHARDS, [[1]])
         connection.execute(
@@ -62,3 +64,54 @@ def test_another_shard_or_an_old_epoch_is_left_alone(outbox: Outbox, statement: 
         after = rows()
         assert after[1] == before[1]
         assert after[0] != before[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (rebase_queries, "FENCE"),
+        (partition_queries, "REOPEN"),
+        (queries, "UNWANT"),
+        (queries, "UNWANT_FORGOTTEN"),
+        (queries, "LOCK_EPOCHS"),
+    ],
+)
+def test_shards_are_locked_in_their_order(outbox: Outbox, module: ModuleType, name: str) -> None:
+    """Guards against two statements that change every shard, and wait for each other."""
+    with (
+        outbox.connect() as connection,
+        outbox.connect(autocommit=False) as first,
+        outbox.connect() as other,
+    ):
+        connection.execute(MORE_SHARDS, [[1]])
+        connection.execute(
+            "UPDATE outbox_shards SET shards = 2, wanted = 3, wanted_at = now() - interval '1 day'"
+        )
+        # In the table it is the last.
+        connection.execute("UPDATE outbox_shards SET heartbeat = now() WHERE shard = 0")
+        assert connection.execute("SELECT shard FROM outbox_shards ORDER BY ctid").fetchall() == [(1,), (0,)]
+        first.execute("SELECT FROM outbox_shards WHERE shard = 0 FOR UPDATE")
+        given = {"wanted": 3, "day": "2000-01-01"}
+        thread = threading.Thread(target=other.execute, args=(getattr(module, name), given))
+        thread.start()
+        waits = "SELECT count(*) FROM pg_locks WHERE pid = %s AND NOT granted"
+        pid = other.info.backend_pid
+        wait_until(lambda: connection.execute(waits, [pid]).fetchone() == (1,), what="the wait for shard 0")
+        try:
+            connection.execute("SELECT FROM outbox_shards WHERE shard = 1 FOR UPDATE NOWAIT")
+        finally:
+            first.rollback()
+            thread.join()
+
+
+@pytest.mark.parametrize(("module", "name"), [(rebase_queries, "FENCE"), (partition_queries, "REOPEN")])
+def test_every_relay_has_to_start_over(outbox: Outbox, module: ModuleType, name: str) -> None:
+    """Guards against a relay that goes on with what it has read before."""
+    with outbox.connect() as connection:
+        connection.execute(MORE_SHARDS, [[1]])
+        connection.execute(
+            "UPDATE outbox_shards SET shards = 2, epoch = 5 + shard, owner = 'a relay', owned_since = now()"
+        )
+        connection.execute(getattr(module, name), {"day": "2000-01-01"})
+        found = connection.execute("SELECT epoch, owner, owned_since FROM outbox_shards ORDER BY shard")
+        assert found.fetchall() == [(6, None, None), (7, None, None)]

@@ -185,6 +185,18 @@ def test_parked_events_go_on(outbox: Outbox, other_server: str) -> None:
             wait_until(lambda: numbers(outbox, "a") == [0, 1, 2], seconds=60, what="the aggregate to go on")
 
 
+def test_parked_events_have_their_numbers(outbox: Outbox) -> None:
+    """Guards against events that get new numbers because others are parked."""
+    outbox.write("parked")
+    with outbox.connect() as connection:
+        connection.execute("INSERT INTO outbox_parked SELECT *, 'waiting' FROM outbox")
+        outbox.write("a", "b")
+        connection.execute("UPDATE outbox_shards SET system_identifier = 1")
+        before = connection.execute("SELECT aggregate_id, seq FROM outbox ORDER BY seq").fetchall()
+        assert rebase(outbox.settings) == Rebased(published=0, waiting=3)
+        assert connection.execute("SELECT aggregate_id, seq FROM outbox ORDER BY seq").fetchall() == before
+
+
 def test_a_busy_table_is_left_alone(outbox: Outbox) -> None:
     """Guards against a rebase that hangs behind a writer, and writers behind it."""
     with outbox.connect() as connection:
