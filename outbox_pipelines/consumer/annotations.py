@@ -28,22 +28,24 @@ from outbox_pipelines.errors import SetupError
 # Converts an event to the handler's argument.
 Give = Callable[[Event], Any]
 _LISTS: Final = (list, collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable)
+_ANY: Final = (Any, object, Event, inspect.Parameter.empty)
 # Annotations that are imported only for the type checker.
 _EVENTS: Final = re.compile(r"([\w.]+\[)?([\w.]+\.)?Event\]?")
 
 
-def giver(function: Callable[..., object], batch: int | None) -> Give:
+def giver(function: Callable[..., object], batch: int | None, payload: type | None = None) -> Give:
     """Return a function that converts an event to the handler's argument, or raises `UnreadableError`.
+
+    Args:
+        payload: the class of the events' payload where the annotation names none.
 
     Raises:
         SetupError: the annotation is not supported.
     """
     name = getattr(function, "__name__", type(function).__name__)
     kind = _first(function, name)
-    if kind in (Any, object, Event, inspect.Parameter.empty):
-        return _event
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if batch is not None:
+    if batch is not None and kind not in _ANY:
         if (origin or kind) not in _LISTS:
             raise SetupError(
                 f"{name} has batch={batch} and is called with a list: annotate for example list[Event]"
@@ -52,8 +54,10 @@ def giver(function: Callable[..., object], batch: int | None) -> Give:
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     elif (origin or kind) in _LISTS:
         raise SetupError(f"{name} takes a list: register it with batch=…, or annotate one event")
-    if kind in (Any, object, Event):
+    if kind in _ANY and payload is None:
         return _event
+    if kind in _ANY:
+        origin, arguments = Event, (payload,)
     has_event = origin is Event
     try:
         convert = converter(arguments[0] if has_event else kind)

@@ -48,9 +48,12 @@ class Handlers:
         self._other: Handler | None = None
 
     def on(
-        self, *types: str, batch: int | None = None, per_transaction: int = 1
+        self, *types: str | type, batch: int | None = None, per_transaction: int = 1
     ) -> Callable[[_Function], _Function]:
         """Register a handler of these event types: a function of the event and the connection or session.
+
+        A type is a text, or a class that has it as `__event_type__`, as typed events of the writer do. With
+        one class, the payload of an `Event` is an object of it.
 
         Instead of the event, it gets the payload as a dataclass, a pydantic model or a dict, if its first
         parameter is annotated with one; see `annotations`. An event that does not fit is a dead letter.
@@ -68,8 +71,11 @@ class Handlers:
         Raises:
             SetupError: a type has a handler already, or the function is of the other consumer's kind.
         """
-        if not types or callable(types[0]):
-            raise SetupError('give the event types: @consumer.on("order.placed")')
+        names = [getattr(one, "__event_type__", one) for one in types]
+        if not names or not all(isinstance(one, str) for one in names):
+            raise SetupError(
+                'give the event types: @consumer.on("order.placed"), or a class that has __event_type__'
+            )
         if batch is not None:
             require_whole("batch", batch, 1, MOST_AT_ONCE, of="events")
             if per_transaction != 1:
@@ -78,10 +84,11 @@ class Handlers:
 
         def register(function: _Function) -> _Function:
             self._require_kind(function)
-            if taken := self._handlers.keys() & set(types):
+            if taken := self._handlers.keys() & set(names):
                 raise SetupError(f"{min(taken)} has a handler already: keep one")
-            handler = Handler(function, giver(function, batch), batch, per_transaction)
-            self._handlers.update(dict.fromkeys(types, handler))
+            payload = types[0] if len(types) == 1 and isinstance(types[0], type) else None
+            handler = Handler(function, giver(function, batch, payload), batch, per_transaction)
+            self._handlers.update(dict.fromkeys(names, handler))
             return function
 
         return register

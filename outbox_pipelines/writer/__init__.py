@@ -23,7 +23,7 @@ from outbox_pipelines.writer.errors import (
     OutboxError,
     PayloadTooLargeError,
 )
-from outbox_pipelines.writer.events import Emitted, NewEvent
+from outbox_pipelines.writer.events import Emitted, NewEvent, TypedEvent
 from outbox_pipelines.writer.keys import derive_key
 from outbox_pipelines.writer.validation import validate_with
 
@@ -34,6 +34,7 @@ __all__ = [
     "NewEvent",
     "OutboxError",
     "PayloadTooLargeError",
+    "TypedEvent",
     "correlated",
     "derive_key",
     "emit",

@@ -15,7 +15,7 @@ from uuid import UUID
 from outbox_pipelines.writer import content, statements
 from outbox_pipelines.writer.context import Surroundings, surroundings
 from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
-from outbox_pipelines.writer.events import Emitted, NewEvent
+from outbox_pipelines.writer.events import MISSING, Emitted, NewEvent, TypedEvent, new_event, of_typed
 from outbox_pipelines.writer.statements import Query
 from outbox_pipelines.writer.targets import way_through
 from outbox_pipelines.writer.targets.way import Way
@@ -54,12 +54,38 @@ def emit(
     traceparent: str | None = None,
     version: int | None = None,
 ) -> Coroutine[Any, Any, Emitted]: ...
+@overload
+def emit(
+    target: Target,
+    event: TypedEvent,
+    /,
+    *,
+    headers: Mapping[str, object] | None = None,
+    idempotency_key: str | None = None,
+    correlation_id: str | UUID | None = None,
+    causation_id: str | UUID | None = None,
+    traceparent: str | None = None,
+    version: int | None = None,
+) -> Emitted: ...
+@overload
+def emit(
+    target: AsyncTarget,
+    event: TypedEvent,
+    /,
+    *,
+    headers: Mapping[str, object] | None = None,
+    idempotency_key: str | None = None,
+    correlation_id: str | UUID | None = None,
+    causation_id: str | UUID | None = None,
+    traceparent: str | None = None,
+    version: int | None = None,
+) -> Coroutine[Any, Any, Emitted]: ...
 def emit(
     target: Target | AsyncTarget,
-    aggregate_type: str,
-    aggregate_id: object,
-    event_type: str,
-    payload: object,
+    aggregate_type: str | TypedEvent,
+    aggregate_id: object = MISSING,
+    event_type: str = MISSING,
+    payload: object = MISSING,
     *,
     headers: Mapping[str, object] | None = None,
     idempotency_key: str | None = None,
@@ -78,8 +104,10 @@ def emit(
             `Connection` of SQLAlchemy; Django's `connection` within `atomic()`. With `await emit(…)` an
             asynchronous one: a connection or cursor of psycopg, an `AsyncSession`, `async_scoped_session` or
             `AsyncConnection` of SQLAlchemy, a connection of asyncpg.
-        aggregate_type: what the event is about, such as ``order``; part of the topic's name.
-        aggregate_id: its id; the key of the message. Written as ``str(aggregate_id)``.
+        aggregate_type: what the event is about, such as ``order``; part of its topic. Or a `TypedEvent`,
+            which names its type and id and is the payload: then without the next three.
+        aggregate_id: its id; the key of the message: text, an integer, a UUID, or an object of a type that
+            defines its own text.
         event_type: what happened, such as ``order.placed``.
         payload: the body, at most 1,000,000 bytes of JSON: any value that `json.dumps` accepts, and at any
             depth dates and times (ISO 8601; a naive one has no offset), timedelta (``PT90S``), UUID,
@@ -109,7 +137,7 @@ def emit(
             aborted.
     """
     way = way_through(target)
-    event = NewEvent(
+    event = new_event(
         aggregate_type,
         aggregate_id,
         event_type,
@@ -128,11 +156,13 @@ def emit(
 
 
 @overload
-def emit_many(target: Target, events: Iterable[NewEvent]) -> list[Emitted]: ...
+def emit_many(target: Target, events: Iterable[NewEvent | TypedEvent]) -> list[Emitted]: ...
 @overload
-def emit_many(target: AsyncTarget, events: Iterable[NewEvent]) -> Coroutine[Any, Any, list[Emitted]]: ...
 def emit_many(
-    target: Target | AsyncTarget, events: Iterable[NewEvent]
+    target: AsyncTarget, events: Iterable[NewEvent | TypedEvent]
+) -> Coroutine[Any, Any, list[Emitted]]: ...
+def emit_many(
+    target: Target | AsyncTarget, events: Iterable[NewEvent | TypedEvent]
 ) -> list[Emitted] | Coroutine[Any, Any, list[Emitted]]:
     """Write many events in the caller's open transaction, in one round trip, in their order.
 
@@ -162,11 +192,14 @@ def write(target: Target, rows: Sequence[content.Row], schema: str | None = None
     return [emitted for query in statements.many(rows, schema) for emitted in _now(way, target, query)]
 
 
-def _checked(number: int, event: NewEvent, around: Surroundings) -> content.Row:
-    if not isinstance(event, NewEvent):
-        raise OutboxError(f"event {number} is a {type(event).__name__}: give a NewEvent")
+def _checked(number: int, event: NewEvent | TypedEvent, around: Surroundings) -> content.Row:
+    if not isinstance(event, NewEvent) and not hasattr(event, "__event_type__"):
+        raise OutboxError(
+            f"event {number} is a {type(event).__name__}: give a NewEvent, or an object whose class has "
+            "__event_type__"
+        )
     try:
-        return content.row(event, around)
+        return content.row(event if isinstance(event, NewEvent) else of_typed(event), around)
     except OutboxError as error:
         raise type(error)(f"event {number}: {error}") from error
 

@@ -12,15 +12,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from enum import Enum
 from typing import Final, NamedTuple
-from uuid import UUID
 
 from outbox_pipelines.writer import validation
 from outbox_pipelines.writer.context import Surroundings
 from outbox_pipelines.writer.encoding import to_json
 from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
 from outbox_pipelines.writer.events import NewEvent
+from outbox_pipelines.writer.names import as_text, id_as_text, refuse_exchanged
 
 LIMIT: Final = 1_000_000
 """Bytes of a payload's JSON text, as the guard in the database counts them."""
@@ -81,7 +80,7 @@ def row(event: NewEvent, around: Surroundings) -> Row:
         causation_id = around.causation_id
     made = Row(
         name("aggregate_type", aggregate_type),
-        str(aggregate_id) if type(aggregate_id) is int else name("aggregate_id", aggregate_id, any_kind=True),
+        str(aggregate_id) if type(aggregate_id) is int else name("aggregate_id", aggregate_id),
         name("event_type", event_type),
         _payload(payload),
         None if headers is None else _headers(to_json("headers", _not_reserved(dict(headers)))),
@@ -91,6 +90,7 @@ def row(event: NewEvent, around: Surroundings) -> Row:
         traceparent,
         None if version is None else _version(version),
     )
+    refuse_exchanged(made.aggregate_type, made.aggregate_id, made.event_type)
     if validation.check is not None:
         validation.refuse_invalid(validation.check, made.event_type, made.payload)
     return made
@@ -113,8 +113,8 @@ def _not_reserved(headers: dict[str, object]) -> dict[str, object]:
     return headers
 
 
-def name(column: str, value: object, *, any_kind: bool = False) -> str:
-    """Return a nonempty text; with `any_kind`, `str(value)`."""
+def name(column: str, value: object) -> str:
+    """Return a nonempty text; an `aggregate_id` may have another type."""
     if type(value) is str and 0 < len(value) <= _SHORT and value.isascii() and "\0" not in value:
         # Nearly every one; the checks below take three times as long.
         return value
@@ -123,20 +123,15 @@ def name(column: str, value: object, *, any_kind: bool = False) -> str:
         if column == "aggregate_id":
             hint = "an id that the database generates is known after the INSERT (`session.flush()`)"
         raise OutboxError(f"{column} is None: {hint}")
-    text = _text(column, value, any_kind=any_kind)
+    text = _text(column, value)
     if not text:
         raise OutboxError(f"{column} is empty: give it a value")
     return text
 
 
-def _text(column: str, value: object, *, any_kind: bool = False) -> str:
+def _text(column: str, value: object) -> str:
     if type(value) is not str:
-        if isinstance(value, Enum):
-            # The value, not the name, which str() and drivers write.
-            value = value.value
-        if isinstance(value, _BINARY) or not (any_kind or isinstance(value, str | UUID)):
-            raise OutboxError(f"{column} is of type {type(value).__qualname__}: give text")
-        value = str(value)
+        value = id_as_text(value) if column == "aggregate_id" else as_text(column, value)
     if "\0" in value:
         raise OutboxError(f"{column} has a NUL character, which PostgreSQL does not store: remove it")
     if not value.isascii():
@@ -149,9 +144,6 @@ def _text(column: str, value: object, *, any_kind: bool = False) -> str:
             f"{column} has {size:,} bytes, more than {_TEXT_LIMIT:,}: put content into the payload"
         )
     return value
-
-
-_BINARY: Final = (bytes, bytearray, memoryview)
 
 
 def _payload(value: object) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from outbox_pipelines.writer.errors import OutboxError
+from outbox_pipelines.writer.names import is_missing
 
 
 def to_json(what: str, value: object, encode: Callable[[object], str] | None = None) -> str:
@@ -44,6 +45,8 @@ def jsonable(value: Any) -> object:
     """Convert a value that the `json` module does not support, one level deep."""
     if isinstance(value, Enum):
         return value.value
+    if is_missing(value):
+        raise ValueError(f"{value} is a missing value: omit it, or send null")
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, timedelta):

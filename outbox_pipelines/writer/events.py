@@ -1,10 +1,37 @@
-"""The input and the result of the writer: an event to write, and its outcome."""
+"""The input and the result of the writer: an event to write, and its outcome.
+
+An event can be an object of a class that names its type and key, such as
+
+    @dataclass
+    class OrderPlaced:
+        __event_type__ = "order.placed"
+        __aggregate_type__ = "order"
+        __aggregate_id__ = "order_id"                 # the attribute that has the aggregate's id
+        order_id: int
+        total: Decimal
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
+
+from outbox_pipelines.writer.errors import OutboxError
+
+
+class TypedEvent(Protocol):
+    """An event whose class names its type and key: a dataclass, or a model of pydantic or attrs.
+
+    A class can also have `__event_version__`, an integer: the event's `version`.
+    """
+
+    @property
+    def __event_type__(self) -> str: ...
+    @property
+    def __aggregate_type__(self) -> str: ...
+    @property
+    def __aggregate_id__(self) -> str: ...
 
 
 class NewEvent(NamedTuple):
@@ -20,6 +47,62 @@ class NewEvent(NamedTuple):
     causation_id: str | UUID | None = None
     traceparent: str | None = None
     version: int | None = None
+
+
+class _Missing:
+    """The type of the default of an argument that a typed event makes superfluous."""
+
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING: Final[Any] = _Missing()
+
+
+def new_event(
+    aggregate_type: Any, aggregate_id: Any, event_type: Any, payload: Any, /, *options: Any
+) -> NewEvent:
+    """Return an event of four arguments and options, or of a typed event as the first one.
+
+    Raises:
+        OutboxError: neither is given.
+    """
+    given = (aggregate_id, event_type, payload)
+    missing = [one is MISSING for one in given]
+    if not any(missing):
+        return NewEvent(aggregate_type, *given, *options)
+    if not all(missing) or isinstance(aggregate_type, str):
+        raise OutboxError(
+            "an argument is missing: give aggregate_type, aggregate_id, event_type and payload, or an object "
+            "whose class names its event type"
+        )
+    return of_typed(aggregate_type, *options)
+
+
+def of_typed(event: Any, /, *options: Any) -> NewEvent:
+    """Return a typed event as a `NewEvent`; options are those of it, in order.
+
+    Raises:
+        OutboxError: its class does not name an event.
+    """
+    kind = type(event)
+    names = [getattr(kind, name, None) for name in _NAMES]
+    if not all(isinstance(name, str) for name in names):
+        missing = next(name for name in _NAMES if not isinstance(getattr(kind, name, None), str))
+        raise OutboxError(f"{kind.__qualname__} is no event: its class has no {missing}, a text")
+    event_type, aggregate_type, attribute = names
+    if not hasattr(event, str(attribute)):
+        raise OutboxError(
+            f"{kind.__qualname__} has no attribute {attribute!r}: __aggregate_id__ is the name of the one "
+            "with the aggregate's id"
+        )
+    made = NewEvent(str(aggregate_type), getattr(event, str(attribute)), str(event_type), event, *options)
+    if made.version is None:
+        made = made._replace(version=getattr(kind, "__event_version__", None))
+    return made
+
+
+_NAMES: Final = ("__event_type__", "__aggregate_type__", "__aggregate_id__")
 
 
 class Emitted(NamedTuple):

@@ -37,7 +37,7 @@ def derive_key(aggregate_id: object, event_type: str, payload: object, *, style:
     # OpenSSL takes longer to load than all of the writer.
     from hashlib import sha256
 
-    names = [name("aggregate_id", aggregate_id, any_kind=True), name("event_type", event_type)]
+    names = [name("aggregate_id", aggregate_id), name("event_type", event_type)]
     if style == "sha256":
         return sha256(to_json("payload", [*names, payload], _CANONICAL).encode()).hexdigest()
     if style != "sha256-32":

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.slow
 
 RIGHT = """
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from uuid import UUID
 from typing import Any
 import psycopg
@@ -21,6 +22,13 @@ from sqlalchemy import orm
 from sqlalchemy.ext import asyncio
 from outbox_pipelines.writer import Emitted, NewEvent, correlated, derive_key, emit, emit_many
 from outbox_pipelines.writer.testing import WrittenEvent, assert_emitted, captured, events_of
+
+@dataclass(frozen=True)
+class Placed:
+    __event_type__ = "order.placed"
+    __aggregate_type__ = "order"
+    __aggregate_id__ = "order_id"
+    order_id: int
 
 def write(
     connection: psycopg.Connection,
@@ -32,6 +40,8 @@ def write(
     scoped: orm.scoped_session[orm.Session],
 ) -> UUID:
     emit(connection, "order", 1, "e", {"a": [1]})
+    typed: Emitted = emit(connection, Placed(1), idempotency_key="k")
+    emit_many(connection, [Placed(1), NewEvent("order", 1, "e", {})])
     emit(dicts, "order", UUID(int=1), "e", None, headers={"h": 1})
     emit(cursor, "order", "1", "e", [], idempotency_key="k", version=1)
     emit(raw, "order", "1", "e", [])
@@ -59,6 +69,7 @@ async def write_later(
     await emit(core, "order", 1, "e", {}, idempotency_key="k")
     later: Coroutine[Any, Any, Emitted] = emit(session, "order", 1, "e", {})
     await later
+    typed: Emitted = await emit(connection, Placed(1))
     many: list[Emitted] = await emit_many(scoped, [NewEvent("order", 1, "e", {})])
     written: list[WrittenEvent] = await events_of(session)
     return emitted.id or written[0].id

@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[object, str]] = {
     "nan": (float("nan"), "not JSON compliant"),
     "infinity": ([float("inf")], "not JSON compliant"),
     "nan as name": ({float("nan"): 1}, "not JSON compliant"),
-    "nan as decimal": (decimal.Decimal("NaN"), "NaN is not a JSON number"),
+    "nan as decimal": (decimal.Decimal("NaN"), "NaN is a missing value"),
     "infinity as decimal": (decimal.Decimal("-Infinity"), "Infinity is not a JSON number"),
     "circle": (CIRCLE, "Circular"),
     "too deep": (DEEP, "recursion"),

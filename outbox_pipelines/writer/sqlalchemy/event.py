@@ -21,7 +21,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from outbox_pipelines.writer import content
 from outbox_pipelines.writer.context import surroundings
 from outbox_pipelines.writer.errors import OutboxError
-from outbox_pipelines.writer.events import Emitted, NewEvent
+from outbox_pipelines.writer.events import MISSING, Emitted, TypedEvent, new_event
 
 
 def outbox_table(schema: str | None = None) -> Table:
@@ -85,10 +85,10 @@ class OutboxEventMixin:
 
     def __init__(
         self,
-        aggregate_type: str,
-        aggregate_id: object,
-        event_type: str,
-        payload: object,
+        aggregate_type: str | TypedEvent,
+        aggregate_id: object = MISSING,
+        event_type: str = MISSING,
+        payload: object = MISSING,
         *,
         headers: Mapping[str, object] | None = None,
         idempotency_key: str | None = None,
@@ -102,7 +102,7 @@ class OutboxEventMixin:
         After the flush the event has its `id` and `seq`, and has left the session: it cannot be changed,
         expired or refreshed. It can be added again after a rollback, and is refused otherwise.
         """
-        event = NewEvent(
+        event = new_event(
             aggregate_type,
             aggregate_id,
             event_type,

@@ -29,7 +29,7 @@ from outbox_pipelines.writer.sqlalchemy.recording import (
     with_id,
 )
 from outbox_pipelines.writer.targets import INSTEAD
-from outbox_pipelines.writer.targets.sqlalchemy import refuse_unfit
+from outbox_pipelines.writer.targets.sqlalchemy import refuse_split, refuse_unfit
 
 # Keys in `session.info`: events that have left the session and wait for the rows; and those that have been
 # written, as long as they can be rolled back.
@@ -124,6 +124,8 @@ def _write(session: Session) -> None:
     for entry in entries:
         by_place.setdefault((_connection(session, entry.kind), entry.schema), []).append(entry)
     for (connection, schema), group in by_place.items():
+        if not INSTEAD:
+            refuse_split(session, connection)
         emitted = write(connection, [entry.row for entry in group], schema)
         for entry, outcome in zip(group, emitted, strict=True):
             entry.done(outcome)

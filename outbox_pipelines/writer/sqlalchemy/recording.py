@@ -18,7 +18,7 @@ from sqlalchemy.orm.attributes import flag_dirty
 from outbox_pipelines.writer import content
 from outbox_pipelines.writer.context import surroundings
 from outbox_pipelines.writer.errors import OutboxError
-from outbox_pipelines.writer.events import NewEvent
+from outbox_pipelines.writer.events import MISSING, TypedEvent, new_event, of_typed
 
 
 class Recorded(NamedTuple):
@@ -41,8 +41,8 @@ class RecordsEvents:
 
     def record(
         self,
-        event_type: str,
-        payload: object,
+        event_type: str | TypedEvent,
+        payload: object = MISSING,
         *,
         headers: Mapping[str, object] | None = None,
         idempotency_key: str | None = None,
@@ -60,18 +60,16 @@ class RecordsEvents:
         An event whose idempotency key is already used at the flush is not written. If no column of the row
         changes, the flush does not lock the row: lock it yourself if the order of its events matters.
         """
-        event = NewEvent(
-            self.__aggregate_type__,
-            _NOT_YET,
-            event_type,
-            payload,
-            headers,
-            idempotency_key,
-            correlation_id,
-            causation_id,
-            traceparent,
-            version,
-        )
+        options = (headers, idempotency_key, correlation_id, causation_id, traceparent, version)
+        if isinstance(event_type, str) or payload is not MISSING:
+            event = new_event(self.__aggregate_type__, _NOT_YET, event_type, payload, *options)
+        else:
+            event = of_typed(event_type, *options)._replace(aggregate_id=_NOT_YET)
+            if event.aggregate_type != self.__aggregate_type__:
+                raise OutboxError(
+                    f"{type(self).__name__} cannot record {event.event_type}, an event of "
+                    f"{event.aggregate_type}: __aggregate_type__ of the row is {self.__aggregate_type__!r}"
+                )
         row = content.row(event, surroundings())
         recorded = Recorded(next(_NUMBERS), row, _changes(self))
         self._outbox_recorded = [*(self._outbox_recorded or ()), recorded]
@@ -121,4 +119,4 @@ def refuse_torn(aggregate: RecordsEvents) -> None:
 def with_id(recorded: Recorded, aggregate: RecordsEvents) -> content.Row:
     """Return the event's row with the aggregate's id."""
     found = aggregate.outbox_aggregate_id()
-    return recorded.row._replace(aggregate_id=content.name("aggregate_id", found, any_kind=True))
+    return recorded.row._replace(aggregate_id=content.name("aggregate_id", found))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy
+from sqlalchemy import exc
 
 from outbox_pipelines.writer.errors import OutboxError
 from outbox_pipelines.writer.statements import Query
@@ -38,11 +39,43 @@ def refuse_unfit(connection: sqlalchemy.Connection) -> None:
 
 
 def _on_session(session: orm.Session, query: Query) -> Sequence[Any]:
-    connection = session.connection()
+    try:
+        connection = session.connection()
+    except exc.UnboundExecutionError as error:
+        raise OutboxError(
+            "the session has no engine of its own, only binds: call session.flush(), then "
+            'emit(session.connection(bind_arguments={"mapper": Order}), …) with the class of the row'
+        ) from error
     refuse_unfit(connection)
+    # Without a public name in all releases. `flush` would fail with "already flushing".
+    if getattr(session, "_flushing", False):
+        raise OutboxError(
+            "emit was called in a listener of the session's flush, which has not written all rows: in "
+            "before_flush use session.add(OutboxEvent(…)), with a listener registered with insert=True; in "
+            "after_flush pass session.connection()"
+        )
     # The business rows first: their locks determine the order of an aggregate's events.
     session.flush()
+    refuse_split(session, connection)
     return _execute(connection, query)
+
+
+def refuse_split(session: orm.Session, connection: sqlalchemy.Connection) -> None:
+    """Raise an `OutboxError` if the session's transaction has also written to another database."""
+    transaction = session.get_transaction()
+    # `connections` is public as of 2.1.7.
+    entries = transaction._connections.values() if transaction else ()
+    for other in {entry[0] for entry in entries} - {connection}:
+        # A transaction that only reads has no id. Of other databases this is not known.
+        if other.dialect.name != "postgresql" or other.exec_driver_sql(_HAS_WRITTEN).scalar():
+            raise OutboxError(
+                f"the session has written to two databases, {other.engine.url.database} and, with the event, "
+                f"{connection.engine.url.database}: they commit separately. Bind the outbox and the rows to "
+                "one engine, or use a session for each database"
+            )
+
+
+_HAS_WRITTEN: Final = "SELECT pg_current_xact_id_if_assigned() IS NOT NULL"
 
 
 def _on_scoped_session(scoped: orm.scoped_session[Any], query: Query) -> Sequence[Any]:

@@ -46,7 +46,7 @@ def assert_emitted(
     """
     __tracebackhide__ = True
     if aggregate_id is not ...:
-        aggregate_id = name("aggregate_id", aggregate_id, any_kind=True)
+        aggregate_id = name("aggregate_id", aggregate_id)
     given = {
         "aggregate_type": aggregate_type,
         "aggregate_id": aggregate_id,

@@ -1,0 +1,119 @@
+"""Sessions of SQLAlchemy whose rows and events are in two databases, and calls within a flush."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy
+from sqlalchemy import orm
+
+from outbox_pipelines.writer import OutboxError, emit
+from outbox_pipelines.writer.sqlalchemy import OutboxEvent, RecordsEvents
+from tests.schema.servers import Database
+from tests.writer import targets
+
+
+class Base(orm.DeclarativeBase):
+    pass
+
+
+class Order(RecordsEvents, Base):
+    __tablename__ = "split_orders"
+    __aggregate_type__ = "order"
+
+    id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+    state: orm.Mapped[str] = orm.mapped_column(default="new")
+
+
+@pytest.fixture
+def engines(shared: Database, empty: Database) -> Iterator[tuple[sqlalchemy.Engine, sqlalchemy.Engine]]:
+    """The outbox's and another database's, both with orders."""
+    both = (targets.engine(shared), targets.engine(empty))
+    for engine in both:
+        Base.metadata.create_all(engine)
+    yield both
+    Base.metadata.drop_all(both[0])
+
+
+def session(outbox: sqlalchemy.Engine, orders: sqlalchemy.Engine, **options: Any) -> orm.Session:
+    return orm.Session(outbox, binds={Order: orders}, **options)
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_rows_in_another_database(
+    engines: tuple[sqlalchemy.Engine, sqlalchemy.Engine], flushed: bool
+) -> None:
+    """Guards against an order in one database and its event in another: two commits."""
+    with session(*engines) as split:
+        for write in (
+            lambda order: emit(split, "order", 1, "order.placed", {}),
+            lambda order: split.add(OutboxEvent("order", 1, "order.placed", {})) or split.commit(),
+        ):
+            split.add(order := Order())
+            if flushed:
+                split.flush()
+            with pytest.raises(OutboxError, match=r"written to two databases, .* commit separately"):
+                write(order)
+            split.rollback()
+
+
+def test_rows_that_are_only_read(
+    engines: tuple[sqlalchemy.Engine, sqlalchemy.Engine], shared: Database
+) -> None:
+    """Guards against a refusal where the other database is only read; events with their rows."""
+    with session(*engines) as split:
+        assert split.scalars(sqlalchemy.select(Order)).all() == []
+        emit(split, "order", 1, "order.placed", {})
+        split.add(OutboxEvent("order", 1, "order.paid", {}))
+        split.flush()
+        assert split.scalar(sqlalchemy.text("SELECT count(*) FROM outbox")) == 2
+        split.rollback()
+    with session(engines[1], engines[0]) as split:
+        order = Order()
+        order.record("order.placed", {})
+        split.add(order)
+        split.flush()
+        connection = split.connection(bind_arguments={"mapper": Order})
+        assert emit(connection, "order", order.id, "order.paid", {}).seq is not None
+        split.rollback()
+
+
+def test_a_session_with_binds_alone(engines: tuple[sqlalchemy.Engine, sqlalchemy.Engine]) -> None:
+    """Guards against SQLAlchemy's error about a bind, which does not say what to pass to `emit`."""
+    with orm.Session(binds={Order: engines[0]}) as bound:
+        with pytest.raises(
+            OutboxError, match=r"only binds: call session\.flush\(\), then emit\(session\.connection"
+        ):
+            emit(bound, "order", 1, "order.placed", {})
+        order = Order()
+        bound.add(order)
+        bound.flush()
+        emit(bound.connection(bind_arguments={"mapper": Order}), "order", order.id, "order.placed", {})
+        bound.rollback()
+
+
+@pytest.mark.parametrize("name", ["before_flush", "after_flush"])
+def test_emit_in_a_listener(engines: tuple[sqlalchemy.Engine, sqlalchemy.Engine], name: str) -> None:
+    """Guards against SQLAlchemy's "Session is already flushing", and against advice that does not help."""
+    with orm.Session(engines[0]) as flushed:
+
+        def wrong(session: orm.Session, *_: object) -> None:
+            emit(session, "order", 1, "order.placed", {})
+
+        sqlalchemy.event.listen(flushed, name, wrong)
+        flushed.add(Order())
+        with pytest.raises(OutboxError, match=r"listener of the session's flush.*session\.connection\(\)"):
+            flushed.flush()
+        flushed.rollback()
+        sqlalchemy.event.remove(flushed, name, wrong)
+        sqlalchemy.event.listen(
+            flushed,
+            "after_flush",
+            lambda session, _: emit(session.connection(), "order", 1, "order.placed", {}),
+        )
+        flushed.add(Order())
+        flushed.flush()
+        assert flushed.scalar(sqlalchemy.text("SELECT count(*) FROM outbox")) == 1
+        flushed.rollback()
