@@ -92,7 +92,7 @@ def make_group(
     acting = _joined(
         click.argument("ids", nargs=-1, type=id_type, metavar="[ID]..."),
         which,
-        click.option("--all", "everything", is_flag=True, help="All, instead of ids or a filter."),
+        click.option("--all", "everything", is_flag=True, help="All, or all that the filter selects."),
         click.option("--reason", required=True, help="Reason, for the audit."),
         click.option("--dry-run", is_flag=True, help="Print how many match; change nothing."),
         click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
@@ -174,9 +174,10 @@ def _act(
     **given: Any,
 ) -> None:
     """Confirm, act and report; exit with 1 if nothing matched."""
-    is_everything = not any(given.values())
-    if is_everything is not everything:
-        raise click.UsageError("name ids, give a filter, or use --all (only one of these)")
+    if everything and given["ids"]:
+        raise click.UsageError("name ids or use --all, not both")
+    if not everything and not any(given.values()):
+        raise click.UsageError("name ids, give a filter, or use --all")
     if not reason.strip():
         raise click.UsageError("--reason is empty: give a reason; it is recorded in the audit")
     with store(settings) as letters:

@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from outbox_pipelines.consumer import limits, transactions
+from outbox_pipelines.consumer import connecting, limits
 from outbox_pipelines.consumer.breaker import Policy
 from outbox_pipelines.consumer.config import Cache, Counts
 from outbox_pipelines.consumer.dedupe_table import DedupeTable
@@ -113,7 +113,7 @@ class AsyncConsumer(Configured):
         )
         super().__init__(source, topics, kafka, options)
         require_one_way(dsn, connect, session)
-        self._connect = connect if dsn is None else transactions.async_dsn(dsn, self._source)
+        self._connect = connect if dsn is None else connecting.async_dsn(dsn, self._source)
         self._session = session
 
     async def run(self, stop: asyncio.Event | None = None) -> Counts:

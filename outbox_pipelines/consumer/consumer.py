@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from outbox_pipelines.consumer import limits, transactions
+from outbox_pipelines.consumer import connecting, limits
 from outbox_pipelines.consumer.breaker import Policy
 from outbox_pipelines.consumer.config import Cache, Counts
 from outbox_pipelines.consumer.dedupe_table import DedupeTable
@@ -113,7 +113,7 @@ class Consumer(Configured):
         )
         super().__init__(source, topics, kafka, options)
         require_one_way(dsn, connect, session)
-        self._connect = connect if dsn is None else transactions.dsn(dsn, self._source)
+        self._connect = connect if dsn is None else connecting.dsn(dsn, self._source)
         self._session = session
 
     def run(self, stop: threading.Event | None = None) -> Counts:

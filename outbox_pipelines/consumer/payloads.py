@@ -41,9 +41,26 @@ _FROM_TEXT: Final[dict[Any, Callable[[str], Any]]] = {
     UUID: UUID,
 }
 
+_NAMES: Final[dict[Any, str]] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    Decimal: "a decimal number",
+    type(None): "null",
+    datetime: "a time in ISO 8601",
+    date: "a date in ISO 8601",
+    time: "a time of day in ISO 8601",
+    UUID: "a UUID",
+}
+
 
 class MisfitError(ValueError):
-    """A payload does not match the handler's type; the message names the member."""
+    """A payload does not match the handler's type; the message is a sentence about the member."""
+
+    def __init__(self, path: str, says: str) -> None:
+        super().__init__(f"{path or 'the payload'} {says}")
+        self.path = path
 
 
 def converter(kind: Any) -> Callable[[Any], Any]:
@@ -59,7 +76,8 @@ def converter(kind: Any) -> Callable[[Any], Any]:
         try:
             return convert(payload, "")
         except MisfitError as error:
-            raise MisfitError(f"its payload is not a valid {name}: {error}") from None
+            error.args = (f"its payload is not a valid {name}: {error}",)
+            raise
 
     return converted
 
@@ -74,7 +92,8 @@ def _convert(kind: Any, known: dict[Any, Convert]) -> Convert:
     if origin is typing.Literal:
         return _literal(arguments)
     if origin in (typing.Union, types.UnionType):
-        return _one_of([_convert(each, known) for each in arguments], _name(kind))
+        names = " or ".join(_NAMES.get(each, _name(each)) for each in arguments)
+        return _one_of([_convert(each, known) for each in arguments], names)
     if (origin or kind) in (dict, collections.abc.Mapping):
         return _mapping(_convert(arguments[1] if arguments else Any, known))
     if (origin or kind) in _LISTS and (origin is not tuple or arguments[1:] == (...,)):
@@ -109,8 +128,9 @@ def _pydantic(kind: type) -> Convert | None:
             return adapter.validate_json(json.dumps(value))
         except pydantic.ValidationError as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
-            named = [f"{_joined(path, each['loc']) or 'it'}: {each['msg']}" for each in found[:_MOST_ERRORS]]
-            raise MisfitError("; ".join(named)) from None
+            first, *others = [(_joined(path, each["loc"]), each["msg"]) for each in found[:_MOST_ERRORS]]
+            more = "".join(f"; {at or 'the payload'}: {says}" for at, says in others)
+            raise MisfitError(first[0], f"is rejected: {first[1]}{more}") from None
 
     return convert
 
@@ -121,18 +141,18 @@ def _dataclass(kind: Any, known: dict[Any, Convert]) -> Convert:
     fields: list[tuple[str, bool, Convert]] = []
 
     def convert(value: Any, path: str) -> Any:
-        _require(isinstance(value, dict), path, "no object")
+        _require(isinstance(value, dict), path, "is not an object")
         given = {}
         for name, is_required, convert_field in fields:
             there = f"{path}.{name}" if path else name
             if name in value:
                 given[name] = convert_field(value[name], there)
             elif is_required:
-                raise MisfitError(f"{there}: missing")
+                raise MisfitError(there, "is missing")
         try:
             return kind(**given)
         except (TypeError, ValueError) as error:
-            raise MisfitError(f"{path or 'it'}: {error}") from None
+            raise MisfitError(path, f"is rejected: {error}") from None
 
     # Before its fields: one may be of the same class.
     known[kind] = convert
@@ -152,22 +172,22 @@ def _plain(kind: Any) -> Convert:
 
     def convert(value: Any, path: str) -> Any:
         is_other = isinstance(value, bool) and kind is not bool
-        _require(isinstance(value, takes) and not is_other, path, f"no {_name(kind)}")
+        _require(isinstance(value, takes) and not is_other, path, f"is not {_NAMES[kind]}")
         try:
             return Decimal(str(value)) if kind is Decimal else float(value) if kind is float else value
         except (InvalidOperation, OverflowError):
-            raise MisfitError(f"{path or 'it'}: no {_name(kind)}") from None
+            raise MisfitError(path, f"is not {_NAMES[kind]}") from None
 
     return convert
 
 
 def _text(kind: Any) -> Convert:
     def convert(value: Any, path: str) -> Any:
-        _require(isinstance(value, str), path, f"no {_name(kind)}")
+        _require(isinstance(value, str), path, f"is not {_NAMES[kind]}")
         try:
             return _FROM_TEXT[kind](value)
         except ValueError:
-            raise MisfitError(f"{path or 'it'}: no {_name(kind)}") from None
+            raise MisfitError(path, f"is not {_NAMES[kind]}") from None
 
     return convert
 
@@ -177,7 +197,7 @@ def _enum(kind: type[Enum]) -> Convert:
         try:
             return kind(value)
         except (ValueError, TypeError):
-            raise MisfitError(f"{path or 'it'}: no {kind.__name__}") from None
+            raise MisfitError(path, f"is not a value of {kind.__name__}") from None
 
     return convert
 
@@ -185,7 +205,7 @@ def _enum(kind: type[Enum]) -> Convert:
 def _literal(allowed: tuple[Any, ...]) -> Convert:
     def convert(value: Any, path: str) -> Any:
         is_one = any(type(value) is type(each) and value == each for each in allowed)
-        _require(is_one, path, f"none of {', '.join(map(repr, allowed))}")
+        _require(is_one, path, f"is none of {', '.join(map(repr, allowed))}")
         return value
 
     return convert
@@ -198,17 +218,17 @@ def _one_of(ways: list[Convert], name: str) -> Convert:
             try:
                 return way(value, path)
             except MisfitError as error:
-                errors.append(str(error))
-        # The deepest says most: `lines[2].price: no int`, where the other one is `lines: no None`.
-        inside = [each for each in errors if each.partition(":")[0] != (path or "it")]
-        raise MisfitError(inside[0] if inside else f"{path or 'it'}: no {name}")
+                errors.append(error)
+        # One about a member says most: `lines[2].price is missing`, where another is `lines is not null`.
+        inside = [each for each in errors if each.path != path]
+        raise inside[0] if inside else MisfitError(path, f"is not {name}")
 
     return convert
 
 
 def _mapping(convert_value: Convert) -> Convert:
     def convert(value: Any, path: str) -> Any:
-        _require(isinstance(value, dict), path, "no object")
+        _require(isinstance(value, dict), path, "is not an object")
         return {key: convert_value(each, f"{path}.{key}" if path else key) for key, each in value.items()}
 
     return convert
@@ -216,19 +236,19 @@ def _mapping(convert_value: Convert) -> Convert:
 
 def _list(make: Callable[[list[Any]], Any], convert_item: Convert) -> Convert:
     def convert(value: Any, path: str) -> Any:
-        _require(isinstance(value, list), path, "no list")
+        _require(isinstance(value, list), path, "is not a list")
         items = [convert_item(each, f"{path}[{n}]") for n, each in enumerate(value)]
         try:
             return make(items)
         except TypeError as error:
-            raise MisfitError(f"{path or 'it'}: {error}") from None
+            raise MisfitError(path, f"is rejected: {error}") from None
 
     return convert
 
 
 def _require(fits: bool, path: str, otherwise: str) -> None:
     if not fits:
-        raise MisfitError(f"{path or 'it'}: {otherwise}")
+        raise MisfitError(path, otherwise)
 
 
 def _joined(path: str, location: tuple[int | str, ...]) -> str:

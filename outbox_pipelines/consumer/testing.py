@@ -139,6 +139,12 @@ async def _handled(
     consumer: Configured, events: Sequence[Event], database: Database, raises: bool
 ) -> list[Verdict]:
     consumer.require_any()
+    for each in events:
+        if not isinstance(each, Event):
+            raise SetupError(
+                f"handle was given a {type(each).__name__} where an event belongs: write "
+                'handle(consumer, make_event("order.placed", {"total": 5}), using=…)'
+            )
     work = _Tested(consumer, database)
     await work.begin()
     messages = [_Message(each) for each in events]

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import re
 import socket
@@ -19,20 +20,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
 
-from outbox_pipelines import pooler
-from outbox_pipelines import session as sessions
 from outbox_pipelines.consumer import messages, queries
+from outbox_pipelines.consumer.connecting import AsyncConnection, Connection, made
 from outbox_pipelines.consumer.messages import FirstStatement
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.secret import check_dsn, register_dsn
 from outbox_pipelines.sqlstates import code_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
-Connection = psycopg.Connection[Any]
-AsyncConnection = psycopg.AsyncConnection[Any]
 Rows = list[tuple[Any, ...]]
 # The same numbers in psycopg and psycopg2.
 _IDLE: Final = 0
@@ -47,9 +44,12 @@ _ABORTED: Final = (
     "propagate, or run the statement in a savepoint"
 )
 _OPEN: Final = "the connection has an open transaction: commit it in `connect`"
+_LATE: Final = (
+    "a statement ran on the connection after its handler had returned: wait in the handler for the threads "
+    "and tasks that it starts with the connection, or give them a connection of their own"
+)
 _AUTOCOMMIT: Final = "the engine commits each statement automatically: give one without AUTOCOMMIT"
 _RELEASE_AND_COMMIT: Final = queries.RELEASE_AND_COMMIT.encode()
-_CONNECT_SECONDS: Final = 10
 _CANCEL_SECONDS: Final = 5.0
 _IN_FAILED: Final = "25P02"
 # Serialization failure and deadlock: the same again may well succeed.
@@ -94,17 +94,20 @@ class Connections:
         self._connect = connect
         self._connection: Connection | None = None
         self._first: FirstStatement | None = None
+        self._is_new = True
         self._is_committed = False
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
         if self._connection is None or self._connection.closed:
-            self._connection = self._connect()
+            self._connection = made(self._connect(), psycopg.Connection, "connect")
             self._first = FirstStatement(self._connection)
+            self._is_new = True
         connection = self._connection
         if connection.pgconn.transaction_status != _IDLE:
             # Ours would be a part of it.
-            raise SetupError(_OPEN)
+            raise SetupError(_OPEN if self._is_new else _LATE)
+        self._is_new = False
         # Also after a ROLLBACK by the handler: otherwise each statement would be committed separately.
         if connection.autocommit:
             connection.autocommit = False
@@ -164,16 +167,21 @@ class AsyncConnections:
         self._connect = connect
         self._connection: AsyncConnection | None = None
         self._first: FirstStatement | None = None
+        self._is_new = True
         self._is_committed = False
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
         if self._connection is None or self._connection.closed:
-            self._connection = await self._connect()
+            connecting = self._connect()
+            opened = await connecting if inspect.isawaitable(connecting) else connecting
+            self._connection = made(opened, psycopg.AsyncConnection, "connect")
             self._first = FirstStatement(self._connection)
+            self._is_new = True
         connection = self._connection
         if connection.pgconn.transaction_status != _IDLE:
-            raise SetupError(_OPEN)
+            raise SetupError(_OPEN if self._is_new else _LATE)
+        self._is_new = False
         if connection.autocommit:
             await connection.set_autocommit(False)
         self._is_committed = False
@@ -228,9 +236,15 @@ class Sessions:
         self._make = make
         self._abort: Callable[[], object] | None = None
 
+    def _session(self) -> Session:
+        from sqlalchemy.orm import Session
+
+        session: Session = made(self._make(), Session, "session")
+        return session
+
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Session]:
-        with self._make() as session, session.begin() as transaction:
+        with self._session() as session, session.begin() as transaction:
             driver = _driver(session)
             if getattr(driver, "autocommit", False):
                 raise SetupError(_AUTOCOMMIT)
@@ -271,9 +285,15 @@ class AsyncSessions:
         self._make = make
         self._abort: Callable[[], object] | None = None
 
+    def _session(self) -> AsyncSession:
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        session: AsyncSession = made(self._make(), AsyncSession, "session")
+        return session
+
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
-        async with self._make() as session, session.begin() as transaction:
+        async with self._session() as session, session.begin() as transaction:
             driver = await session.run_sync(_driver)
             if getattr(driver, "autocommit", False):
                 raise SetupError(_AUTOCOMMIT)
@@ -303,41 +323,6 @@ class AsyncSessions:
         """Nothing is kept: connections belong to the engine."""
 
 
-def dsn(conninfo: str, source: str) -> Callable[[], Connection]:
-    """Connects to the database of a connection string.
-
-    Behind a pooler nothing is prepared: in transaction mode it would be in another session, or be another
-    client's.
-
-    Raises:
-        SetupError: it is none.
-    """
-    _require_dsn(conninfo)
-
-    def connect() -> Connection:
-        connection = psycopg.connect(conninfo, **_options(source))
-        if pooler.is_between(connection):
-            connection.prepare_threshold = None
-        connection.execute(sessions.pin(sessions.SHARED))
-        return connection
-
-    return connect
-
-
-def async_dsn(conninfo: str, source: str) -> Callable[[], Awaitable[AsyncConnection]]:
-    """The same, asynchronous."""
-    _require_dsn(conninfo)
-
-    async def connect() -> AsyncConnection:
-        connection = await psycopg.AsyncConnection.connect(conninfo, **_options(source))
-        if await pooler.is_between_async(connection):
-            connection.prepare_threshold = None
-        await connection.execute(sessions.pin(sessions.SHARED))
-        return connection
-
-    return connect
-
-
 async def released(database: Database, transaction: Any) -> bool:
     """Let a transaction be committed, which is done by other means."""
     [(is_ours,)] = await database.rows(transaction, queries.RELEASE, {})
@@ -358,25 +343,6 @@ def left_over(error: BaseException) -> TransactionError | None:
     if code_of(error) == _IN_FAILED or "PendingRollbackError" in names:
         return TransactionError(_ABORTED)
     return TransactionError(ENDED) if "InvalidRequestError" in names else None
-
-
-def _require_dsn(conninfo: str) -> None:
-    if conninfo:
-        register_dsn(conninfo)
-        try:
-            check_dsn(conninfo)
-        except ValueError as error:
-            raise SetupError(f"dsn {error}") from None
-
-
-def _options(source: str) -> dict[str, Any]:
-    name = f"consumer {source}"[:63]
-    return {
-        "autocommit": True,
-        "connect_timeout": _CONNECT_SECONDS,
-        "fallback_application_name": name,
-        **sessions.CONNECTION,
-    }
 
 
 def _text(query: str) -> Any:

@@ -137,6 +137,9 @@ def test_ids_of_several_sources_need_a_source(place: Place, operator: Database, 
         assert "dead letters of several sources have these ids (billing, shipping)" in done.output
         assert "--source" in done.output
     assert place.rows("SELECT count(*) FROM inbox WHERE state = 'failed'") == [(2,)]
+    both = ("--all", "--source", "billing", "--reason", "x", "--dry-run")
+    done = operator.outbox("consumer", "dead-letters", action, *both)
+    assert (done.exit_code, done.output) == (0, f"1 dead letters would be {action}ed\n")
     done = operator.outbox(*command, "--source", "billing", "--yes")
     assert (done.exit_code, done.output) == (0, f"1 dead letters {action}ed\n")
     assert place.inbox("shipping") == {"failed": 1}
@@ -152,7 +155,8 @@ def test_ids_of_several_sources_need_a_source(place: Place, operator: Database, 
         (("show", str(uuid.UUID(int=1))), 1, "is not in any inbox"),
         (("show", "x"), 2, "is not a valid UUID"),
         (("replay", "--reason", "x"), 2, "name ids, give a filter, or use --all"),
-        (("discard", "--all", "--aggregate-id", "1", "--reason", "x"), 2, "only one of these"),
+        (("discard", "--all", str(uuid.UUID(int=1)), "--reason", "x"), 2, "name ids or use --all, not both"),
+        (("discard", "--all", "--source", "nobody", "--reason", "x"), 1, "0 dead letters discarded"),
         (("discard", "--all", "--reason", " ", "--yes"), 2, "--reason is empty"),
         (("replay", "--all", "--reason", "x"), 1, "0 dead letters replayed"),
     ],

@@ -72,6 +72,13 @@ def test_without_a_database() -> None:
         handle(consumer(), BAD, using=None)
 
 
+@pytest.mark.parametrize("wrong", [{"type": "order.placed"}, [BAD], None])
+def test_what_is_no_event(wrong: Any) -> None:
+    """Guards against an AttributeError from within the library: `dict has no attribute topic`."""
+    with pytest.raises(SetupError, match=r"given a \w+ where an event belongs: .*make_event"):
+        handle(consumer(), wrong, using=None)
+
+
 def test_a_connection_in_the_tests_own_transaction(place: Place) -> None:
     """Guards against a test that commits, and one that records differently from a consumer."""
     event = make_event("order.placed", {"n": 1}, aggregate_id=42)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
+import threading
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -14,12 +16,13 @@ import pytest
 import sqlalchemy
 from sqlalchemy import orm, text
 
-from outbox_pipelines.consumer import Consumer, Counts, Event
+from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, Event
 from outbox_pipelines.errors import SetupError
 from tests.conftest import may_log_in, wait_until
 from tests.consumer.place import Place, effect, running, uuid7
 
 Handle = Callable[[Event, Any], object]
+IDLE = psycopg.pq.TransactionStatus.IDLE
 INSERT = "INSERT INTO effects (event_id) VALUES ('x')"
 
 
@@ -193,3 +196,56 @@ def test_few_rights_are_enough(place: Place) -> None:
     finally:
         place.rows(f"DROP OWNED BY {role}")
         place.rows(f"DROP ROLE {role}")
+
+
+def test_a_thread_that_is_late(place: Place) -> None:
+    """Guards against a message about `connect`, which is not the cause."""
+    late: list[threading.Thread] = []
+
+    def handler(event: Event, connection: psycopg.Connection[Any]) -> None:
+        def work() -> None:
+            # Until the handler's transaction is committed.
+            wait_until(lambda: connection.info.transaction_status == IDLE, what="the commit")
+            connection.execute(INSERT)
+
+        effect(event, connection)
+        late.append(threading.Thread(target=work))
+        late[0].start()
+
+    consumer = of(place, handler)
+    place.send(uuid7())
+    with running(consumer) as run:
+        wait_until(lambda: bool(late) and not late[0].is_alive(), what="the thread")
+        place.send(uuid7())
+        with pytest.raises(SetupError, match=r"after its handler had returned: wait in the handler"):
+            run.wait()
+    assert place.effects() == 1
+
+
+def test_what_connect_returns(place: Place) -> None:
+    """Guards against an AttributeError from within the library: `connection has no attribute pgconn`."""
+    import psycopg2
+
+    async def later() -> None: ...
+
+    for connect, says in (
+        (lambda: psycopg2.connect(place.dsn), r"psycopg2\.extensions\.connection: .* Connection of psycopg"),
+        (lambda: None, "connect returned a builtins.NoneType"),
+        (later, "connect returned a builtins.coroutine"),
+    ):
+        consumer = of(place, effect, connect=connect)
+        with pytest.raises(SetupError, match=says):
+            consumer.run(threading.Event())
+    with pytest.raises(SetupError, match=r"session returned a psycopg\.Connection: .* Session of sqlalchemy"):
+        of(place, effect, session=lambda: psycopg.connect(place.dsn)).drain(until_empty=True)
+
+
+def test_what_connect_returns_to_an_asynchronous_consumer(place: Place) -> None:
+    """Guards against a TypeError about `await`."""
+    consumer = place.bare(kind=AsyncConsumer, connect=lambda: psycopg.connect(place.dsn))
+
+    @consumer.on("order.placed")
+    async def handler(event: Event, connection: object) -> None: ...
+
+    with pytest.raises(SetupError, match=r"psycopg\.Connection: .* AsyncConnection of psycopg"):
+        asyncio.run(consumer.drain(until_empty=True))

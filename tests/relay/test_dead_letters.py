@@ -171,7 +171,7 @@ def test_discard_lets_a_blocked_aggregate_go(outbox: Outbox, letters: list[str])
     ("arguments", "says"),
     [
         (("replay", "--reason", "x", "--yes"), "name ids, give a filter, or use --all"),
-        (("discard", "--all", "--error", "x", "--reason", "x", "--yes"), "use --all (only one of these)"),
+        (("discard", "--all", str(uuid.UUID(int=1)), "--reason", "x", "--yes"), "use --all, not both"),
         (("discard", "--all", "--yes"), "--reason"),
         (("discard", "--all", "--yes", "--reason", " "), "--reason is empty"),
         (("discard", "--all", "--reason", "x"), "Without a terminal, add --yes"),
