@@ -82,12 +82,12 @@ def test_status_tells_what_was_refused(make_table: Make) -> None:
         )
         query = b"SELECT state::text, tries, problem, retry_at > made_at, broken_at > made_at FROM events"
         with table.relayed(max_attempts=2, retry_seconds=60):
-            first = ("new", 1, "IllegalTopicError: '", True, None)
+            first = ("new", 1, "outbox: IllegalTopic", True, None)
             wait_until(lambda: sorted(connection.execute(query))[0] == first, what="the first attempt")
         connection.execute("UPDATE events SET retry_at = NULL")
         table.drain(max_attempts=2)
         assert sorted(connection.execute(query)) == [
-            ("broken", 2, "IllegalTopicError: '", None, True),
+            ("broken", 2, "outbox: IllegalTopic", None, True),
             ("sent", None, None, None, None),
         ]
 
