@@ -44,12 +44,6 @@ CREATE TABLE outbox_shards (
     slot_snapshot     pg_snapshot,
     slot_ends         boolean     NOT NULL DEFAULT false,
     slot_error        text,
-    -- The connector that publishes what the slot delivers, in place of the relay, until it is removed from Kafka Connect.
-    -- begins: the relay is to leave the slot where everything before is published; publishes: the relay follows the slot's
-    -- position; ends: the connector is stopped, and the relay is to find out what it has published; NULL: the relay
-    -- publishes.
-    connector         text,
-    connector_state   text        CHECK (connector_state IN ('begins', 'publishes', 'ends')),
     -- Whether this relay can reach Kafka, and the reason if not.
     breaker           text        NOT NULL DEFAULT 'closed' CHECK (breaker IN ('closed', 'open', 'half-open')),
     breaker_reason    text,
@@ -64,9 +58,6 @@ CREATE TABLE outbox_shards (
     system_identifier bigint      NOT NULL,
     database          oid         NOT NULL,
     CONSTRAINT outbox_shards_slot CHECK (slot IS NOT NULL OR NOT slot_ends AND num_nonnulls(slot_snapshot, slot_error) = 0),
-    CONSTRAINT outbox_shards_connector CHECK (
-        connector_state IS NULL OR slot_snapshot IS NOT NULL AND (connector IS NOT NULL OR connector_state = 'ends')
-    ),
     CONSTRAINT outbox_shards_tick CHECK ((target IS NULL) = (last_seq IS NULL))
 ) WITH (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 

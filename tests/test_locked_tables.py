@@ -20,8 +20,7 @@ _OTHERS = """
 adopt back, adopt drain, adopt finish, adopt prepare, adopt switch, alerts test, archive adopt,
 archive day, archive restore, cdc drop, cdc setup, consumer dead-letters discard, consumer
 dead-letters replay, consumer drain, consumer migrate, consumer prune,
-consumer receive, consumer run, cutover, dead-letters discard, dead-letters replay, debezium delete,
-debezium pause, debezium register, debezium restart, debezium resume, debezium stop, lint-writes,
+consumer receive, consumer run, cutover, dead-letters discard, dead-letters replay, lint-writes,
 local down, local run, local env, local up, migrate, partitions attach, partitions
 close, partitions drop, partitions ensure, partitions purge, partitions reopen, relay, shards set,
 table clean, table months

@@ -110,13 +110,6 @@ def database(settings: Settings) -> str:
     return str(given.get("dbname") or given["user"])
 
 
-def is_at_dsn(settings: Settings, config: dict[str, str]) -> bool:
-    """Return whether the workers reach the database under the address in OUTBOX_DSN."""
-    given = _given(settings)
-    own = (given.get("hostaddr") or given.get("host"), str(given.get("port") or 5432))
-    return own == (config["database.hostname"], config["database.port"])
-
-
 def _given(settings: Settings) -> dict[str, Any]:
     """Return OUTBOX_DSN, completed as libpq does."""
     return {

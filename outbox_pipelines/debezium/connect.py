@@ -1,6 +1,7 @@
-"""A client of Kafka Connect's REST.
+"""A client of Kafka Connect's REST, which reads what a cluster says about a connector.
 
 Invariants:
+- It changes nothing.
 - Each call ends within its deadline, with an answer or with an error of one line.
 - A call that the cluster cannot do at that moment, because it rebalances (409) or its leader has just ended
   (500), is repeated until the deadline.
@@ -27,7 +28,6 @@ _PAUSE: Final = 0.25
 _LONGEST: Final = 300
 # What a worker says whose leader has ended, or is busy; with the status of an error that lasts.
 _PASSING: Final = ("forward REST request", "Request timed out", "rebalance is expected")
-_NO_CLASS: Final = "Failed to find any class"
 
 
 class MissingError(SetupError):
@@ -60,81 +60,27 @@ class Connect:
         """The cluster for people: hosts without credentials."""
         return ", ".join(f"{each.scheme}://{_host(each)}" for each in self._workers)
 
-    def names(self) -> list[str]:
-        """Return the names of all connectors."""
-        return [str(name) for name in self._call("GET", "/connectors")]
-
     def config(self, name: str) -> dict[str, str]:
         """Return the configuration of a connector; raise `MissingError` if there is none."""
-        return dict(self._call("GET", f"/connectors/{_quoted(name)}/config"))
+        return dict(self._get(f"/connectors/{_quoted(name)}/config"))
 
     def status(self, name: str) -> dict[str, Any]:
         """Return the state of a connector and its tasks; raise `MissingError` if there is none.
 
-        Right after `put`, there may be no state for a moment.
+        Right after it was made, there may be no state for a moment.
         """
-        return dict(self._call("GET", f"/connectors/{_quoted(name)}/status"))
+        return dict(self._get(f"/connectors/{_quoted(name)}/status"))
 
     def offsets(self, name: str) -> list[dict[str, Any]]:
         """Return what is committed of a connector's progress: for Debezium one entry, or none."""
-        found = self._call("GET", f"/connectors/{_quoted(name)}/offsets")
+        found = self._get(f"/connectors/{_quoted(name)}/offsets")
         return list(found.get("offsets") or [])
 
-    def validate(self, config: dict[str, str]) -> dict[str, list[str]]:
-        """Return what is wrong with a configuration, by setting; a worker opens the database for it."""
-        kind = config["connector.class"]
-        # It asks for a name, which is part of the address elsewhere.
-        given = {"name": "outbox", **config}
-        path = f"/connector-plugins/{_quoted(kind.rpartition('.')[2])}/config/validate"
-        try:
-            found = self._call("PUT", path, given)
-        except SetupError as error:
-            if _NO_CLASS not in str(error):
-                raise
-            raise SetupError(
-                f"the workers of {self.where} have no {kind}: install Debezium's PostgreSQL connector on "
-                "each (plugin.path), and restart them"
-            ) from None
-        values = [each.get("value") or {} for each in found.get("configs") or []]
-        return {
-            str(value["name"]): [_line(error) for error in value["errors"]]
-            for value in values
-            if value.get("errors")
-        }
-
-    def put(self, name: str, config: dict[str, str]) -> None:
-        """Make a connector, or give it another configuration."""
-        self._call("PUT", f"/connectors/{_quoted(name)}/config", config)
-
-    def pause(self, name: str) -> None:
-        """Let a connector rest; its task keeps its place, and reads the slot without sending."""
-        self._call("PUT", f"/connectors/{_quoted(name)}/pause")
-
-    def resume(self, name: str) -> None:
-        """Let a connector that was paused or stopped continue."""
-        self._call("PUT", f"/connectors/{_quoted(name)}/resume")
-
-    def stop(self, name: str) -> None:
-        """End a connector's task, which commits its progress; the configuration stays."""
-        self._call("PUT", f"/connectors/{_quoted(name)}/stop")
-
-    def restart(self, name: str) -> None:
-        """Start a connector and its tasks again."""
-        self._call("POST", f"/connectors/{_quoted(name)}/restart?includeTasks=true&onlyFailed=false")
-
-    def delete(self, name: str) -> None:
-        """Remove a connector; raise `MissingError` if there is none. Its progress stays, under its name."""
-        self._call("DELETE", f"/connectors/{_quoted(name)}")
-
-    def forget_offsets(self, name: str) -> None:
-        """Remove the progress of a stopped connector, so that a later one of its name begins at its slot."""
-        self._call("DELETE", f"/connectors/{_quoted(name)}/offsets")
-
-    def _call(self, method: str, path: str, body: Any = None) -> Any:
+    def _get(self, path: str) -> Any:
         begun = time.monotonic()
         deadline = begun + self._seconds if self._deadline is None else self._deadline
         while True:
-            status, text = self._ask(method, path, body, deadline)
+            status, text = self._ask(path, deadline)
             if status < 300:
                 return _parsed(text, self.where)
             said = _message(text)
@@ -155,29 +101,28 @@ class Connect:
                 )
             time.sleep(_PAUSE)
 
-    def _ask(self, method: str, path: str, body: Any, deadline: float) -> tuple[int, str]:
+    def _ask(self, path: str, deadline: float) -> tuple[int, str]:
         """Return status and text of the first worker that answers."""
         problem: Exception | None = None
         for number, worker in enumerate(self._workers):
             left = deadline - time.monotonic()
             try:
                 # A worker that is frozen must leave time for the others.
-                return _exchange(worker, method, path, body, max(0.1, left / (len(self._workers) - number)))
+                return _exchange(worker, path, max(0.1, left / (len(self._workers) - number)))
             except (OSError, HTTPException) as error:
                 problem = error
         raise UnavailableError(f"Kafka Connect ({self.where}) does not answer {_why(problem)}")
 
 
-def _exchange(worker: Any, method: str, path: str, body: Any, seconds: float) -> tuple[int, str]:
+def _exchange(worker: Any, path: str, seconds: float) -> tuple[int, str]:
     kind = HTTPSConnection if worker.scheme == "https" else HTTPConnection
     connection = kind(worker.hostname, worker.port, timeout=seconds)
-    headers = {"Accept": "application/json", "Content-Type": "application/json"}
+    headers = {"Accept": "application/json"}
     if worker.username is not None:
         login = f"{unquote(worker.username)}:{unquote(worker.password or '')}"
         headers["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
     try:
-        sent = None if body is None else json.dumps(body).encode()
-        connection.request(method, worker.path.rstrip("/") + path, sent, headers)
+        connection.request("GET", worker.path.rstrip("/") + path, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read().decode(errors="replace")
     finally:

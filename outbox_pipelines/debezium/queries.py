@@ -1,59 +1,8 @@
-"""SQL about the connector's slot and publication."""
+"""SQL about the connector's slot, and the events that it has not confirmed."""
 
 from __future__ import annotations
 
 from typing import Final, LiteralString
-
-FACTS: Final = """
-SELECT current_setting('wal_level'),
-       (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), current_user::text,
-       (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = %(user)s),
-       current_setting('max_replication_slots')::int, (SELECT count(*) FROM pg_replication_slots),
-       to_regclass(%(table)s)::oid"""
-
-# NULL: there is none. What it leaves out of the table: columns (15+) or rows (15+), read from the row as
-# JSON because older servers lack them. For a publication of all tables there is no such row.
-PUBLICATION: Final = """
-SELECT p.pubinsert, p.pubviaroot,
-       p.puballtables OR EXISTS (
-           SELECT FROM pg_publication_tables t
-           WHERE t.pubname = p.pubname
-             AND (t.schemaname, t.tablename) = (SELECT n.nspname, c.relname
-                                                FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                                                WHERE c.oid = %(table)s)),
-       (SELECT array_agg(a.attname::text ORDER BY a.attnum)
-        FROM pg_publication_rel r, pg_attribute a
-        WHERE r.prpubid = p.oid AND r.prrelid = %(table)s AND a.attrelid = r.prrelid
-          AND a.attname = ANY (%(columns)s) AND jsonb_typeof(to_jsonb(r) -> 'prattrs') = 'array'
-          AND NOT to_jsonb(r) -> 'prattrs' @> to_jsonb(a.attnum)),
-       EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = %(table)s
-                 AND to_jsonb(r) ->> 'prqual' IS NOT NULL)
-FROM pg_publication p WHERE p.pubname = %(publication)s"""
-
-# Whether it is lost: only older servers lack the second column.
-SLOT: Final = """
-SELECT database, plugin, active_pid,
-       wal_status = 'lost' OR to_jsonb(r) ->> 'invalidation_reason' IS NOT NULL
-FROM pg_replication_slots r WHERE slot_name = %(slot)s"""
-
-# On 17 and later a standby can have it as well.
-MAKE_SLOT: Final = "SELECT pg_create_logical_replication_slot(%(slot)s, 'pgoutput')"
-MAKE_FAILOVER_SLOT: Final = (
-    "SELECT pg_create_logical_replication_slot(%(slot)s, 'pgoutput', failover => true)"
-)
-DROP_PUBLICATION: Final = "DROP PUBLICATION IF EXISTS {}"
-MAKE_PUBLICATION: Final = (
-    "CREATE PUBLICATION {} FOR TABLE {} WITH (publish = 'insert', publish_via_partition_root = true)"
-)
-
-# A relay publishes the same events.
-RELAY: Final = """
-SELECT owner FROM outbox_shards
-WHERE owner IS NOT NULL AND heartbeat > clock_timestamp() - interval '10 seconds'
-  AND connector_state IS DISTINCT FROM 'publishes' LIMIT 1"""
-
-# The relay has left its slot to it.
-FOLLOWED: Final = "SELECT connector FROM outbox_shards WHERE connector = %(connector)s LIMIT 1"
 
 STATE: Final = """
 SELECT r.active, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), r.confirmed_flush_lsn)::bigint,

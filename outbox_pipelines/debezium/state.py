@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 _RUNNING: Final = "RUNNING"
-_MAKE_KAFKA_TAKE_IT: Final = (
-    "All events wait behind it. Let Kafka take it (max.message.bytes, the topic), then run `outbox debezium "
-    "restart`; if Kafka cannot, see docs/debezium-on-connect.md"
+_GUIDE: Final = "`outbox debezium config` and docs/debezium-on-connect.md"
+_LET_KAFKA_TAKE_IT: Final = (
+    "All events wait behind it. Let Kafka take it (max.message.bytes, the topic), then restart the "
+    "connector: {}. If Kafka cannot take it, see docs/debezium-on-connect.md"
+)
+_LOST: Final = (
+    "remove the connector with its offsets, publish what was not sent with the relay, and register it again: "
+    "see docs/debezium-on-connect.md"
 )
 # What a trace says about the event that ended the task.
 _ROWS: Final = (
@@ -79,41 +84,40 @@ class Connector:
         if self.error is not None:
             return [self.error]
         if self.state is None:
+            missing = f"there is no connector {self.name}"
             if self.slot_exists:
                 return [
-                    f"there is no connector {self.name}, and the server keeps its log for the slot "
-                    f"{self.slot}: run `outbox debezium register`, or `outbox debezium delete`"
+                    f"{missing}, and the server keeps its log for the slot {self.slot}: register the "
+                    f"connector ({_GUIDE}), or drop the slot: SELECT pg_drop_replication_slot('{self.slot}')"
                 ]
-            return [f"there is no connector {self.name}: run `outbox debezium register`"]
+            return [f"{missing}: register it ({_GUIDE})"]
         found = []
         if self.state == "FAILED":
             reason = Task(0, "FAILED", self.worker or "", self.trace).reason
-            found.append(f"the connector {self.name} has failed: {reason}. Run `outbox debezium restart`")
+            found.append(f"the connector {self.name} has failed: {reason}. Restart it: {self._restart}")
         elif self.state in ("PAUSED", "STOPPED"):
             found.append(
-                f"the connector {self.name} is {self.state.lower()}, and events wait: run `outbox debezium "
-                "resume`"
+                f"the connector {self.name} is {self.state.lower()}, and events wait: resume it with PUT "
+                f"/connectors/{self.name}/resume"
             )
         elif self.state == _RUNNING and not self.tasks:
-            found.append(f"the connector {self.name} has no task: run `outbox debezium restart`")
+            found.append(f"the connector {self.name} has no task: restart it with {self._restart}")
         found += [self._of_task(task) for task in self.tasks if task.state in ("FAILED", "UNASSIGNED")]
         if not self.slot_exists:
-            found.append(
-                f"the slot {self.slot} is missing: run `outbox debezium delete`, publish what was not sent "
-                "with the relay, and register again"
-            )
+            found.append(f"the slot {self.slot} is missing: {_LOST}")
         elif self.slot_lost:
-            found.append(
-                f"the slot {self.slot} is lost, since the server has removed its log: run `outbox debezium "
-                "delete`, publish what was not sent with the relay, and register again"
-            )
+            found.append(f"the slot {self.slot} is lost, since the server has removed its log: {_LOST}")
         return found
+
+    @property
+    def _restart(self) -> str:
+        return f"POST /connectors/{self.name}/restart?includeTasks=true"
 
     def _of_task(self, task: Task) -> str:
         if task.state == "UNASSIGNED":
             return f"task {task.id} has no worker: start a worker, or wait until the others have taken it"
-        remedy = _MAKE_KAFKA_TAKE_IT if task.has_poison else "Run `outbox debezium restart`"
-        return f"task {task.id} has failed on {task.worker}: {task.reason}. {remedy}"
+        remedy = _LET_KAFKA_TAKE_IT if task.has_poison else "Restart the connector: {}"
+        return f"task {task.id} has failed on {task.worker}: {task.reason}. {remedy.format(self._restart)}"
 
     def lines(self) -> list[str]:
         """Return it for people."""

@@ -137,7 +137,6 @@ _SEQUENCE: Final[LiteralString] = f"SELECT jsonb_build_array({sequence.DRAWN}, o
 _SLOTS: Final[LiteralString] = """
 SELECT jsonb_build_object(
     'slot', s.slot, 'made', s.slot_snapshot IS NOT NULL, 'ends', s.slot_ends, 'error', s.slot_error,
-    'connector', s.connector, 'connector_state', s.connector_state,
     'changing', EXISTS (
         SELECT FROM pg_locks
         WHERE locktype = 'advisory' AND objsubid = 2 AND granted AND objid = 0
@@ -166,8 +165,6 @@ SELECT jsonb_build_object(
         FROM regexp_split_to_table(current_setting('synchronized_standby_slots', true), '[ ,"]+') AS wanted
         LEFT JOIN pg_replication_slots p ON p.slot_name = wanted
         WHERE wanted <> '' AND p.active IS NOT TRUE AND to_jsonb(r) -> 'failover' = 'true'),
-    'ahead', current_setting('synchronous_standby_names') <> ''
-        AND coalesce(current_setting('synchronized_standby_slots', true), '') = '',
     'waiting_commits', (
         SELECT count(*) FROM pg_stat_activity
         WHERE s.slot IS NOT NULL AND datname = current_database() AND wait_event = 'SyncRep'
@@ -178,8 +175,7 @@ SELECT jsonb_build_object(
             coalesce(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), o.restart_lsn), 0)::bigint)), '[]')
         FROM pg_replication_slots o
         WHERE o.database = current_database() AND o.slot_name IS DISTINCT FROM s.slot))
-FROM (SELECT slot, slot_snapshot, slot_ends, slot_error, connector, connector_state,
-             system_identifier, database
+FROM (SELECT slot, slot_snapshot, slot_ends, slot_error, system_identifier, database
       FROM outbox_shards ORDER BY shard LIMIT 1) s
 LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot AND r.database = current_database()"""
 SLOTS: Final = _SLOTS

@@ -358,7 +358,7 @@ DRAWN: Final[LiteralString] = f"SELECT {sequence.DRAWN}"
 CHANGE: Final[LiteralString] = """
 SELECT epoch, wanted, barrier::text, barrier_paused, barrier_reached,
        CASE WHEN slot_snapshot IS NOT NULL AND NOT slot_ends AND shards = 1 THEN slot END,
-       slot_snapshot::text, slot_error, connector_state
+       slot_snapshot::text, slot_error
 FROM outbox_shards WHERE shard = %(shard)s"""
 # The same where the row was settled last: see `_MOVE`. By its key it takes 9 ms beside 360,000 dead versions.
 CHANGE_AT: Final[LiteralString] = f"{CHANGE} AND ctid = %(ctid)s::tid"

@@ -120,12 +120,10 @@ class Reader:
             snapshots = self._snapshots(connection, guard, self._shard.position)
             source: Source = snapshots
             sources = Sources(
-                self._settings,
                 self._shard,
                 connection,
                 snapshots=partial(self._snapshots, connection, guard),
                 slot=partial(self._slot, connection, guard),
-                ending=self._ending,
             )
             ends.callback(sources.close)
             change = Change(connection, self._shard.key, self._shard.place)

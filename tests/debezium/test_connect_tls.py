@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.debezium.connect import Connect
+from outbox_pipelines.debezium.reading import ask
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import load_settings
-from tests.conftest import clean_environment
 from tests.debezium.worker import FakeWorker, answering
 from tests.deploy.secured import Authority
-from tests.in_process import run
 
 _REFUSED = {"status": 401, "body": "<html>relay s@crab8</html>"}
 
@@ -29,7 +28,7 @@ def authority(tmp_path: Path) -> Authority:
 def worker(authority: Authority) -> Iterator[FakeWorker]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority.issue("worker"))
-    with answering(context, names=["names"], get=["names"], status=[_REFUSED]) as made:
+    with answering(context, get=["config"]) as made:
         yield made
 
 
@@ -38,20 +37,19 @@ def _with_login(worker: FakeWorker) -> str:
 
 
 def _refusal(url: str) -> str:
-    """What a command prints: one line, without a secret."""
-    environment = clean_environment() | {"OUTBOX_DSN": "postgresql://127.0.0.1/shop", "OUTBOX_CONNECT": url}
-    done = run(("debezium", "pause"), environment)
-    assert done.returncode == 2, done.stdout
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "crab8" not in done.stderr
-    return done.stderr
+    """What is reported: one line, without a secret."""
+    said = ask(load_settings(connect=url)).error
+    assert said is not None
+    assert len(said.splitlines()) == 1, said
+    assert "crab8" not in said
+    return said
 
 
 def test_an_authority_and_a_login(
     worker: FakeWorker, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-    assert Connect(load_settings(connect=_with_login(worker)).require_connect()).names() != []
+    assert Connect(load_settings(connect=_with_login(worker)).require_connect()).config("shop") != {}
     assert worker.asked[0].login is not None
     assert b64decode(worker.asked[0].login.removeprefix("Basic ")) == b"relay:s@crab8"
 
@@ -76,9 +74,9 @@ def test_another_host(worker: FakeWorker, authority: Authority, monkeypatch: pyt
 
 def test_a_wrong_password(worker: FakeWorker, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-    worker.answers["pause"] = [_REFUSED]
+    worker.answers["config"] = [_REFUSED]
     with pytest.raises(SetupError):
-        Connect(_with_login(worker)).pause("outbox")
+        Connect(_with_login(worker)).config("outbox")
     for url in (_with_login(worker), worker.url):
         said = _refusal(url)
         assert "refuses the credentials (HTTP 401)" in said
@@ -87,7 +85,7 @@ def test_a_wrong_password(worker: FakeWorker, authority: Authority, monkeypatch:
 
 def test_tls_on_one_side_alone(worker: FakeWorker) -> None:
     assert "does not answer (" in _refusal(_with_login(worker).replace("https", "http"))
-    with answering(get=["names"]) as plain:
+    with answering(get=["config"]) as plain:
         said = _refusal(_with_login(plain).replace("http", "https"))
     assert "does not answer by TLS (" in said
     assert "write http:// in OUTBOX_CONNECT" in said

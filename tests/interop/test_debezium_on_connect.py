@@ -1,16 +1,15 @@
-"""The real Debezium in a Kafka Connect cluster of two workers, run by `outbox debezium …`."""
+"""The real Debezium in a Kafka Connect cluster of two workers, configured by `outbox debezium config`."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,10 +27,11 @@ from confluent_kafka.admin import (
 
 from outbox_pipelines import schema
 from outbox_pipelines.debezium.connect import Connect
+from outbox_pipelines.debezium.names import connector_name
 from outbox_pipelines.debezium.reading import read
+from outbox_pipelines.debezium.router import table
 from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.local.server import free_port
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings, load_settings
 from tests import in_process
@@ -45,6 +45,7 @@ from tests.conftest import (
     topic_prefix,
     wait_until,
 )
+from tests.interop.connect_rest import ConnectRest, drop_slot, make_slot
 from tests.interop.connect_workers import Worker, cluster
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -107,8 +108,29 @@ class Shop:
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return in_process.run(arguments, clean_environment() | self.environment | environment)
 
-    def register(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return self.run("debezium", "register", "--password", self.password, *arguments, **environment)
+    @property
+    def rest(self) -> ConnectRest:
+        return ConnectRest(self.settings.connect.reveal())
+
+    @property
+    def name(self) -> str:
+        return connector_name(self.settings)
+
+    def register(self, **environment: str) -> None:
+        """Make publication and slot, and post what `outbox debezium config` prints."""
+        printed = self.run("debezium", "config", "--password", self.password, **environment)
+        assert printed.returncode == 0, printed.stderr
+        config = json.loads(printed.stdout)
+        dsn = self.settings.dsn.reveal()
+        make_slot(dsn, config["slot.name"], table(self.settings))
+        self.rest.put(self.name, config)
+        wait_until(lambda: read(self.settings).slot_active, seconds=60, what="a task that reads the slot")
+
+    def delete(self) -> None:
+        """Remove the connector with its offsets, its slot and its publication."""
+        self.rest.remove(self.name)
+        for slot in self.slots():
+            drop_slot(self.settings.dsn.reveal(), slot)
 
     def write(self, *aggregates: str, aggregate_type: str = "order", payload: str = "{}") -> None:
         """An event for each, each in a transaction of its own."""
@@ -127,10 +149,6 @@ class Shop:
     def slots(self) -> list[str]:
         with psycopg.connect(self.settings.dsn.reveal()) as connection:
             return [name for (name,) in connection.execute("SELECT slot_name FROM pg_replication_slots")]
-
-    def publications(self) -> list[str]:
-        with psycopg.connect(self.settings.dsn.reveal()) as connection:
-            return [name for (name,) in connection.execute("SELECT pubname FROM pg_publication")]
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +180,7 @@ def a_shop(place: Place, **given: object) -> Iterator[Shop]:
         try:
             yield shop
         finally:
-            shop.run("debezium", "delete", "--yes")
-            assert shop.slots() == []
+            shop.delete()
 
 
 @pytest.fixture
@@ -216,8 +233,7 @@ def test_messages_equal_those_of_the_relay(shop: Shop) -> None:
     """Guards against consumers that must change when the engine does."""
     topics = [shop.settings.topic.format(aggregate_type=name) for name in ("order", "Customer")]
     _topics(shop.settings.kafka, *topics)
-    done = shop.register()
-    assert done.returncode == 0, done.stderr
+    shop.register()
     columns = "aggregate_type, aggregate_id, event_type, payload"
     with psycopg.connect(shop.settings.dsn.reveal()) as connection:
         for n, payload in enumerate(PAYLOADS):
@@ -246,8 +262,7 @@ def test_messages_of_an_existing_table_equal_those_of_the_relay(place: Place, tm
         with psycopg.connect(shop.settings.dsn.reveal(), autocommit=True) as connection:
             connection.execute(TEXTBOOK)
             more = {"OUTBOX_TABLE_FILE": str(file), "OUTBOX_HEADER_NAMES": names}
-            done = shop.register(**more)
-            assert done.returncode == 0, done.stderr
+            shop.register(**more)
             for n, payload in enumerate(PAYLOADS):
                 connection.execute(
                     'INSERT INTO "Domain Events" (aggregatetype, aggregateid, type, body) '
@@ -263,7 +278,7 @@ def test_messages_of_an_existing_table_equal_those_of_the_relay(place: Place, tm
 def test_the_task_moves_from_a_killed_worker(place: Place, shop: Shop, delivery: str) -> None:
     """Guards against events that are lost or overtaken with a worker, and a state that hides it."""
     _topics(place.kafka, shop.settings.topic.format(aggregate_type="order"), partitions=1)
-    assert shop.register(OUTBOX_DELIVERY=delivery).returncode == 0
+    shop.register(OUTBOX_DELIVERY=delivery)
     cluster = Connect(place.url)
     owner = cluster.status(shop.settings.connector)["tasks"][0]["worker_id"]
     (killed,) = [worker for worker in place.workers if worker.id == owner]
@@ -305,7 +320,7 @@ def test_a_poisoned_event_is_found_and_named(shop: Shop) -> None:
     """Guards against a task that ended because of one event, while nothing says which."""
     topic = shop.settings.topic.format(aggregate_type="order")
     _topics(shop.settings.kafka, topic, partitions=1, **{"max.message.bytes": "10000"})
-    assert shop.register().returncode == 0
+    shop.register()
     shop.write("1")
     shop.write("2", payload=json.dumps({"text": "x" * 50_000}))
     shop.write("3")
@@ -320,14 +335,14 @@ def test_a_poisoned_event_is_found_and_named(shop: Shop) -> None:
     assert "2" not in shop.published()
     # As the problem says.
     _configure(shop.settings.kafka, topic, "max.message.bytes", "2000000")
-    assert shop.run("debezium", "restart").returncode == 0
+    shop.rest.settled("POST", f"/connectors/{shop.name}/restart?includeTasks=true")
     wait_until(lambda: shop.published()[-2:] == ["2", "3"], seconds=60, what="it, and what waited behind it")
 
 
 def test_the_relay_takes_over_from_a_task_that_cannot_continue(shop: Shop) -> None:
     """Guards against an event that holds back all others, with no way out but to lose it."""
     _topics(shop.settings.kafka, shop.settings.topic.format(aggregate_type="order"), partitions=1)
-    assert shop.register().returncode == 0
+    shop.register()
     shop.write("1")
     wait_until(lambda: shop.published() == ["1"], seconds=60, what="the first event")
     shop.write("1", aggregate_type="no topic!")
@@ -336,20 +351,20 @@ def test_the_relay_takes_over_from_a_task_that_cannot_continue(shop: Shop) -> No
     assert "no topic!" in problem
     shop.write("2")
     # As docs/debezium-on-connect.md says.
-    assert shop.run("debezium", "stop").returncode == 0
+    shop.rest.stop(shop.name)
     wait_until(lambda: not read(shop.settings).slot_active, what="the end of the task")
     (slot,) = shop.slots()
     relayed = shop.run("relay", "--start-at", f"slot:{slot}", "--until-empty", OUTBOX_MAX_ATTEMPTS="1")
     assert shop.published() == ["1", "2"], relayed.stderr
-    assert shop.run("debezium", "delete", "--yes").returncode == 0
-    assert shop.register().returncode == 0
+    shop.delete()
+    shop.register()
     shop.write("3")
     wait_until(lambda: shop.published() == ["1", "2", "3"], seconds=60, what="an event after it")
 
 
 def test_a_stuck_task_is_found_though_it_reports_running(shop: Shop) -> None:
     """Guards against a connector that looks healthy and sends nothing."""
-    assert shop.register().returncode == 0
+    shop.register()
     with psycopg.connect(shop.settings.dsn.reveal()) as connection:
         row = connection.execute("SELECT active_pid FROM pg_replication_slots").fetchone()
     assert row is not None
@@ -371,138 +386,22 @@ def test_a_stuck_task_is_found_though_it_reports_running(shop: Shop) -> None:
     wait_until(lambda: read(shop.settings).waiting_seconds == 0, seconds=60, what="its confirmation")
 
 
-def test_the_commands(shop: Shop) -> None:
-    """Guards against commands that do not fit together, and a slot that stays."""
+def test_what_an_operator_does(shop: Shop) -> None:
+    """Guards against remedies that Kafka Connect does not know, and a guide that leaves a slot behind."""
     missing = shop.run("debezium", "status")
-    assert (missing.returncode, "outbox debezium register" in missing.stdout) == (1, True)
-    assert "there is no connector" in shop.run("debezium", "pause").stderr
-    plan = shop.register("--dry-run")
-    assert (plan.returncode, len(plan.stdout.splitlines())) == (0, 3)
-    assert shop.slots() == []
-    assert shop.register().returncode == 0
-    assert shop.register().stdout == "nothing to do: the connector is registered with this configuration\n"
-    (slot,) = shop.slots()
-    assert slot.startswith("debezium_test_")
+    assert (missing.returncode, "outbox debezium config" in missing.stdout) == (1, True)
+    shop.register()
     for action, state in (("pause", "PAUSED"), ("resume", "RUNNING"), ("stop", "STOPPED")):
-        assert shop.run("debezium", action).returncode == 0
+        shop.rest.settled("PUT", f"/connectors/{shop.name}/{action}")
         wait_until(partial(_has_state, shop, state), what=state)
     stopped = shop.run("debezium", "status", "--json")
-    assert "outbox debezium resume" in json.loads(stopped.stdout)["problems"][0]
+    assert f"PUT /connectors/{shop.name}/resume" in json.loads(stopped.stdout)["problems"][0]
     shop.write("1")
-    assert shop.run("debezium", "resume").returncode == 0
+    shop.rest.resume(shop.name)
     wait_until(lambda: shop.published() == ["1"], seconds=60, what="what was written while it was stopped")
-    asked = shop.run("debezium", "delete")
-    assert (asked.returncode, "--yes" in asked.stderr) == (2, True)
-    gone = shop.run("debezium", "delete", "--yes", "--json")
-    assert (gone.returncode, json.loads(gone.stdout)["found"]) == (0, True)
-    assert (shop.slots(), shop.publications()) == ([], [])
-    assert shop.run("debezium", "delete", "--yes").returncode == 1
+    shop.delete()
+    assert shop.slots() == []
     # A later connector of this name begins at its own slot.
-    assert shop.register().returncode == 0
+    shop.register()
     shop.write("2")
-    wait_until(
-        lambda: shop.published() == ["1", "2"] or set(shop.published()) == {"1", "2"}, seconds=60, what="it"
-    )
-
-
-def test_the_name_of_another_connector(shop: Shop) -> None:
-    assert shop.register().returncode == 0
-    topic = {"OUTBOX_TOPIC": "other-{aggregate_type}"}
-    refused = shop.register(**topic)
-    assert refused.returncode == 2
-    assert "route.topic.replacement is" in refused.stderr
-    other = shop.register("--password", "${env:OTHER}")
-    assert "database.password differs" in other.stderr
-    assert "OTHER" not in other.stderr
-    assert "reads the slot" in shop.register("--slot", "another").stderr
-    replaced = shop.register("--replace", **topic)
-    assert replaced.returncode == 0, replaced.stderr
-    assert (
-        Connect(shop.settings.connect.reveal())
-        .config(shop.settings.connector)["transforms.outbox.route.topic.replacement"]
-        .startswith("other-")
-    )
-
-
-def test_what_kafka_connect_refuses_leaves_nothing(shop: Shop) -> None:
-    """Guards against a slot without a reader, which fills the disk."""
-    wrong = shop.register("--port", "9")
-    assert wrong.returncode == 2
-    assert wrong.stderr.splitlines()[0].startswith("database.hostname: ")
-    # Valid, and it does not run in time: the last moment at which something can go wrong.
-    late = shop.register("--seconds", "0.01")
-    assert (late.returncode, "after 0 s" in late.stderr) == (1, True)
-    assert (shop.slots(), shop.publications()) == ([], [])
-    assert shop.settings.connector not in Connect(shop.settings.connect.reveal()).names()
-
-
-def test_what_the_database_lacks(place: Place, shop: Shop) -> None:
-    """Guards against riddles: each obstacle is named with what to run."""
-    dsn = shop.settings.dsn.reveal()
-    assert "does not answer" in shop.register(OUTBOX_CONNECT="http://127.0.0.1:9").stderr
-    with closing(psycopg.connect(dsn, autocommit=True)) as connection:
-        connection.execute("CREATE ROLE weak LOGIN")
-        assert "ALTER ROLE weak REPLICATION" in shop.register("--user", "weak").stderr
-        connection.execute("DROP ROLE weak")
-        assert "no role stranger" in shop.register("--user", "stranger").stderr
-        version = connection.info.server_version
-        if version >= 150000:
-            connection.execute("CREATE PUBLICATION part FOR TABLE outbox")
-            refused = shop.register("--publication", "part").stderr
-            assert "publish_via_partition_root" in refused
-            connection.execute("ALTER PUBLICATION part SET (publish_via_partition_root)")
-            connection.execute("ALTER PUBLICATION part SET TABLE outbox (id, payload, created_at)")
-            refused = shop.register("--publication", "part").stderr
-            assert "leaves out the column" in refused
-            connection.execute("DROP PUBLICATION part")
-    with psycopg.connect(place.server.dsn, autocommit=True) as admin:
-        admin.execute("SELECT pg_create_logical_replication_slot('of_another', 'pgoutput')")
-        try:
-            assert "not this outbox's" in shop.register("--slot", "of_another").stderr
-        finally:
-            admin.execute("SELECT pg_drop_replication_slot('of_another')")
-    assert (shop.slots(), shop.publications()) == ([], [])
-
-
-def test_a_low_wal_level_is_named(shop: Shop, tmp_path: Path) -> None:
-    with postgres.running(tmp_path, {"wal_level": "replica"}) as server:
-        settings = shop.settings.model_copy(update={"dsn": server.dsn})
-        schema.migrate(settings)
-        refused = Shop(settings, shop.password).register()
-    assert refused.returncode == 2
-    assert "ALTER SYSTEM SET wal_level" in refused.stderr
-
-
-def test_a_pooler_is_named(place: Place, shop: Shop, tmp_path: Path) -> None:
-    pgbouncer = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if pgbouncer is None:
-        pytest.skip("pgbouncer is not installed")
-    port = free_port()
-    server = psycopg.conninfo.conninfo_to_dict(shop.settings.dsn.reveal())
-    lines = (
-        "[databases]",
-        f"* = host={server['host']} port={server['port']} user=postgres "
-        f"password={password_of(place.server.dsn)}",
-        *(
-            "[pgbouncer]",
-            "listen_addr = 127.0.0.1",
-            f"listen_port = {port}",
-            "unix_socket_dir =",
-            "auth_type = any",
-        ),
-        *(["user = nobody"] if os.geteuid() == 0 else []),
-    )
-    config = tmp_path / "pgbouncer.ini"
-    config.write_text("\n".join(lines))
-    pooler = subprocess.Popen(
-        [pgbouncer, "-q", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    dsn = psycopg.conninfo.make_conninfo(shop.settings.dsn.reveal(), port=port)
-    try:
-        wait_until(lambda: "pooler" in shop.register(OUTBOX_DSN=dsn).stderr, what="a refusal")
-        # The pooler for our own statements, and the server for Debezium.
-        direct = shop.register("--port", str(server["port"]), OUTBOX_DSN=dsn)
-    finally:
-        pooler.kill()
-        pooler.wait(patience(10))
-    assert direct.returncode == 0, direct.stderr
+    wait_until(lambda: set(shop.published()) == {"1", "2"}, seconds=60, what="it")

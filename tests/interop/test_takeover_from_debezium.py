@@ -15,13 +15,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_pipelines.adopt import steps
 from outbox_pipelines.adopt.by_slot import Rest
-from outbox_pipelines.debezium import registration
 from outbox_pipelines.debezium.config import connector
-from outbox_pipelines.debezium.connect import Connect
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.settings import Settings, load_settings
 from tests.adopt.debezium_table import DDL, MAPPING, PUBLICATION, insert, insert_and_delete
 from tests.conftest import Message, fresh_database, read_topic, topic_prefix, wait_until
+from tests.interop.connect_rest import ConnectRest
 from tests.interop.test_debezium_on_connect import Place, place
 from tests.relay.threads import running
 
@@ -34,7 +33,7 @@ class Moved:
 
     def __init__(self, place: Place, settings: Settings, slot: str) -> None:
         self.settings, self.slot, self.name = settings, slot, slot
-        self.cluster = Connect(place.url)
+        self.cluster = ConnectRest(place.url)
         self.outbox = settings.model_copy(update={"table_file": None, "retry_seconds": 0.05})
         self._config = connector(settings, slot=slot, publication=PUBLICATION, password=place.password)
         # As most people have it: then a connector does not confirm its last transaction.
@@ -46,7 +45,7 @@ class Moved:
         wait_until(lambda: self.is_read, seconds=60, what="a connector that reads its slot")
 
     def stop(self) -> None:
-        registration.stop(self.cluster, self.name, seconds=40)
+        self.cluster.stop(self.name)
         wait_until(lambda: not self.is_read, what="the end of the connector's session")
 
     @property
@@ -95,7 +94,7 @@ def moved(place: Place, tmp_path: Path) -> Iterator[Moved]:
         try:
             yield made
         finally:
-            registration.remove(made.cluster, made.name, seconds=40)
+            made.cluster.remove(made.name)
             with psycopg.connect(dsn, autocommit=True) as connection:
                 connection.execute(
                     "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "

@@ -75,8 +75,6 @@ SLOTS = Slots(
     ends=False,
     changing=False,
     error=None,
-    connector=None,
-    connector_state=None,
     exists=True,
     reader=1234,
     retained_bytes=1000,
@@ -89,7 +87,6 @@ SLOTS = Slots(
     unlimited=True,
     copy=False,
     standbys=[],
-    ahead=False,
     waiting_commits=0,
     others=[],
 )
@@ -139,7 +136,7 @@ def test_a_connector_is_missing_only_if_no_relay_publishes() -> None:
     missing = replace(CONNECTOR, state=None, tasks=[], slot_exists=False)
     assert replace(WELL, connector=missing).connector_problems == []
     (problem,) = replace(WELL, shards=[replace(SHARD, owner=None)], connector=missing).connector_problems
-    assert "outbox debezium register" in problem
+    assert "outbox debezium config" in problem
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

@@ -65,11 +65,8 @@ def test_a_restored_dump_publishes_what_was_waiting_and_nothing_more(
     service.relay(outbox.settings, until_empty=True)
     outbox.write("waiting")
     with outbox.connect() as connection:
-        # Where a connector publishes, whose slot is not in the dump.
-        connection.execute(
-            "UPDATE outbox_shards SET slot = 'shop', slot_snapshot = done, connector = 'shop', "
-            "connector_state = 'publishes'"
-        )
+        # A slot is not in the dump.
+        connection.execute("UPDATE outbox_shards SET slot = 'shop', slot_snapshot = done")
     with _restored(outbox, other_server) as restored:
         shown = restored.outbox("status", "--check")
         assert (shown.returncode, "run `outbox relay --rebase` before" in shown.stdout) == (1, True)

@@ -1,12 +1,11 @@
-"""The change between polling, CDC and Debezium in Dagster's launchpad: the same as `outbox cutover`."""
+"""The change between polling and CDC in Dagster's launchpad: the same as `outbox cutover`."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 from typing import Final, Literal
 
 import dagster as dg
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from outbox_pipelines.debezium.names import REFERENCE, reference
 from outbox_pipelines.defs import pages
 from outbox_pipelines.defs.failures import one_line, require_seconds
 from outbox_pipelines.defs.outbox import Outbox
@@ -15,29 +14,12 @@ from outbox_pipelines.defs.outbox import Outbox
 class CutoverConfig(dg.Config):
     """What to change to."""
 
-    to: Literal["look", "cdc", "polling", "debezium"] = Field(
+    to: Literal["look", "cdc", "polling"] = Field(
         default="look", description="look changes nothing: it shows the slot, and what a change would do"
     )
     seconds: float = Field(
         default=60.0, description="How long to wait for running transactions, or for the relay, at most"
     )
-    password: str = Field(
-        default=REFERENCE,
-        description="For debezium: where Kafka Connect's workers find the database's password",
-    )
-    host: str | None = Field(
-        default=None,
-        description="For debezium: where the workers reach the database, if not as in OUTBOX_DSN",
-    )
-    port: int | None = Field(default=None, description="For debezium: its port, if not as in OUTBOX_DSN")
-    user: str | None = Field(
-        default=None, description="For debezium: the role that it logs in as, if not as in OUTBOX_DSN"
-    )
-
-    @field_validator("password")
-    @classmethod
-    def _password_is_a_reference(cls, value: str) -> str:
-        return reference(value)
 
 
 def change_source(outbox: Outbox) -> dg.OpDefinition:
@@ -57,8 +39,7 @@ def change_source(outbox: Outbox) -> dg.OpDefinition:
                 other = "polling" if read(settings).source == "cdc" else "cdc"
                 context.log.info(f"a change to {other} would do: " + "; ".join(cutover.plan(settings, other)))
             else:
-                place = config.model_dump(include={"password", "host", "port", "user"})
-                cutover.run(settings, config.to, seconds=config.seconds, say=context.log.info, place=place)
+                cutover.run(settings, config.to, seconds=config.seconds, say=context.log.info)
             found = read(settings)
         context.add_output_metadata(
             {
@@ -74,13 +55,13 @@ def change_source(outbox: Outbox) -> dg.OpDefinition:
 
 
 _CUTOVER_JOB: Final = """\
-Changes who publishes events and from where, like `outbox cutover`: the relay from a replication slot (cdc) or
-between snapshots (polling), or Debezium's connector in Kafka Connect (debezium).
+Changes where relays read events, like `outbox cutover`: from a replication slot (cdc) or between snapshots
+(polling).
 
-Use: launch it without configuration to see the slot and the plan. Then launch it again with `to`: cdc,
-polling or debezium. Writers and relays continue: no event is lost, repeated or reordered. The run's log has a
+Use: launch it without configuration to see the slot and the plan. Then launch it again with `to`: cdc or
+polling. Writers and relays continue: no event is lost, repeated or reordered. The run's log has a
 line for each step; its output is the state of the slot afterwards. The role of the settings must own the
-outbox and have the right REPLICATION. With Debezium the relay keeps running, and follows the connector.
+outbox and have the right REPLICATION.
 
 When it fails: the run says in one line what is missing (wal_level, a right), or what it waited for. Events
 are published as before. Launch it again, with any target.

@@ -32,14 +32,11 @@ def position_behind(
     slot: str,
     *,
     seconds: float,
-    since: Snapshot | None = None,
 ) -> Snapshot:
     """Return the snapshot that sees everything committed now, except what the program has not published.
 
     Args:
         seconds: how long to wait for the end of a session that reads the slot.
-        since: a position up to which it has published everything. With it, a slot that is lost is replaced by
-            the table: events behind the position are looked for in their topics.
 
     Raises:
         UnavailableError: Kafka does not answer.
@@ -51,12 +48,7 @@ def position_behind(
     assert open_from is not None
     snapshot = Snapshot.parse(now[0])
     found = connection.execute(queries.EXISTING_SLOT, {"slot": slot}).fetchone()
-    if since is not None and (found is None or found[3]):
-        given = {"since": str(since), "first": str(since.xmin), "open_from": open_from[0]}
-        delivered = {tx for (tx,) in connection.execute(queries.BEHIND, given)}
-    else:
-        delivered = _delivered(settings, connection, slot, found, seconds)
-    behind = {tx for tx in delivered if snapshot.sees(tx)}
+    behind = {tx for tx in _delivered(settings, connection, slot, found, seconds) if snapshot.sees(tx)}
     if behind:
         behind -= published(settings, connection, behind, open_from=open_from[0])
     missing = tuple(sorted({*snapshot.xip, *behind}))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json as json_text
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from outbox_pipelines.debezium.commands import reach_options
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.options import SECONDS
 from outbox_pipelines.settings import Settings
@@ -85,20 +84,18 @@ def status_command(settings: Settings, as_json: bool) -> None:
 @click.option(
     "--to",
     "target",
-    type=click.Choice(["cdc", "polling", "debezium"]),
+    type=click.Choice(["cdc", "polling"]),
     required=True,
-    help="cdc: the relay, from a replication slot. polling: the relay, between snapshots. debezium: a "
-    "connector in Kafka Connect (OUTBOX_CONNECT); only it uses --host, --port, --user and --password.",
+    help="cdc: from a replication slot. polling: between snapshots.",
 )
-@reach_options
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @_SECONDS
 @click.pass_obj
-def cutover(settings: Settings, /, target: str, dry_run: bool, seconds: float, **place: Any) -> None:
-    """Change who publishes events and from where, while writers run: nothing is lost, repeated or reordered.
+def cutover(settings: Settings, target: str, dry_run: bool, seconds: float) -> None:
+    """Change where relays read events, while writers run: nothing is lost, repeated or reordered.
 
-    The position is kept: it says which transactions are published, whatever the source. With Debezium, keep
-    the relay running: it follows. If the command is interrupted, run it again, with any target.
+    The position is kept: it says which transactions are published, whatever the source. If the
+    command is interrupted, run it again, with any target.
     """
     from outbox_pipelines.relay.cdc import cutover as steps
 
@@ -107,7 +104,7 @@ def cutover(settings: Settings, /, target: str, dry_run: bool, seconds: float, *
         for line in steps.plan(settings, target):
             click.echo(line)
     else:
-        steps.run(settings, target, seconds=seconds, say=click.echo, place=place)
+        steps.run(settings, target, seconds=seconds, say=click.echo)
 
 
 def _refuse_marked_table(settings: Settings) -> None:

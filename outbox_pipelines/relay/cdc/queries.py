@@ -65,12 +65,9 @@ SLOT_IS_MADE: Final = (
     "UPDATE outbox_shards SET slot_snapshot = %(begins)s WHERE slot = %(slot)s AND shards = 1"
 )
 END_SLOT: Final = """
-UPDATE outbox_shards SET slot_ends = true
-WHERE slot IS NOT NULL AND coalesce(connector_state, 'begins') = 'begins'"""
-# A connector that is still to be removed from Kafka Connect is not forgotten with the slot.
+UPDATE outbox_shards SET slot_ends = true WHERE slot IS NOT NULL"""
 NO_SLOT: Final = """
-UPDATE outbox_shards SET slot = NULL, slot_snapshot = NULL, slot_ends = false, slot_error = NULL,
-       connector = CASE WHEN connector_state IS NULL THEN connector END, connector_state = NULL
+UPDATE outbox_shards SET slot = NULL, slot_snapshot = NULL, slot_ends = false, slot_error = NULL
 WHERE slot IS NOT NULL"""
 
 # Of a command that has ended: the lock of set-up is free. Its slot is dropped with the session.
@@ -110,10 +107,6 @@ IDS: Final[LiteralString] = f"""
 SELECT tx::text::bigint, id::text, aggregate_type, event_type, extract(epoch FROM created_at)::float8
 FROM outbox WHERE {OPEN} AND tx = ANY (%(transactions)s::xid8[])"""
 
-BEHIND: Final[LiteralString] = f"""
-SELECT DISTINCT tx::text::bigint FROM outbox
-WHERE {OPEN} AND tx >= %(first)s::xid8 AND NOT pg_visible_in_snapshot(tx, %(since)s::pg_snapshot)"""
-
 # Of the table or of its partitions. The oldest, because a slot is decoded as the database was then.
 OLDEST_PUBLICATION: Final = """
 SELECT p.pubname::text
@@ -139,40 +132,3 @@ IS_READ: Final = """
 SELECT EXISTS (SELECT FROM pg_replication_slots r WHERE r.slot_name = s.slot AND r.active),
        s.owner IS NOT NULL AND s.heartbeat > clock_timestamp() - interval '30 seconds'
 FROM outbox_shards s WHERE s.slot IS NOT NULL"""
-
-# --- a connector in place of the relay ------------------------------------------------------------------
-
-# A transaction that is visible has its commit in the log before the position that is read afterwards.
-MARK: Final = "SELECT pg_current_snapshot()::text, (pg_current_wal_insert_lsn() - '0/0')::bigint"
-
-# NULL: there is no such slot.
-CONFIRMED: Final = """
-SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots
-WHERE slot_name = %(slot)s AND database = current_database()"""
-
-LEFT: Final = """
-UPDATE outbox_shards SET connector_state = 'publishes', slot_error = NULL
-WHERE shard = %(shard)s AND epoch = %(epoch)s AND connector_state = 'begins'"""
-TAKEN_BACK: Final = """
-UPDATE outbox_shards SET connector_state = NULL, slot_error = NULL
-WHERE shard = %(shard)s AND epoch = %(epoch)s AND connector_state = 'ends'"""
-
-CONNECTOR: Final = "SELECT connector, connector_state FROM outbox_shards ORDER BY shard LIMIT 1"
-BEGIN_CONNECTOR: Final = """
-UPDATE outbox_shards SET connector = %(connector)s, connector_state = 'begins'
-WHERE shards = 1 AND slot_snapshot IS NOT NULL AND NOT slot_ends AND connector_state IS NULL"""
-CANCEL_CONNECTOR: Final = """
-UPDATE outbox_shards SET connector = NULL, connector_state = NULL WHERE connector_state = 'begins'"""
-END_CONNECTOR: Final = "UPDATE outbox_shards SET connector_state = 'ends' WHERE connector_state = 'publishes'"
-
-# It is no longer in Kafka Connect.
-FORGET_CONNECTOR: Final = """
-UPDATE outbox_shards SET connector = NULL
-WHERE connector IS NOT NULL AND (connector_state IS NULL OR connector_state = 'ends')"""
-
-HAS_SLOT: Final = """
-SELECT FROM outbox_shards s JOIN pg_replication_slots r ON r.slot_name = s.slot
-WHERE r.database = current_database()"""
-
-# Events that only the relay can publish.
-WAITING: Final = "SELECT count(*) FROM outbox_parked WHERE state IN ('waiting', 'retrying', 'replaying')"

@@ -39,9 +39,6 @@ _AGAIN: Final = b"40001"
 _FAILOVER_SINCE: Final = 170000
 # Older servers have another syntax for the same.
 _OPTIONS_SINCE: Final = 150000
-NO_RELAY: Final = (
-    "the connector has ended, and no relay has continued: start `outbox relay`, then run the command again"
-)
 
 Say = Callable[[str], None]
 
@@ -56,7 +53,7 @@ def slot_name(settings: Settings, database: str) -> str:
     return f"{re.sub(r'[^a-z0-9_]', '_', name.lower())[:54]}_{digest}"
 
 
-def current_name(settings: Settings, connection: Connection) -> str:
+def _current_name(settings: Settings, connection: Connection) -> str:
     """Return the name of this outbox's slot and publication, also after its database was renamed."""
     named, *_ = _one(connection, queries.NAMED)
     row = connection.execute(queries.EXISTING_SLOT, {"slot": named}).fetchone()
@@ -78,18 +75,16 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
         NotReadyError: transactions ran for too long. No slot is left.
     """
     require_schema(settings)
-    with closing(connect(settings, name="outbox cdc setup")) as connection, lock(connection, settings):
-        slot = current_name(settings, connection)
+    with closing(connect(settings, name="outbox cdc setup")) as connection, _lock(connection, settings):
+        slot = _current_name(settings, connection)
         _check(connection, settings)
         is_new = _publish(connection, slot, say)
         named, begins, ends, error = _one(connection, queries.NAMED)
-        name, state = _one(connection, queries.CONNECTOR)
         # A slot is decoded with the publications of its time: one older than its publication is replaced.
-        is_wrong = state is None and (is_new or error is not None)
+        is_wrong = is_new or error is not None
         is_made = named is not None and begins is not None and not ends
         if is_made and not is_wrong and _is_usable(connection, named):
             return None
-        _refuse_connector(name, state)
         connection.execute(queries.END_SLOT)
         _end_maker(connection)
         for left in {named, slot} - {None}:
@@ -128,11 +123,9 @@ def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = 
         SetupError: the publication belongs to another role; nothing has changed.
     """
     require_schema(settings)
-    with closing(connect(settings, name="outbox cdc drop")) as connection, lock(connection, settings):
-        slot = current_name(settings, connection)
+    with closing(connect(settings, name="outbox cdc drop")) as connection, _lock(connection, settings):
+        slot = _current_name(settings, connection)
         named, _, _, _ = _one(connection, queries.NAMED)
-        name, state = _one(connection, queries.CONNECTOR)
-        _refuse_connector(name, state)
         # After a renaming of the database, one name may be that of the slot, and one that of a publication.
         names = {named, slot, slot_name(settings, connection.info.dbname)} - {None}
         if publication:
@@ -150,8 +143,8 @@ def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = 
 
 
 @contextmanager
-def lock(connection: Connection, settings: Settings) -> Iterator[None]:
-    """Let no other process change the slot, or to whom it belongs, within the block.
+def _lock(connection: Connection, settings: Settings) -> Iterator[None]:
+    """Let no other process change the slot within the block.
 
     Raises:
         SetupError: the position was made in another database.
@@ -167,16 +160,6 @@ def lock(connection: Connection, settings: Settings) -> Iterator[None]:
         # Not left to the end of the session, which the server notices later.
         with suppress(psycopg.Error):
             queries.SETUP.release(connection, key)
-
-
-def _refuse_connector(name: str | None, state: str | None) -> None:
-    """Raise if the slot is needed to find out what a connector has published."""
-    if state == "publishes":
-        raise SetupError(
-            f"the connector {name} publishes what the slot delivers: run `outbox cutover --to polling`"
-        )
-    if state == "ends":
-        raise NotReadyError(NO_RELAY)
 
 
 def _check(connection: Connection, settings: Settings) -> None:
@@ -198,7 +181,7 @@ def _check(connection: Connection, settings: Settings) -> None:
             f"all {most} slots of the server exist (max_replication_slots): drop one that is not used "
             "(SELECT * FROM pg_replication_slots), or raise the setting and restart PostgreSQL"
         )
-    slot = current_name(settings, connection)
+    slot = _current_name(settings, connection)
     if connection.execute(queries.PUBLICATION, {"slot": slot}).fetchone() is None:
         owner, owns, database, may_create = _one(connection, queries.MAY_PUBLISH)
         if not owns:

@@ -154,16 +154,6 @@ class CdcSource:
         """Whether everything was read that was committed when this source was made, and nothing skipped."""
         return self._has_received and self._skipped.is_checked and not self._ready
 
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether all that was received is read: the slot delivers next what the position lacks, no more."""
-        return self.has_caught_up and not (self._whole or self._part or self._large)
-
-    def leave(self) -> int:
-        """Confirm everything, which must be settled and at rest; return the position in the log."""
-        self._stream.confirm(self._received, at_once=True)
-        return self._received
-
     def wait(self, end: threading.Event) -> None:
         """Wait until there may be something to read, or the reader may have to end."""
         if self._hidden_since is not None:

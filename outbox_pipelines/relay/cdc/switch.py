@@ -1,10 +1,8 @@
-"""Where a reader reads: from a slot while the shard's row names one that can be read, else between snapshots;
-or nowhere, while a connector publishes.
+"""Where a reader reads: from a slot while the shard's row names one that can be read, else between snapshots.
 
 Invariants:
 - The source changes at a position, so nothing is read twice or missed, however often it changes.
 - A slot that cannot be read never stops a relay: it reads between snapshots, says why, and tries again.
-- A slot is left to a connector where everything before is published and settled, and nothing behind is.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.cdc import queries
-from outbox_pipelines.relay.cdc.behind import position_behind
-from outbox_pipelines.relay.cdc.followed import FollowedSource
 from outbox_pipelines.relay.cdc.skipped import require_publication
 from outbox_pipelines.relay.cdc.source import CdcSource
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
@@ -30,20 +26,14 @@ from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shards.resharding import Change
 from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.secret import first_line
-from outbox_pipelines.settings import Settings
 
-Source = SnapshotSource | CdcSource | FollowedSource
+Source = SnapshotSource | CdcSource
 
 _LOG: Final = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 10.0
 # How long the connection of a relay that has just lost the shard may still be there.
 _IN_USE_SECONDS: Final = 5.0
 _IN_USE_POLL: Final = 0.1
-# Until the server has taken note of what it was told.
-_CONFIRM_SECONDS: Final = 10.0
-_CONFIRM_POLL: Final = 0.01
-# Until the end of a connector is looked for again.
-_CONNECTOR_SECONDS: Final = 2.0
 
 
 class Sources:
@@ -53,21 +43,16 @@ class Sources:
         connection: the reader's own.
         snapshots: makes the source that reads between snapshots.
         slot: makes the source that reads from a slot.
-        ending: whether to stop reading.
     """
 
     def __init__(
         self,
-        settings: Settings,
         shard: Shard,
         connection: Connection,
         *,
         snapshots: Callable[[Position], SnapshotSource],
         slot: Callable[[Stream, Snapshot], CdcSource],
-        ending: Callable[[], bool],
     ) -> None:
-        self._settings = settings
-        self._ending = ending
         self._shard = shard
         self._connection = connection
         self._snapshots = snapshots
@@ -79,16 +64,8 @@ class Sources:
     def choose(self, source: Source, change: Change) -> Source:
         """Return the source to read from now; `source` is the one that was read from."""
         slot, begins = change.slot, change.slot_begins
-        if isinstance(source, FollowedSource):
-            return source if change.connector_state == "publishes" else self._take_back(source, change)
-        if change.connector_state in ("publishes", "ends") and slot is not None:
-            return self._follow(source, slot)
         if isinstance(source, CdcSource):
-            if slot != self._slot:
-                return self._leave(source)
-            if change.connector_state == "begins" and source.is_at_rest:
-                return self._give_away(source, change)
-            return source
+            return source if slot == self._slot else self._leave(source)
         if slot is None or begins is None or not source.is_between_ticks or time.monotonic() < self._try_at:
             return source
         if not source.done.covers(begins):
@@ -124,57 +101,6 @@ class Sources:
         source.close()
         _LOG.info("reading between snapshots again, because the slot %s is no longer used", self._slot)
         return self._snapshots(source.position)
-
-    def _give_away(self, source: CdcSource, change: Change) -> Source:
-        """Leave the slot to a connector, once all that was read is settled."""
-        while not self._shard.position.done.covers(source.done):
-            if self._ending():
-                return source
-            source.confirm()
-            time.sleep(_CONFIRM_POLL)
-        row = self._connection.execute(queries.WAITING).fetchone()
-        if row is not None and row[0]:
-            self._record(f"{row[0]} events are parked, which only a relay publishes", change)
-            return source
-        position, deadline = source.leave(), time.monotonic() + _CONFIRM_SECONDS
-        while self._connection.execute(queries.CONFIRMED, {"slot": self._slot}).fetchone() != (position,):
-            if self._ending() or time.monotonic() > deadline:
-                return source
-            time.sleep(_CONFIRM_POLL)
-        source.close()
-        self._connection.execute(queries.LEFT, self._shard.key)
-        change.look()
-        if change.connector_state == "publishes":
-            return self._follow(source, self._slot)
-        # Cancelled at the last moment.
-        return self._snapshots(source.position)
-
-    def _follow(self, source: SnapshotSource | CdcSource, slot: str) -> FollowedSource:
-        _LOG.info("a connector publishes what the slot %s delivers; following it", slot)
-        self._slot = slot
-        return FollowedSource(self._connection, slot, source.done)
-
-    def _take_back(self, source: FollowedSource, change: Change) -> Source:
-        """Publish again in place of a connector that was stopped, from where it has stopped."""
-        source.has_caught_up = False
-        if source.is_ended:
-            if not self._shard.position.done.covers(source.done):
-                return source
-            self._connection.execute(queries.TAKEN_BACK, self._shard.key)
-            change.look()
-            _LOG.info("the connector has ended; publishing what it has not")
-            return self._snapshots(Position(source.done))
-        if time.monotonic() >= self._try_at:
-            try:
-                given = (self._settings, self._connection, self._slot)
-                # Without a wait: the lease has to be renewed, and it is tried again.
-                end = position_behind(*given, since=source.done, seconds=0)
-            except (psycopg.Error, SetupError) as error:
-                self._try_at = time.monotonic() + _CONNECTOR_SECONDS
-                self._record(first_line(error), change)
-            else:
-                source.end_at(end)
-        return source
 
     def _open(self, slot: str) -> Stream:
         require_publication(self._connection, slot)

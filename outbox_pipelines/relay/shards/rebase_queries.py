@@ -42,7 +42,6 @@ REBASE_SHARDS: Final = """
 UPDATE outbox_shards
 SET done = %(done)s, target = NULL, last_seq = NULL, tick_id = NULL, epoch = epoch + 1, owner = NULL,
     slot = NULL, slot_snapshot = NULL, slot_ends = false, slot_error = NULL,
-    connector = NULL, connector_state = NULL,
     wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL,
     system_identifier = (SELECT system_identifier FROM pg_control_system()),
     database = (SELECT oid FROM pg_database WHERE datname = current_database())"""

@@ -127,8 +127,6 @@ class Change:
         """The slot delivers what this snapshot does not see."""
         self.slot_error: str | None = None
         """Why the slot could not be read, as it is recorded."""
-        self.connector_state: str | None = None
-        """Whether a connector reads the slot: begins, publishes, ends; None: the relay does."""
 
     def look(self) -> bool:
         """Read the state of it; return whether another number of shards is requested."""
@@ -140,7 +138,7 @@ class Change:
         self.is_wanted = row is not None and row[1] is not None and not self.is_over
         if row is not None:
             self.wanted, self.barrier_paused, self.barrier_reached = row[1] or 0, row[3], row[4]
-            self.slot, begins, self.slot_error, self.connector_state = row[5:]
+            self.slot, begins, self.slot_error = row[5:]
             self.slot_begins = None if begins is None else Snapshot.parse(begins)
         self.barrier = Snapshot.parse(row[2]) if row is not None and row[2] is not None else None
         if self.is_wanted:

@@ -10,12 +10,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
+from outbox_pipelines import schema
 from outbox_pipelines.database import connect
 from outbox_pipelines.relay.cdc import cutover
 from outbox_pipelines.relay.cdc.setup import remove
 from outbox_pipelines.relay.cdc.status import read
 from outbox_pipelines.relay.cdc.stream import Stream
+from outbox_pipelines.secret import Secret
 from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, wait_until
 from tests.relay.cdc.slots import make
@@ -221,3 +224,21 @@ def test_a_slot_that_another_program_moves(outbox: Outbox) -> None:
         relayed = outbox.outbox("relay", "--until-empty")
         assert relayed.returncode == 0, relayed.stderr
         assert numbers(outbox, "a") == numbers(outbox, "b") == list(range(number + 1))
+
+
+def test_a_schema_whose_name_is_quoted(outbox: Outbox) -> None:
+    """Guards against a publication that its own commands do not recognize, and a slot that is not read."""
+    dsn = make_conninfo(outbox.settings.dsn, options='-csearch_path="My-Shop"')
+    shop = Outbox(quick(outbox, db_schema="My-Shop", dsn=Secret(dsn)))
+    schema.migrate(shop.settings)
+    create_topic(shop)
+    settings = quick(shop)
+    with running(settings):
+        for n, target in enumerate(("cdc", "polling")):
+            cutover.run(settings, target, seconds=30, say=print)
+            wait_until(lambda: not read(settings).changing, what="the end of the change")
+            found = read(settings)
+            assert (found.source, found.problems) == (target, [])
+            write(shop, ("a", {"n": n}))
+            wait_until_relayed(shop)
+    assert numbers_by_key(shop.messages()) == {"a": [0, 1]}
