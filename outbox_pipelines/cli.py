@@ -27,7 +27,7 @@ from outbox_pipelines.months.commands import make_months
 from outbox_pipelines.options import SECONDS
 from outbox_pipelines.outbox_option import add_to, settings_of
 from outbox_pipelines.partitions.commands import partitions
-from outbox_pipelines.quality.commands import alerts, quality
+from outbox_pipelines.quality.commands import alerts
 from outbox_pipelines.reconciliation.commands import reconcile
 from outbox_pipelines.relay.cdc.commands import cdc, cutover
 from outbox_pipelines.relay.dead_letter_commands import dead_letters
@@ -167,7 +167,6 @@ cli.add_command(lint_writes)
 cli.add_command(local)
 cli.add_command(partitions)
 partitions.add_command(drop_days)
-cli.add_command(quality)
 cli.add_command(reconcile)
 cli.add_command(relay)
 cli.add_command(status)
@@ -180,7 +179,7 @@ READING: Final = (
     *("adopt plan", "archive history", "archive query", "archive verify", "catalog check", "catalog render"),
     *("cdc status", "consumer dead-letters list", "consumer dead-letters show", "consumer status"),
     *("dead-letters list", "dead-letters show", "debezium config", "debezium status"),
-    *("partitions list", "quality docs", "reconcile", "shards", "status", "table check", "table describe"),
+    *("partitions list", "reconcile", "shards", "status", "table check", "table describe"),
 )
 add_to(
     cli,

@@ -18,11 +18,8 @@ from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES, Rule, Status, ju
 from outbox_pipelines.text import markdown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.quality.rules import CheckResult
-    from outbox_pipelines.settings import Settings
 
 # A result takes 1.4 KB of Dagster's storage in PostgreSQL, 4 KB in SQLite. Numbers for the plots and failures
 # are therefore reported every five minutes, and successes every half hour. A failure whose text changes
@@ -71,10 +68,9 @@ When it fails: the run says in one line what to correct.
 _HEALTH_SENSOR: Final = """\
 Measures the outbox, and reports the checks of `outbox/health`, without a run.
 
-Use: leave it on. A tick is one statement in the database; what it reports is validated by Great Expectations.
-It shows as skipped, with its findings. A changed result is reported at once. A failing check is reported
-every minute while its numbers change, and every five minutes otherwise. All others are reported every half
-hour, to limit the size of Dagster's storage.
+Use: leave it on. A tick is one statement in the database. It shows as skipped, with its findings. A changed
+result is reported at once. A failing check is reported every minute while its numbers change, and every five
+minutes otherwise. All others are reported every half hour, to limit the size of Dagster's storage.
 
 When a check fails: see its description. An unavailable database or a wrong setting fails the check
 `database`, not the tick. The same check fails if another code location of this Dagster instance has an outbox
@@ -93,7 +89,7 @@ def health(outbox: Outbox) -> dg.AssetsDefinition:
         group_name=outbox.asset_group,
         tags=outbox.asset_tags,
         owners=outbox.owners,
-        kinds={"postgres", "greatexpectations"},
+        kinds={"postgres"},
         description=outbox.text(_HEALTH),
     )
 
@@ -148,10 +144,8 @@ def checks(outbox: Outbox) -> dg.AssetChecksDefinition:
 
 def evaluated(context: dg.AssetCheckExecutionContext, outbox: Outbox) -> Iterator[dg.AssetCheckResult]:
     """Measure, and yield the result of each check that is asked for."""
-    from outbox_pipelines.quality.health import evaluate
-
     wanted = {key.name for key in context.selected_asset_check_keys}
-    _, evaluations = _evaluate(ticks.Reading(outbox), evaluate)
+    _, evaluations = _evaluate(ticks.Reading(outbox))
     mark = places.mark(context, outbox)
     if places.OTHERS in mark:
         evaluations[_DATABASE] = _answers(mark[places.OTHERS])
@@ -222,7 +216,7 @@ def _report(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor:
     before: dict[str, Any] = json.loads(cursor) if cursor else {"checks": {}, "observed": 0.0}
     clash = places.clash(context, outbox, now)
     # Results of one outbox would replace those of the other; a failure applies to both.
-    found, evaluations = (None, {_DATABASE: _answers(clash)}) if clash else _evaluate(reading, judge)
+    found, evaluations = (None, {_DATABASE: _answers(clash)}) if clash else _evaluate(reading)
     # Status, time and text of the last report, by name; none for a removed rule, and none for a check that
     # another outbox may have reported since.
     kept = {_DATABASE} if clash else _NAMES
@@ -233,11 +227,6 @@ def _report(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor:
         for name, each in evaluations.items()
         if _is_due(_state(each), each["description"], told[name], now)
     ]
-    if due and found is not None:
-        # A validation by Great Expectations takes 0.1 s of CPU, so only what is reported is validated.
-        from outbox_pipelines.quality.health import evaluate
-
-        _, evaluations = _evaluate(reading, evaluate)
     for name in due:
         told[name] = [_state(evaluations[name]), now, evaluations[name]["description"]]
         asset = _asset(outbox, name)
@@ -274,9 +263,7 @@ def _words(text: str) -> str:
     return _NUMBER.sub("", text)
 
 
-def _evaluate(
-    reading: ticks.Reading, judged: "Callable[[Settings, Measurements], list[CheckResult]]"
-) -> tuple["Measurements | None", dict[str, dict[str, Any]]]:
+def _evaluate(reading: ticks.Reading) -> tuple["Measurements | None", dict[str, dict[str, Any]]]:
     """Return the measurements, and the arguments of an evaluation by the check's name."""
     # Imported here so that definitions load without the drivers.
     import psycopg
@@ -288,7 +275,7 @@ def _evaluate(
     try:
         settings = reading.settings()
         found = reading.measurements()
-        results = judged(settings, found)
+        results = judge(settings, found)
     except SetupError as error:
         evaluations = {_DATABASE: _answers(str(error))}
     except psycopg.Error as error:

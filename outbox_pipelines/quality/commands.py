@@ -1,31 +1,12 @@
-"""The commands `outbox quality …` and `outbox alerts …`."""
+"""The command `outbox alerts …`."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
 from outbox_pipelines.settings import Settings
-
-
-@click.group()
-def quality() -> None:
-    """Results of Great Expectations; `outbox status` shows the same faster."""
-
-
-@quality.command("docs")
-@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
-@click.pass_obj
-def docs(settings: Settings, directory: Path) -> None:
-    """Validate now, and build Great Expectations' data docs in DIRECTORY.
-
-    Each run adds a result to those in the directory. Prints the path of the start page.
-    """
-    from outbox_pipelines.quality import health, measurements
-
-    click.echo(health.build_docs(settings, measurements.read(settings), directory))
 
 
 @click.group()

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.rules import Rule, Status
+from outbox_pipelines.quality.rules import Status
 
 _SEVERITIES: Final = {Status.WARN: "warning", Status.ERROR: "critical"}
 _lock: Final = threading.Lock()
@@ -34,16 +32,6 @@ class Expected:
     below: float | None = None
     """The value is less than this."""
     column: str | None = None
-
-
-def of_rules(rules: Iterable[Rule]) -> list[Expected]:
-    """Return the expectations of the health rules; the columns have the rules' names."""
-    return [
-        Expected(rule.name, state, least=limit) if rule.is_least else Expected(rule.name, state, below=limit)
-        for rule in rules
-        for state, limit in ((Status.WARN, rule.warn), (Status.ERROR, rule.error))
-        if limit is not None
-    ]
 
 
 def validate(suite: str, row: Mapping[str, float], expected: Sequence[Expected]) -> dict[str, Status]:
@@ -68,47 +56,6 @@ def validate(suite: str, row: Mapping[str, float], expected: Sequence[Expected])
         if not result.success:
             statuses[meta["name"]] = max(statuses[meta["name"]], Status[meta["status"]])
     return statuses
-
-
-def data_docs(directory: Path, suites: Mapping[str, tuple[Mapping[str, float], Sequence[Expected]]]) -> Path:
-    """Build Great Expectations' pages of these suites and their current results; return the start page.
-
-    Each call adds a result to those in the directory.
-
-    Args:
-        directory: a Great Expectations project; created if it does not exist.
-        suites: a row and its expectations, by the suite's name.
-
-    Raises:
-        SetupError: the directory cannot be created.
-    """
-    import great_expectations as gx
-    from great_expectations.checkpoint import UpdateDataDocsAction
-
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SetupError(
-            f"{directory} cannot be written ({error.strerror}): name another directory"
-        ) from None
-    context: Any = gx.get_context(mode="file", project_root_dir=str(directory))
-    _quieten(context)
-    for name, (row, expected) in suites.items():
-        source = context.data_sources.add_or_update_pandas(name)
-        definition = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe(name)
-        suite = context.suites.add_or_update(_suite(name, expected))
-        validation = context.validation_definitions.add_or_update(
-            gx.ValidationDefinition(name=name, data=definition, suite=suite)
-        )
-        checkpoint = context.checkpoints.add_or_update(
-            gx.Checkpoint(
-                name=name,
-                validation_definitions=[validation],
-                actions=[UpdateDataDocsAction(name="update_data_docs")],
-            )
-        )
-        checkpoint.run(batch_parameters={"dataframe": _frame(row)})
-    return directory / "gx" / "uncommitted" / "data_docs" / "local_site" / "index.html"
 
 
 @functools.cache
