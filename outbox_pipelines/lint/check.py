@@ -19,16 +19,17 @@ from typing import Final
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.lint import apart, hooks, module, publishing, results, rows, suppressions, transactions
 from outbox_pipelines.lint.effects import Effects
-from outbox_pipelines.lint.finding import DEFAULT, PAST_HELPER, UNREADABLE, Finding, at
+from outbox_pipelines.lint.finding import CHANGED, DEFAULT, PAST_HELPER, UNREADABLE, Finding, at
 from outbox_pipelines.lint.module import Module
 from outbox_pipelines.lint.names import imports, statements
+from outbox_pipelines.lint.newer import newer
 from outbox_pipelines.lint.project import Facts, Project
 from outbox_pipelines.lint.story import Story
 
 # A file that cannot be parsed is a finding if it mentions one of these.
 _CONCERNED = re.compile(rb"outbox|kafka|faust|atomic_requests", re.IGNORECASE)
 _PUBLISHING = re.compile(
-    rb"outbox|kafka|faust|faststream|pika|kombu|\.delay\(|\.apply_async\(|\.send_task\(", re.IGNORECASE
+    rb"outbox|kafka|faust|faststream|pika|kombu|celery|\.delay|\.apply_async|\.send_task", re.IGNORECASE
 )
 _BROKEN: Final = (SyntaxError, ValueError, RecursionError, MemoryError)
 _CONNECTING = re.compile(rb"\.connect\(|\blisten\(")
@@ -55,7 +56,8 @@ class Options:
 
     Args:
         selected: codes of the rules.
-        strict_inserts: whether to find direct inserts in an application that never imports the writer.
+        strict_inserts: whether to find direct inserts and changes in an application that never imports the
+            writer.
         atomic_requests: whether Django opens a transaction for each request; also read from its settings.
     """
 
@@ -93,7 +95,7 @@ def check_sources(sources: dict[str, bytes], options: Options = Options()) -> li
     """Return the findings in sources, given by their paths."""
     read = read_sources(sources, options)
     found: dict[str, list[Finding]] = {
-        path: [_unreadable(path, error)] for path, error in read.broken.items()
+        path: [_unreadable(path, error, sources[path])] for path, error in read.broken.items()
     }
     for path, each in read.modules.items():
         found.setdefault(path, []).extend(_in_module(path, each, read.effects))
@@ -153,6 +155,7 @@ def read_sources(sources: dict[str, bytes], options: Options = Options()) -> Rea
                 modules[path] = each
         effects.forget()
         publishing |= {name.encode() for name in effects.publishing()}
+        publishing |= {name.encode() for each in modules.values() for name in each.producers()}
         left = sources.keys() - modules.keys() - waiting - broken.keys()
         for path in left - words.keys():
             words[path] = frozenset(_WORD.findall(sources[path]))
@@ -171,7 +174,8 @@ def _in_module(path: str, read: Module, effects: Effects) -> Iterator[Finding]:
 
 
 def _is_asked_for(finding: Finding, facts: Facts, options: Options) -> bool:
-    if finding.code == PAST_HELPER.code and not (facts.uses_writer or options.strict_inserts):
+    of_writer = (PAST_HELPER.code, CHANGED.code)
+    if finding.code in of_writer and not (facts.uses_writer or options.strict_inserts):
         return False
     return finding.code in options.selected
 
@@ -216,7 +220,9 @@ def _entries(node: ast.AST) -> Iterator[tuple[ast.expr | None, ast.expr]]:
             yield key, value
 
 
-def _unreadable(path: str, error: BaseException) -> Finding:
+def _unreadable(path: str, error: BaseException, source: bytes) -> Finding:
     line, column = (error.lineno or 1, error.offset or 1) if isinstance(error, SyntaxError) else (1, 1)
     why = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
+    if isinstance(error, SyntaxError):
+        why += newer(source, line)
     return Finding(path, line, column, UNREADABLE.code, UNREADABLE.name, why, UNREADABLE.mend, line)

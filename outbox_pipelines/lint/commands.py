@@ -44,9 +44,15 @@ class _Codes(click.ParamType[frozenset[str]]):
 )
 @click.option("--ignore", type=_Codes(), default=frozenset(), help="Ignore these rules.", show_default=False)
 @click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave out files and directories with this name or path: tests, '*/migrations/*'; repeatable.",
+)
+@click.option(
     "--strict-inserts",
     is_flag=True,
-    help="Also find direct inserts where nothing imports the writer.",
+    help="Also find direct inserts and changes (OB007, OB008) where nothing imports the writer.",
 )
 @click.option(
     "--atomic-requests",
@@ -67,6 +73,7 @@ def lint_writes(
     paths: tuple[Path, ...],
     select: frozenset[str],
     ignore: frozenset[str],
+    exclude: tuple[str, ...],
     strict_inserts: bool,
     atomic_requests: bool,
     after_commit: bool,
@@ -81,7 +88,7 @@ def lint_writes(
     that cannot be parsed; 2 usage error.
     """
     try:
-        files = python_files(paths)
+        files = python_files(paths, exclude)
         selected = (select | ({APART.code} if after_commit else frozenset())) - ignore
         options = Options(selected, strict_inserts, atomic_requests)
         if report:

@@ -23,6 +23,7 @@ from outbox_pipelines.lint.methods import (
     PUBLISHING,
     QUEUING,
     ROW_WRITES,
+    RUNNING,
     SESSION_WRITES,
     VIEW_WRITES,
     WANTING,
@@ -181,12 +182,20 @@ class Expressions:
     def _call(self, call: ast.Call, *, dropped: bool) -> None:
         if self._is_emit(call):
             self._emit(call, dropped=dropped)
+        elif (function := _run_in_thread(call)) is not None:
+            for argument in [*call.args, *(given.value for given in call.keywords)]:
+                if argument is not function:
+                    self.expression(argument)
+            self._handed(call, function)
         elif shelter := self._is_handed_over(call):
             for argument in [*call.args[1:], *(given.value for given in call.keywords)]:
                 self.expression(argument)
             self._later(call, call.args[0], shelter)
         elif isinstance(call.func, ast.Attribute):
             self._method(call, call.func)
+        elif (signature := self.scope.evaluate(call.func)) and signature.is_signature:
+            self._arguments(call)
+            self.step(Act.PUBLISH, call, signature)
         else:
             self._function(call)
 
@@ -217,11 +226,19 @@ class Expressions:
     def _later(self, call: ast.Call, function: ast.expr, shelter: Shelter) -> None:
         """A function that is handed over, to be called after the commit or in the background."""
         around, self.around = self.around, (*self.around, Around(shelter, None, call))
+        self._handed(call, function)
+        self.around = around
+
+    def _handed(self, call: ast.Call, function: ast.expr) -> None:
+        """What the call of a function does that another function is given."""
+        given = self.scope.evaluate(function)
         match function:
+            case _ if given and given.is_signature:
+                self.step(Act.PUBLISH, call, given)
             case ast.Lambda(body=body):
                 self.expression(body)
             case ast.Call(func=ast.Name(id="partial") | ast.Attribute(attr="partial"), args=[inner, *_]):
-                self._later(call, inner, shelter)
+                self._handed(call, inner)
             case ast.Name() | ast.Attribute():
                 found = self.scope.evaluate(function)
                 owner = self.scope.evaluate(function.value) if isinstance(function, ast.Attribute) else None
@@ -229,7 +246,6 @@ class Expressions:
                     self.step(Act.PUBLISH, call, owner)
                 elif found and found.role is Role.FUNCTION:
                     self.step(Act.CALL, call, callee=found.key)
-        self.around = around
 
     def _method(self, call: ast.Call, method: ast.Attribute) -> None:
         found, name = self.scope.evaluate(method.value), method.attr
@@ -241,7 +257,11 @@ class Expressions:
             self.expression(method.value, bound=True)
         if found and _publishes(found, name):
             self._arguments(call)
+            around = self.around
+            if name.endswith("_on_commit"):
+                self.around = (*around, Around(Shelter.COMMITTED, None, call))
             self.step(Act.PUBLISH, call, found)
+            self.around = around
         elif (found and found.library is Library.DJANGO and self._django(call, found, name)) or (
             name in EXECUTING and self._executed(call, thing)
         ):
@@ -345,6 +365,15 @@ class Expressions:
             self.step(Act.WRITE, call, touch=Touch.CHANGE)
             return True
         return False
+
+
+def _run_in_thread(call: ast.Call) -> ast.expr | None:
+    """The function that a call runs in a thread and waits for."""
+    name, owner = path_of(call.func) or "", ""
+    if isinstance(call.func, ast.Attribute):
+        name, owner = call.func.attr, (path_of(call.func.value) or "").rpartition(".")[2]
+    place = RUNNING.get(f"{owner}.{name}", RUNNING.get(name))
+    return call.args[place] if place is not None and len(call.args) > place else None
 
 
 def _publishes(thing: Thing, name: str) -> bool:

@@ -1,7 +1,7 @@
 """Select the files to read.
 
 Invariants:
-- Named files and directories are always read, whatever their name or place.
+- Named files and directories are read, whatever their name or place, unless `exclude` matches them.
 - Inside a directory, hidden directories and installed or built files are excluded; links to directories
   are not followed.
 """
@@ -9,7 +9,8 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +19,11 @@ from outbox_pipelines.errors import SetupError
 _INSTALLED: Final = {"node_modules", "site-packages", "__pycache__", "__pypackages__"}
 
 
-def python_files(paths: Iterable[Path]) -> list[Path]:
+def python_files(paths: Iterable[Path], exclude: Sequence[str] = ()) -> list[Path]:
     """Return the Python files under the paths, each once, in a stable order.
+
+    Args:
+        exclude: patterns of names, or of paths, of files and directories to leave out.
 
     Raises:
         SetupError: a path does not exist, or contains no Python file.
@@ -28,16 +32,24 @@ def python_files(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise SetupError(f"{path} does not exist: name files or directories of your application")
-        found.update(dict.fromkeys(_under(path) if path.is_dir() else [path]))
+        under = _under(path, exclude) if path.is_dir() else [path]
+        found.update(dict.fromkeys(one for one in under if not _matches(one, exclude)))
     if not found:
         raise SetupError("no Python files found: name files or directories of your application")
     return list(found)
 
 
-def _under(root: Path) -> Iterator[Path]:
+def _matches(path: Path, patterns: Sequence[str]) -> bool:
+    texts = (path.name, path.as_posix())
+    return any(fnmatchcase(text, pattern.rstrip("/")) for text in texts for pattern in patterns)
+
+
+def _under(root: Path, exclude: Sequence[str]) -> Iterator[Path]:
     for directory, inner, names in os.walk(root):
         place = Path(directory)
-        inner[:] = sorted(name for name in inner if not _left_out(place / name))
+        inner[:] = sorted(
+            name for name in inner if not (_left_out(place / name) or _matches(place / name, exclude))
+        )
         yield from (place / name for name in sorted(names) if _is_python(place / name))
 
 

@@ -72,11 +72,17 @@ class Thing:
     """Of what the application defines: ``path::Class.method``."""
 
     @property
+    def is_signature(self) -> bool:
+        """Whether it is a task of Celery with its arguments, which a call queues."""
+        return self.role is Role.PRODUCER and self.key == _SIGNED
+
+    @property
     def is_target(self) -> bool:
         """Whether `emit` takes it."""
         return self.role in TARGETS
 
 
+_SIGNED: Final = "signature"
 _PSYCOPG = Thing(Role.CONNECTION, Library.PSYCOPG)
 _ASYNC_PSYCOPG = replace(_PSYCOPG, is_async=True)
 _PSYCOPG_POOL = Thing(Role.MAKER, Library.PSYCOPG)
@@ -88,6 +94,7 @@ _ENGINE = Thing(Role.MAKER, Library.SQLALCHEMY)
 _SESSIONS = replace(_ENGINE, makes=Role.SESSION)
 _PRODUCER = Thing(Role.PRODUCER)
 _CELERY = Thing(Role.PRODUCER, Library.CELERY)
+_SIGNATURE = replace(_CELERY, key=_SIGNED)
 _FLASK = Thing(Role.EXTENSION, Library.SQLALCHEMY, origin="flask_sqlalchemy", shared=True)
 DJANGO_CONNECTION: Final = Thing(Role.CONNECTION, Library.DJANGO, origin="django")
 
@@ -175,6 +182,11 @@ CALLS: Final = {
     "psycopg.Connection.connect": replace(_PSYCOPG, autocommit=False),
     "psycopg.AsyncConnection.connect": replace(_ASYNC_PSYCOPG, autocommit=False),
     "psycopg2.connect": replace(_PSYCOPG, autocommit=False),
+    **{
+        f"{module}.{name}": _SIGNATURE
+        for module in ("celery", "celery.canvas")
+        for name in ("chain", "group", "chord", "chunks", "signature")
+    },
     "aio_pika.connect": _PRODUCER,
     "aio_pika.connect_robust": _PRODUCER,
     "asyncpg.connect": replace(_ASYNCPG, autocommit=True),
@@ -193,6 +205,9 @@ OBJECTS: Final = {
 _PUBLISHERS: Final = {"topic", "publisher", "channel", "get_exchange", "declare_exchange", "Producer"}
 # Attributes of a producer which are one.
 _PARTS: Final = {"broker", "default_exchange"}
+# Methods of Celery's tasks that make a signature, and of signatures that give one back.
+_SIGNING: Final = {"s", "si", "signature", "subtask"}
+_KEEPING: Final = {"set", "clone", "on_error", "__call__"}
 _MAKING: Final = {"connect", "connection", "acquire", "getconn"}
 _SAME_CONNECTION: Final = {"cursor", "connection", "execution_options"}
 
@@ -225,6 +240,8 @@ def made(template: Thing, call: ast.Call, origin: str, given: Thing | None) -> T
 
 def of_method(thing: Thing, call: ast.Call, method: str, origin: str) -> Thing | None:
     """What a method of a known thing gives back; `__call__` stands for calling the thing itself."""
+    if thing.library is Library.CELERY:
+        return _SIGNATURE if method in _SIGNING or (thing.is_signature and method in _KEEPING) else None
     if thing.role is Role.PRODUCER:
         return thing if method in _PUBLISHERS else None
     if thing.role is Role.MAKER:

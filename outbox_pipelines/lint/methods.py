@@ -56,7 +56,7 @@ PUBLISHING: Final = {
     "basic_publish",
 }
 # Of Celery's tasks and application.
-QUEUING: Final = {"delay", "apply_async", "send_task"}
+QUEUING: Final = {"delay", "apply_async", "send_task", "delay_on_commit", "apply_async_on_commit"}
 # Of Django's managers and query sets.
 MANAGER_WRITES: Final = {
     f"{prefix}{name}"
@@ -88,5 +88,7 @@ VIEW_WRITES: Final = {
     "perform_update",
     "perform_destroy",
 }
+# Functions that run another one in a thread, with its place among their arguments.
+RUNNING: Final = {"run_in_threadpool": 0, "to_thread": 0, "to_thread.run_sync": 0, "run_in_executor": 1}
 # Of exit stacks.
 ENTERING: Final = {"enter_context", "enter_async_context"}

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from outbox_pipelines.lint.libraries import CALLS, Library, Role, Thing
+from outbox_pipelines.lint.libraries import CALLS, TYPES, Library, Role, Thing
 from outbox_pipelines.lint.names import path_of, statements
 from outbox_pipelines.lint.project import Facts, Project
 from outbox_pipelines.lint.scope import Known, Scope
@@ -66,6 +66,16 @@ class Module:
         """The story of a function, or of a method as ``Class.method``."""
         return next((one for one in self.stories if one.key == name), None)
 
+    def producers(self) -> set[str]:
+        """Names under which other modules can import a producer of messages, or its type."""
+        if self.scope is None:
+            return set()
+        known = self.scope.known
+        found = {name for name, thing in self.shared.items() if _is_producer(thing)}
+        found |= {name for name, one in known.aliases.items() if _is_producer(self.scope.annotated(one, ""))}
+        imported = {name: known.project.original(self.path, dotted) for name, dotted in known.imports.items()}
+        return found | {name for name, dotted in imported.items() if _is_producer(TYPES.get(dotted))}
+
     @property
     def opened(self) -> set[str]:
         """Origins of the connections on which this module opens a transaction somewhere."""
@@ -90,6 +100,10 @@ class Module:
     def called(self) -> set[str]:
         """Names of functions, and of methods as ``self.name``, that this module calls."""
         return {step.name for story in self.stories for step in story.of(Act.CALL)}
+
+
+def _is_producer(thing: Thing | None) -> bool:
+    return thing is not None and thing.role is Role.PRODUCER and thing.library is not Library.CELERY
 
 
 def read(tree: ast.Module, project: Project, path: str) -> Module:

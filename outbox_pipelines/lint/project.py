@@ -41,6 +41,8 @@ class Names:
     functions: dict[str, Function] = field(default_factory=dict)
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)
     assigned: set[str] = field(default_factory=set)
+    stars: list[str] = field(default_factory=list)
+    """Modules of which everything is imported."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Project:
         self._files: dict[tuple[str, ...], str] = {}
         self._by_last: dict[str, list[tuple[str, ...]]] = {}
         self._definitions: dict[tuple[str, str], Definition | None] = {}
+        self._originals: dict[tuple[str, str], str] = {}
         self._families: dict[str, tuple[str, ...]] = {}
         # Of `module.Module`.
         self.modules: dict[str, Any] = {}
@@ -114,7 +117,8 @@ class Project:
             return Definition(path, rest)
         if name in names.imports:
             return self.definition(path, f"{names.imports[name]}.{more}".rstrip("."), depth + 1)
-        return None
+        given = (self.definition(path, f"{star}.{rest}", depth + 1) for star in names.stars)
+        return next((one for one in given if one), None)
 
     def _module(self, importer: str, dotted: str) -> tuple[str, str] | None:
         """The file of the longest part of a dotted name that is one, and the rest of the name."""
@@ -137,6 +141,39 @@ class Project:
             return None
         best = max(fitting, key=lambda one: (_shared(one[: -len(asked)], here), -len(one)))
         return self._files[best]
+
+    def original(self, importer: str, dotted: str) -> str:
+        """The name under which a library defines a name that modules of the application re-export."""
+        asked = (str(PurePath(importer).parent), dotted)
+        if asked not in self._originals:
+            self._originals[asked] = self._outside(importer, dotted, 0) or dotted
+        return self._originals[asked]
+
+    def _outside(self, importer: str, dotted: str, depth: int) -> str | None:
+        found = self._module(importer, dotted)
+        # A module whose own name is a library's imports that library.
+        if found is None or found[0] == importer:
+            return None if dotted.startswith(".") else dotted
+        path, rest = found
+        name, dot, more = rest.partition(".")
+        names = self.names(path)
+        if not name or names is None or depth > _DEEPEST:
+            return None
+        if name in names.functions or name in names.classes or name in names.assigned:
+            return None
+        if name in names.imports:
+            return self._outside(path, names.imports[name] + dot + more, depth + 1)
+        given = (self._outside(path, f"{star}.{rest}", depth + 1) for star in names.stars)
+        return next((one for one in given if one), None)
+
+    def alias(self, importer: str, dotted: str) -> tuple[Any, ast.expr] | None:
+        """The module that defines an imported alias of a type, and what it stands for."""
+        definition = self.definition(importer, dotted)
+        module = self.module(definition.path) if definition else None
+        if definition is None or module is None or module.scope is None:
+            return None
+        stands_for = module.scope.known.aliases.get(definition.name)
+        return None if stands_for is None else (module, stands_for)
 
     # --- things -----------------------------------------------------------------------------------------
 
@@ -289,6 +326,8 @@ def _names(path: str, tree: ast.Module) -> Names:
                 names.assigned |= {one.id for one in targets if isinstance(one, ast.Name)}
             case ast.AnnAssign(target=ast.Name(id=name)):
                 names.assigned.add(name)
+            case ast.ImportFrom(module=module, names=[ast.alias(name="*")], level=level):
+                names.stars.append("." * level + (module or ""))
     return names
 
 

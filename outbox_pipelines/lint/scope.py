@@ -126,7 +126,7 @@ class Scope:
         root, dot, rest = path.partition(".")
         if root in self.things or root not in self.known.imports:
             return None
-        return self.known.imports[root] + dot + rest
+        return self.known.project.original(self.known.path, self.known.imports[root] + dot + rest)
 
     def is_model(self, node: ast.expr) -> bool:
         """Return whether it names an application's own model of the outbox."""
@@ -157,6 +157,10 @@ class Scope:
             case ast.Subscript(value=inner):
                 found = self.evaluate(inner)
                 return found if found and found.library is Library.DJANGO else None
+            case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+                # A chain of Celery's signatures.
+                both = (self.evaluate(left), self.evaluate(right))
+                return next((one for one in both if one and one.is_signature), None)
             case ast.BoolOp(values=values):
                 return next((thing for value in values if (thing := self.evaluate(value))), None)
             case ast.Call():
@@ -268,6 +272,11 @@ class Scope:
                 template = libraries.TYPES.get(self.qualified(annotation) or "")
                 if template is not None:
                     return replace(template, autocommit=None, origin=template.origin or origin)
+                alias = self.known.project.alias(self.known.path, self.qualified(annotation) or "")
+                if alias is not None:
+                    module, stands_for = alias
+                    found: Thing | None = module.scope.annotated(stands_for, origin, seen)
+                    return found
                 named = self._named(annotation)
                 return self.instance(named.key, origin) if named and named.role is Role.CLASS else None
         return None

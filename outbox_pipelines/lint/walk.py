@@ -68,8 +68,7 @@ class Walk(Expressions):
                 with self._entered(items):
                     self.body(body)
             case ast.If(test=test, body=body, orelse=orelse):
-                self.expression(test)
-                self._branches(node, [partial(self.body, body), partial(self.body, orelse)], [body, orelse])
+                self._if(node, test, body, orelse)
             case ast.For() | ast.AsyncFor() | ast.While():
                 self._loop(node)
             case ast.Try() | ast.TryStar():
@@ -108,6 +107,20 @@ class Walk(Expressions):
                 self.scope.bind(path, thing, self.scope.text(value) if value else None)
                 if path.startswith("self."):
                     self.attributes[path] = thing
+
+    def _if(self, node: ast.If, test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) -> None:
+        made: dict[str, Thing] = {}
+
+        def then() -> None:
+            self.body(body)
+            made.update({path: thing for path in _absent(test) if (thing := self.scope.things.get(path))})
+
+        self.expression(test)
+        self._branches(node, [then, partial(self.body, orelse)], [body, orelse])
+        # What is made at its first use is there behind the branch.
+        for path, thing in made.items():
+            if not orelse and self.scope.things.get(path) is None:
+                self.scope.bind(path, thing)
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         if isinstance(node, ast.While):
@@ -183,6 +196,19 @@ def _commits_at_the_end(thing: Thing) -> bool:
     if thing.role is Role.TRANSACTION:
         return thing.commits
     return thing.role is Role.CONNECTION and thing.library is Library.PSYCOPG and thing.autocommit is not True
+
+
+def _absent(test: ast.expr) -> Iterator[str]:
+    """Names that a condition finds empty: `not x`, `x is None`, `not x or x.is_closed`."""
+    match test:
+        case (
+            ast.UnaryOp(op=ast.Not(), operand=operand)
+            | ast.Compare(left=operand, ops=[ast.Is()], comparators=[ast.Constant(value=None)])
+        ):
+            if path := path_of(operand):
+                yield path
+        case ast.BoolOp(op=ast.Or(), values=[first, *_]):
+            yield from _absent(first)
 
 
 def _constant(value: ast.expr | None) -> bool | None:

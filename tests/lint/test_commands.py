@@ -157,3 +157,64 @@ def test_only_the_standard_library_is_imported() -> None:
     """Guards against an analysis that needs the drivers of the application which it reads, or the relay's."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == ["outbox_pipelines"]
+
+
+def test_exclude(application: Path) -> None:
+    """Guards against tests and migrations that are read although they are of no concern."""
+    inner = application / "shop" / "migrations"
+    inner.mkdir(parents=True)
+    (inner / "0001.py").write_text(BAD)
+    (application / "tests").mkdir()
+    (application / "tests" / "test_orders.py").write_text(BAD)
+    for patterns, files in [
+        ((), 4),
+        (("tests",), 3),
+        (("tests/",), 3),
+        (("*/migrations/*", "test_*"), 2),
+        (("*/shop", "tests", "empty.py"), 1),
+    ]:
+        options = [option for pattern in patterns for option in ("--exclude", pattern)]
+        done = lint(*options, application)
+        assert done.stderr.endswith(f"in {files} file{'s' * (files > 1)}\n"), (patterns, done.stderr)
+    done = lint("--exclude", "*.py", application)
+    assert (done.exit_code, "no Python files found" in done.stderr) == (2, True)
+
+
+def test_changed_rows_without_the_writer(tmp_path: Path) -> None:
+    """Guards against alarms in an application with a table of its own that is called outbox."""
+    (tmp_path / "relay.py").write_text(
+        "import psycopg\n\n"
+        "def clean(connection: psycopg.Connection) -> None:\n"
+        '    connection.execute("DELETE FROM outbox WHERE sent")\n'
+    )
+    assert lint(tmp_path).exit_code == 0
+    assert "OB008" in lint("--strict-inserts", tmp_path).stdout
+    (tmp_path / "orders.py").write_text("from outbox_pipelines.writer import emit\n")
+    assert "OB008" in lint(tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("type Number = int", (3, 12)),
+        ("def first[T](outbox: T) -> T: ...", (3, 12)),
+        ("class Box[T]: ...", (3, 12)),
+        ('name = f"{order["outbox"]}"', (3, 12)),
+        ('name = t"{outbox}"', (3, 14)),
+        ("lazy import outbox", (3, 15)),
+    ],
+)
+def test_a_newer_syntax(tmp_path: Path, line: str, version: tuple[int, int]) -> None:
+    """Guards against "invalid syntax" for code that is right, where the command runs with an older Python."""
+    (tmp_path / "orders.py").write_text(f"# outbox\n{line}\n")
+    done = lint(tmp_path)
+    if version <= sys.version_info[:2]:
+        assert done.exit_code == 0
+    else:
+        assert f"syntax of Python {version[0]}.{version[1]} or newer, and this is Python 3." in done.stdout
+
+
+def test_what_is_wrong_in_every_python(tmp_path: Path) -> None:
+    """Guards against a hint that a newer Python would read what none does."""
+    (tmp_path / "orders.py").write_text("# outbox\nx = (1\n")
+    assert "newer" not in lint(tmp_path).stdout

@@ -437,3 +437,195 @@ def test_a_service_that_runs_beside() -> None:
                 """
         }
     )
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "from sqlalchemy.ext.asyncio import AsyncSession\nfrom aiokafka import AIOKafkaProducer",
+        "from .real import AsyncSession, AIOKafkaProducer",
+        "from .real import *",
+        "from .real import AsyncSession as Database\nfrom .real import *",
+    ],
+)
+def test_a_class_that_another_module_re_exports(package: str) -> None:
+    """Guards against a session that is unknown because the application imports it from its own package."""
+    name = "Database" if "Database" in package else "AsyncSession"
+    holds(
+        {
+            "shop/db/__init__.py": package,
+            "shop/db/real.py": """
+                from aiokafka import AIOKafkaProducer
+                from sqlalchemy.ext.asyncio import AsyncSession
+                """,
+            "shop/orders.py": f"""
+                from shop.db import AIOKafkaProducer, {name}
+
+                async def place(session: {name}, producer: AIOKafkaProducer, order):
+                    session.add(order)
+                    await producer.send_and_wait("orders", b"")  # finds OB006
+                    await session.commit()
+                """,
+        }
+    )
+
+
+def test_a_module_with_the_name_of_its_library() -> None:
+    """Guards against an import that leads to the module itself, for ever."""
+    holds(
+        {
+            "shop/kafka.py": "from kafka import KafkaProducer",
+            "shop/orders.py": """
+                from sqlalchemy.orm import Session
+                from shop.kafka import KafkaProducer
+
+                def place(session: Session, producer: KafkaProducer, order):
+                    session.add(order)
+                    producer.send("orders", b"")  # finds OB006
+                    session.commit()
+                """,
+        }
+    )
+
+
+def test_an_alias_of_another_module() -> None:
+    """Guards against FastAPI's aliases of dependencies, which stand in a module of their own."""
+    holds(
+        {
+            "shop/deps.py": """
+                from typing import Annotated
+                from aiokafka import AIOKafkaProducer
+                from fastapi import Depends
+                from sqlalchemy.ext.asyncio import AsyncSession
+
+                def get_session(): ...
+
+                SessionDep = Annotated[AsyncSession, Depends(get_session)]
+                ProducerDep = Annotated[AIOKafkaProducer, Depends()]
+                """,
+            "shop/orders.py": """
+                from shop.deps import ProducerDep, SessionDep
+
+                async def place(session: SessionDep, producer: ProducerDep, order):
+                    session.add(order)
+                    await producer.send_and_wait("orders", b"")  # finds OB006
+                    await session.commit()
+                """,
+        }
+    )
+
+
+def test_signatures_of_celery() -> None:
+    """Guards against tasks that are queued by their signature, or by a chain of them."""
+    holds(
+        {
+            "shop/tasks.py": """
+                from celery import shared_task
+
+                @shared_task
+                def work(number): ...
+                """,
+            "shop/views.py": """
+                from functools import partial
+
+                from celery import chain, group
+                from django.db import transaction
+                from shop.models import Order
+                from shop.tasks import work
+
+                def place(request):
+                    with transaction.atomic():
+                        Order.objects.create()
+                        transaction.on_commit(lambda: work.s(1).apply_async())  # finds OB011
+                        transaction.on_commit(work.si(1).delay)  # finds OB011
+                        transaction.on_commit(chain(work.s(1), work.s(2)))  # finds OB011
+                        transaction.on_commit(chain(work.s(1), work.s(2)).apply_async)  # finds OB011
+                        transaction.on_commit(partial(work.delay, 1))  # finds OB011
+                        transaction.on_commit(lambda: (work.s(1) | work.s(2)).delay())  # finds OB011
+                        transaction.on_commit(lambda: chain(work.s(1), work.s(2))())  # finds OB011
+                        jobs = group(work.s(n) for n in range(3)).set(queue="low")
+                        transaction.on_commit(lambda: jobs.apply_async())  # finds OB011
+                        work.delay_on_commit(1)  # finds OB011
+
+                def plan(request):
+                    with transaction.atomic():
+                        Order.objects.create()
+                        return chain(work.s(1), work.s(2))
+                """,
+            "shop/models.py": """
+                from django.db import models
+
+                class Order(models.Model): ...
+                """,
+        }
+    )
+
+
+def test_a_function_that_is_run_in_a_thread() -> None:
+    """Guards against a blocking producer behind `run_in_threadpool`, as asynchronous services call it."""
+    holds(
+        {
+            "shop/events.py": """
+                import pika
+
+                def send(kind, body):
+                    channel = pika.BlockingConnection().channel()
+                    channel.basic_publish("", kind, body)
+                """,
+            "shop/orders.py": """
+                import asyncio
+                import anyio
+                from fastapi.concurrency import run_in_threadpool
+                from sqlalchemy.ext.asyncio import AsyncSession
+                from shop.events import send
+
+                async def place(session: AsyncSession, order):
+                    session.add(order)
+                    await session.commit()
+                    await run_in_threadpool(send, "order.placed", b"")  # finds OB011
+                    await asyncio.to_thread(send, "order.placed", b"")  # finds OB011
+                    await anyio.to_thread.run_sync(send)  # finds OB011
+                    await asyncio.get_running_loop().run_in_executor(None, send)  # finds OB011
+                """,
+        }
+    )
+
+
+def test_what_is_made_at_its_first_use() -> None:
+    """Guards against a channel or an exchange in a global, which no one else makes."""
+    holds(
+        {
+            "shop/broker.py": """
+                import aio_pika
+
+                _channel = None
+                _exchange = None
+
+                async def channel():
+                    global _channel
+                    if not _channel or _channel.is_closed:
+                        connection = await aio_pika.connect_robust("")
+                        _channel = await connection.channel()
+                    return _channel
+
+                async def exchange(channel: aio_pika.Channel):
+                    global _exchange
+                    if _exchange is None:
+                        _exchange = await channel.declare_exchange("orders")
+                    return _exchange
+
+                async def tell(body):
+                    found = await exchange(await channel())
+                    await found.publish(body, routing_key="orders")
+                """,
+            "shop/orders.py": """
+                from sqlalchemy.ext.asyncio import AsyncSession
+                from shop.broker import tell
+
+                async def place(session: AsyncSession, order):
+                    session.add(order)
+                    await session.commit()
+                    await tell(b"")  # finds OB011
+                """,
+        }
+    )
