@@ -179,6 +179,8 @@ def emit_many(
     """
     way = way_through(target)
     around = surroundings()
+    if hasattr(events, "__event_type__"):
+        raise OutboxError(f"emit_many was given one {type(events).__qualname__}: give a list, or use emit")
     rows = [_checked(number, event, around) for number, event in enumerate(events)]
     queries = list(statements.many(rows))
     if way.asynchronous:

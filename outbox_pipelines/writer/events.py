@@ -13,6 +13,7 @@ An event can be an object of a class that names its type and key, such as
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
@@ -86,10 +87,23 @@ def of_typed(event: Any, /, *options: Any) -> NewEvent:
         OutboxError: its class does not name an event.
     """
     kind = type(event)
+    if isinstance(event, type):
+        raise OutboxError(f"{event.__qualname__} is a class: pass an object of it")
+    if isinstance(event, NewEvent | list | tuple):
+        raise OutboxError(
+            f"emit was given a {kind.__name__} as its event: pass a list of events to emit_many"
+        )
     names = [getattr(kind, name, None) for name in _NAMES]
     if not all(isinstance(name, str) for name in names):
         missing = next(name for name in _NAMES if not isinstance(getattr(kind, name, None), str))
         raise OutboxError(f"{kind.__qualname__} is no event: its class has no {missing}, a text")
+    # If a dataclass exists, its module is loaded.
+    fields: Any = sys.modules["dataclasses"].fields(kind) if hasattr(kind, "__dataclass_fields__") else ()
+    if annotated := sorted({field.name for field in fields} & {*_NAMES}):
+        raise OutboxError(
+            f"{annotated[0]} of {kind.__qualname__} is a field of the dataclass and would be in the payload: "
+            "write it without an annotation, or annotate ClassVar[str]"
+        )
     event_type, aggregate_type, attribute = names
     if not hasattr(event, str(attribute)):
         raise OutboxError(

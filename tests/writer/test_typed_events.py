@@ -119,9 +119,21 @@ class Keyless:
     __aggregate_id__ = "order_id"
 
 
+@dataclass
+class Annotated:
+    order_id: int
+    __event_type__: str = "order.placed"
+    __aggregate_type__: str = "order"
+    __aggregate_id__: str = "order_id"
+
+
 @pytest.mark.parametrize(
     ("event", "message"),
     [
+        (Annotated(42), "__aggregate_id__ of Annotated is a field of the dataclass.*ClassVar"),
+        (Placed, "Placed is a class: pass an object of it"),
+        ([PLACED], "given a list as its event: pass a list of events to emit_many"),
+        (NewEvent("order", 1, "e", {}), "given a NewEvent as its event"),
         (Nameless(), "Nameless is no event: its class has no __aggregate_type__"),
         (Keyless(), "Keyless has no attribute 'order_id'"),
         (object(), "object is no event: its class has no __event_type__"),
@@ -135,6 +147,12 @@ def test_what_is_no_typed_event(event: object, message: str) -> None:
     with captured() as events, pytest.raises(OutboxError, match=message):
         write(None, event)
     assert events == []
+
+
+def test_one_event_for_emit_many() -> None:
+    """Guards against `object is not iterable`, an error of Python, in the wrong place."""
+    with captured(), pytest.raises(OutboxError, match="given one Placed: give a list, or use emit"):
+        write_many(None, PLACED)
 
 
 def test_arguments_beside_it() -> None:
