@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from outbox_pipelines.consumer import connecting, limits
 from outbox_pipelines.consumer.breaker import Policy
 from outbox_pipelines.consumer.config import Cache, Counts
+from outbox_pipelines.consumer.connecting import AsyncConnection
 from outbox_pipelines.consumer.dedupe_table import DedupeTable
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.consumer.membership import Member
@@ -31,7 +32,7 @@ from outbox_pipelines.consumer.options import (
     require_one_way,
 )
 from outbox_pipelines.consumer.processor import Work
-from outbox_pipelines.consumer.transactions import AsyncConnection, AsyncConnections, AsyncSessions, Database
+from outbox_pipelines.consumer.transactions import AsyncConnections, AsyncSessions, Database
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from outbox_pipelines.consumer import connecting, limits
 from outbox_pipelines.consumer.breaker import Policy
 from outbox_pipelines.consumer.config import Cache, Counts
+from outbox_pipelines.consumer.connecting import Connection
 from outbox_pipelines.consumer.dedupe_table import DedupeTable
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.consumer.membership import Member
@@ -32,7 +33,7 @@ from outbox_pipelines.consumer.options import (
 )
 from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.run_sync import drive
-from outbox_pipelines.consumer.transactions import Connection, Connections, Database, Sessions
+from outbox_pipelines.consumer.transactions import Connections, Database, Sessions
 from outbox_pipelines.signals import set_from_handler
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ class Handlers:
         Raises:
             SetupError: a type has a handler already, or the function is of the other consumer's kind.
         """
-        names = [getattr(one, "__event_type__", one) for one in types]
+        names: list[Any] = [getattr(one, "__event_type__", one) for one in types]
         if not names or not all(isinstance(one, str) for one in names):
             raise SetupError(
                 'give the event types: @consumer.on("order.placed"), or a class that has __event_type__'

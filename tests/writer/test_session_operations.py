@@ -54,7 +54,8 @@ class Line(RecordsEvents, Base):
 
 
 Row = Order | Line
-Operation = Callable[[orm.Session, Any], object]
+Operation = Callable[[Any, Any], object]
+make_transient: Any = orm.make_transient
 
 BY_ID = sqlalchemy.select(Order).order_by(Order.id)
 
@@ -169,8 +170,8 @@ OPERATIONS: dict[str, Operation] = {
         BY_ID, execution_options={"populate_existing": True}
     ).all(),
     # Functions that act on objects of a session.
-    "make_transient": lambda session, order: orm.make_transient(order),
-    "make_transient, add": lambda session, order: (orm.make_transient(order), session.add(order)),
+    "make_transient": lambda session, order: make_transient(order),
+    "make_transient, add": lambda session, order: (make_transient(order), session.add(order)),
 }
 # What neither reads nor writes a row.
 UNRELATED = {
@@ -303,7 +304,8 @@ def test_a_part_of_the_changes(
         with pytest.raises(OutboxError, match=r"Order has recorded three, .* change of state .*flush\(\)"):
             _and_commit(session, operate, order)
         session.rollback()
-        assert (order.state, order.note) == (state, None)
+        found: Any = (order.state, order.note)
+        assert found == (state, None)
         order.note = "four"
         session.commit()
 

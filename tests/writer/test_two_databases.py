@@ -37,7 +37,7 @@ def engines(shared: Database, empty: Database) -> Iterator[tuple[sqlalchemy.Engi
     Base.metadata.drop_all(both[0])
 
 
-def session(outbox: sqlalchemy.Engine, orders: sqlalchemy.Engine, **options: Any) -> orm.Session:
+def session(outbox: sqlalchemy.Engine, orders: sqlalchemy.Engine, **options: Any) -> Any:
     return orm.Session(outbox, binds={Order: orders}, **options)
 
 
