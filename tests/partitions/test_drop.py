@@ -319,6 +319,9 @@ def test_a_rule_of_the_partition_is_dropped_with_it(database: Database, archived
     database.rows(
         f"CREATE RULE kept AS ON DELETE TO {LEAF} WHERE OLD.seq < 0 DO ALSO SELECT count(*) FROM {LEAF}"
     )
+    # The default partition of another table.
+    database.rows("CREATE TABLE theirs (n int) PARTITION BY LIST (n)")
+    database.rows("CREATE TABLE theirs_rest PARTITION OF theirs DEFAULT")
     assert drop.drop(archived, DAY).rows == 20
 
 

@@ -55,6 +55,7 @@ def test_the_days_are_listed_with_state_size_and_rows(database: Database) -> Non
     days = calendar.read(database.settings)
     today = datetime.now(UTC).date()
     assert [day.day for day in days] == [today + timedelta(n) for n in range(-1, 15)]
+    assert calendar.first(database.settings) == days[0].day
     (now,) = [day for day in days if day.day == today]
     assert (now.state, now.partition, now.rows) == ("open", "attached", 50)
     assert now.size > 8192
