@@ -21,7 +21,7 @@ GROUPS: Final = {
     "Rejected events": "max_attempts retry_seconds on_dead_letter dead_letter_topics dead_letter_command",
     "Metrics, logs and traces": "metrics_port metrics_address log_level log_format tracing",
     "Days and the archive": "partitions_ahead close_after_minutes archive archive_readers retention_days "
-    "key_retention_days clean_after_hours months_ahead",
+    "key_retention_days clean_after_hours months_ahead expectations",
     "Checks and alerts": "warn_at error_at alerts alert_after_seconds ui_url runbook_url",
     "Event catalog and consumers": "catalog_file consumers_file consumer_dsn consumer_schema drain_consumers",
     "Dagster": "session_seconds run_retention_days",

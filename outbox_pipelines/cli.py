@@ -21,6 +21,7 @@ from outbox_pipelines.cleaning.commands import clean_table
 from outbox_pipelines.consumer.commands import consumer
 from outbox_pipelines.debezium.commands import debezium
 from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.expectations.commands import quality
 from outbox_pipelines.lint.commands import lint_writes
 from outbox_pipelines.local.commands import local
 from outbox_pipelines.months.commands import make_months
@@ -167,6 +168,7 @@ cli.add_command(lint_writes)
 cli.add_command(local)
 cli.add_command(partitions)
 partitions.add_command(drop_days)
+cli.add_command(quality)
 cli.add_command(reconcile)
 cli.add_command(relay)
 cli.add_command(status)
@@ -179,7 +181,7 @@ READING: Final = (
     *("adopt plan", "archive history", "archive query", "archive verify", "catalog check", "catalog render"),
     *("cdc status", "consumer dead-letters list", "consumer dead-letters show", "consumer status"),
     *("dead-letters list", "dead-letters show", "debezium config", "debezium status"),
-    *("partitions list", "reconcile", "shards", "status", "table check", "table describe"),
+    *("partitions list", "quality hour", "reconcile", "shards", "status", "table check", "table describe"),
 )
 add_to(
     cli,

@@ -289,6 +289,11 @@ class Fields(BaseSettings):
     catalog_file: Path | None = Field(
         default=None, description="YAML file that documents the event types: see [the catalog](catalog.md)."
     )
+    expectations: Path | None = Field(
+        default=None,
+        description="Directory of a Great Expectations project, which gets the results of archived days and "
+        "may add expectations: see [Data quality](days.md#data-quality).",
+    )
     consumers_file: ConsumersFile = Field(
         default=None,
         description="TOML file of the consumers that `outbox reconcile` compares: see "

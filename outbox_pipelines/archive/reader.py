@@ -77,10 +77,20 @@ class Wanted(TypedDict, total=False):
 class Archive:
     """One archive, as of the time when it was opened."""
 
-    def __init__(self, store: Store, beside: Sequence[Path] = (), catalog: Catalog | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        beside: Sequence[Path] = (),
+        catalog: Catalog | None = None,
+        memory: int | None = None,
+        threads: int | None = None,
+    ) -> None:
         self._store = store
         self._beside = beside
         self._catalog = catalog
+        self._limits = {"memory_limit": f"{memory // 1_000_000}MB"} if memory else {}
+        if threads:
+            self._limits["threads"] = str(threads)
         self.manifests: dict[date, Manifest] = {}
         """The manifest of each day, in order: rows, size, source."""
         self._damaged: dict[date, str] = {}
@@ -120,6 +130,7 @@ class Archive:
                 "temp_directory": spilled,
                 "autoload_known_extensions": False,
                 "autoinstall_known_extensions": False,
+                **self._limits,
             }
         )
         weakref.finalize(connection, shutil.rmtree, spilled, ignore_errors=True)
@@ -342,12 +353,20 @@ class Archive:
 _TYPES: Final[dict[pa.DataType, Any]] = {pa.int32(): pd.Int32Dtype()}
 
 
-def open_archive(url: str, beside: Sequence[Path] = (), catalog: Catalog | None = None) -> Archive:
+def open_archive(
+    url: str,
+    beside: Sequence[Path] = (),
+    catalog: Catalog | None = None,
+    memory: int | None = None,
+    threads: int | None = None,
+) -> Archive:
     """Open the archive in a directory, or in a bucket (s3://bucket/path, gs://, az://).
 
     Args:
         beside: other files that queries may read, under these paths.
         catalog: the event catalog, as `catalog.document.read_catalog` returns it.
+        memory: bytes for DuckDB; by default most of the machine's.
+        threads: of DuckDB; by default one for each core.
 
     Raises:
         SetupError: there is no archive, it has no days yet, or a manifest cannot be read.
@@ -356,7 +375,7 @@ def open_archive(url: str, beside: Sequence[Path] = (), catalog: Catalog | None 
     store = Store(url)
     if store.root is not None and not store.root.is_dir():
         raise SetupError(f"the archive {url} is not a directory: give the location from OUTBOX_ARCHIVE")
-    archive = Archive(store, beside, catalog)
+    archive = Archive(store, beside, catalog, memory, threads)
     if not archive.manifests:
         archive.require(archive.days)
         raise SetupError(f"the archive {url} has no days yet: write one with `outbox archive day`")

@@ -37,6 +37,8 @@ class EventType(BaseModel):
     owner: str = Field(min_length=1)
     """Whom to ask: an e-mail address, ``team:name``, or any text."""
     consumers: tuple[str, ...] = ()
+    aggregate_type: str | None = None
+    """The aggregate type that its events have; None: any."""
     topic: str | None = None
     """The topic; None: determined by OUTBOX_TOPIC and OUTBOX_TOPIC_MAP_FILE."""
     lifecycle: Lifecycle = "active"
@@ -58,11 +60,6 @@ class EventType(BaseModel):
         if self.retired_on is not None and self.lifecycle != "retired":
             raise ValueError("has retired_on, but its lifecycle is not retired: write lifecycle: retired")
         return self
-
-    @property
-    def required(self) -> list[str]:
-        """The members that a payload must have."""
-        return list((self.payload or {}).get("required", ()))
 
 
 class Catalog(BaseModel):

@@ -63,6 +63,8 @@ def _section(name: str, each: EventType) -> Iterator[str]:
     since = f" since {each.retired_on}" if each.retired_on else ""
     yield f"- lifecycle: **{each.lifecycle}**{since}"
     yield f"- topic: {_code(each.topic) if each.topic else 'by the aggregate type'}"
+    if each.aggregate_type:
+        yield f"- aggregate type: {_code(each.aggregate_type)}"
     yield f"- producer: {_text(each.producer)}"
     yield f"- consumers: {_text(', '.join(each.consumers)) or 'none known'}"
     yield f"- owner: {_text(each.owner)}"

@@ -13,15 +13,20 @@ from typing import Any, Final
 
 import dagster as dg
 
+from outbox_pipelines.expectations.day_suite import CHECKS, OWN
+
 SCHEDULES: Final = (
     "archive_days",
     "check_catalog",
+    "check_health",
     "clean_table",
     "drop_days",
     "maintain_partitions",
     "make_months",
     "purge_history",
 )
+ARCHIVE_CHECKS: Final = ("archive_equals_table", *CHECKS, OWN)
+"""The checks of an archived day."""
 _KEY_PART: Final = re.compile(r"[A-Za-z0-9_.-]+")
 _OURS: Final = "outbox/"
 
@@ -96,6 +101,23 @@ def _partition_start(value: Any) -> None:
         raise ValueError("write a date")
 
 
+def _blocking_checks(value: Any) -> None:
+    if isinstance(value, str):
+        raise ValueError("write a list")
+    if unknown := sorted(set(value) - set(ARCHIVE_CHECKS)):
+        raise ValueError(f"archive has no check {unknown[0]!r}: write some of {', '.join(ARCHIVE_CHECKS)}")
+
+
+def _freshness_policy(value: Any) -> None:
+    if value is not None and not isinstance(value, dg.FreshnessPolicy):
+        raise ValueError("write a template that returns a FreshnessPolicy of Dagster")
+
+
+def _automation_condition(value: Any) -> None:
+    if value is not None and not isinstance(value, dg.AutomationCondition):
+        raise ValueError("write a template such as '{{ automation_condition.on_cron(\"@daily\") }}'")
+
+
 _TESTS: Final[dict[str, Callable[[Any], None]]] = {
     "automation": _automation,
     "schedules": _schedules,
@@ -105,4 +127,7 @@ _TESTS: Final[dict[str, Callable[[Any], None]]] = {
     "tags": _tags,
     "pool": _pool,
     "partition_start": _partition_start,
+    "blocking_checks": _blocking_checks,
+    "freshness_policy": _freshness_policy,
+    "automation_condition": _automation_condition,
 }

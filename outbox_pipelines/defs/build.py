@@ -43,9 +43,9 @@ _ASSETS: dict[Part, list[Callable[[Outbox], Any]]] = {
     "reconciliation": [reconciliation.reconciliation],
 }
 _CHECKS: dict[Part, list[Callable[[Outbox], Any]]] = {
-    "archive": [day_quality.events_as_expected, archive.archive_equals_table],
+    "archive": [archive.archive_equals_table, day_quality.day_checks],
     "catalog": [catalog.event_types_documented],
-    "checks": [health.checks],
+    "checks": [health.checks, health.last_hour],
     "inbox": [inbox.handled],
 }
 _JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
@@ -64,6 +64,7 @@ SCHEDULES: dict[Part, list[Callable[[Outbox], Any]]] = {
     "archive": [archive.archive_days, dropped.drop_days],
     "existing_table": [cleaning.clean_table_schedule, months.make_months_schedule],
     "catalog": [catalog.check_catalog_schedule],
+    "checks": [health.check_health_schedule],
     "history": [history.purge_history_schedule],
 }
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Annotated, Any, ClassVar, Final, Optional, Self, cast
 
 import dagster as dg
 from dagster.components.scaffold.scaffold import Scaffolder, ScaffoldRequest
@@ -92,6 +92,16 @@ class OutboxComponent(dg.Component, dg.Resolvable):
     """Pool of the ops that read or write whole days."""
     partition_start: str | None = None
     """The first day, as `2026-11-24`; if not set: the first day in the database."""
+    blocking_checks: list[str] = field(default_factory=list)
+    """Checks of `archive` that stop what is downstream: `[archive_equals_table, payloads_valid]`."""
+    freshness_policy: Annotated[
+        dg.FreshnessPolicy | None, dg.Resolver.default(model_field_type=Optional[str])  # noqa: UP045
+    ] = None
+    """Of `archive`: a template that returns one."""
+    automation_condition: Annotated[
+        dg.AutomationCondition[Any] | None, dg.Resolver.default(model_field_type=Optional[str])  # noqa: UP045
+    ] = None
+    """Of `archive`, as `"{{ automation_condition.on_cron('@daily') }}"`."""
 
     # Why the file could not be read; not an attribute of the file.
     _unread: ClassVar[str | None] = None
@@ -162,6 +172,9 @@ class OutboxComponent(dg.Component, dg.Resolvable):
                 executor=self.executor(),
                 pool=self.pool,
                 partition_start=date.fromisoformat(self.partition_start) if self.partition_start else None,
+                blocking_checks=self.blocking_checks,
+                freshness_policy=self.freshness_policy,
+                automation_condition=self.automation_condition,
                 map_spec=self.get_asset_spec,
                 error=self._unread,
             )

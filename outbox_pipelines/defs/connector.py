@@ -1,7 +1,6 @@
 """Debezium's connector of an outbox: the asset, which exists only where Kafka Connect is named."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -9,14 +8,10 @@ import dagster as dg
 
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
-from outbox_pipelines.defs.sources import FILE
-from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
     from outbox_pipelines.debezium.state import Connector
 
-# What can name it without being read.
-_FILES: Final = {"OUTBOX_SETTINGS_FILE", FILE}
 _CONNECTOR: Final = """\
 Debezium's connector, which publishes the outbox from a Kafka Connect cluster (OUTBOX_CONNECT) instead of a
 relay.
@@ -31,16 +26,8 @@ When a check fails: `outbox debezium status` names each problem with its remedy;
 
 
 def is_used(outbox: Outbox) -> bool:
-    """Return whether the outbox has a connector: settings are read only if a file may name it."""
-    if "connect" in {*outbox.settings, *outbox.variables} or os.environ.get("OUTBOX_CONNECT"):
-        return True
-    if not os.environ.keys() & _FILES:
-        return False
-    try:
-        return bool(outbox.load_settings().connect)
-    except SetupError:
-        # The sensor and every run report it.
-        return False
+    """Return whether the outbox has a connector."""
+    return outbox.sets("connect")
 
 
 def connector(outbox: Outbox) -> dg.AssetsDefinition:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import dagster as dg
 
-from outbox_pipelines.defs import connector, places, ticks
+from outbox_pipelines.defs import connector, pages, places, ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.errors import SetupError
@@ -60,10 +60,20 @@ Dagster instance has an outbox of the same name. More: docs/operating.md, databa
 _CHECK_HEALTH: Final = """\
 Measures the outbox now, and reports every check of `outbox/health`.
 
-Use: by hand, after a correction, to see the result at once; the sensor `health` does the same within
-half a minute, without a run. A failed check does not fail the run.
+Use: the schedule launches it every hour, for the check `last_hour`. By hand, after a correction, to see all
+results at once; the sensor `health` reports the others within half a minute, without a run. A failed check
+does not fail the run.
 
 When it fails: the run says in one line what to correct.
+"""
+_LAST_HOUR: Final = """\
+Whether events were published in time during the last hour, and without failures.
+
+Great Expectations judges what relays recorded every second: the median, the 95th percentile and the maximum
+of the lag, dead letters, and events that were published only after a rejection. The checks `lag` and
+`dead_letters` judge the present state; this one also finds an outage that is over.
+
+When it fails: nothing is lost. The metadata has each expectation; `outbox quality hour` prints the same.
 """
 _HEALTH_SENSOR: Final = """\
 Measures the outbox, and reports the checks of `outbox/health`, without a run.
@@ -178,6 +188,51 @@ def connector_checks(outbox: Outbox) -> dg.AssetChecksDefinition:
         yield from evaluated(context, outbox)
 
     return checks
+
+
+def last_hour(outbox: Outbox) -> dg.AssetChecksDefinition:
+    """Return the check `last_hour`."""
+
+    @dg.asset_check(asset=outbox.key("health"), name="last_hour", description=outbox.text(_LAST_HOUR))
+    def last_hour(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        # Imported here so that definitions load without the drivers and Great Expectations.
+        import psycopg
+
+        from outbox_pipelines.expectations import checkpoint, hour
+        from outbox_pipelines.secret import first_line
+
+        found: list[checkpoint.Finding] = []
+        error = None
+        try:
+            settings = outbox.load_settings()
+            found = [] if settings.table_file is not None else hour.validate(settings)
+        except (SetupError, psycopg.Error) as failure:
+            # The check `database` is the one that an operator is notified of.
+            error = first_line(failure)
+        status = Status.WARN if error else checkpoint.worst(found)
+        return dg.AssetCheckResult(
+            passed=status is Status.OK,
+            severity=_severity(status),
+            description=markdown(error or checkpoint.summary(found)),
+            metadata={
+                "expectations": pages.table([each.row for each in found]),
+                **places.mark(context, outbox),
+            },
+        )
+
+    return last_hour
+
+
+def check_health_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
+    """Return the schedule of the job `check_health`."""
+    return dg.ScheduleDefinition(
+        name=outbox.name_of("check_health"),
+        job_name=outbox.name_of("check_health"),
+        cron_schedule=outbox.cron("check_health", "17 * * * *"),
+        execution_timezone="UTC",
+        default_status=outbox.schedule_status,
+        description=outbox.text(_CHECK_HEALTH),
+    )
 
 
 def check_health(outbox: Outbox) -> Any:

@@ -11,16 +11,18 @@ from functools import lru_cache
 
 import dagster as dg
 
+from outbox_pipelines.defs.attributes import ARCHIVE_CHECKS
 from outbox_pipelines.defs.outbox import NAME, PACKAGE, Outbox
+from outbox_pipelines.expectations.day_suite import OWN
 from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES
 
 _ASSETS = ("events", "relay", "health", "connector", "inbox", "archive", "dropped", "reconciliation")
 _CHECKS = {
-    "events": ("events_as_expected", "event_types_documented"),
-    "health": (*(rule.name for rule in RULES if rule.name not in OF_CONNECTOR), "database"),
+    "events": ("event_types_documented",),
+    "health": (*(rule.name for rule in RULES if rule.name not in OF_CONNECTOR), "database", "last_hour"),
     "connector": tuple(OF_CONNECTOR),
     "inbox": ("handled",),
-    "archive": ("archive_equals_table",),
+    "archive": ARCHIVE_CHECKS,
     "reconciliation": ("nothing_is_lost",),
 }
 
@@ -35,7 +37,10 @@ def assets(outbox: Outbox) -> frozenset[dg.AssetKey]:
 def checks(outbox: Outbox) -> frozenset[dg.AssetCheckKey]:
     """Return the keys of the outbox's checks."""
     return frozenset(
-        dg.AssetCheckKey(outbox.key(asset), name) for asset, names in _CHECKS.items() for name in names
+        dg.AssetCheckKey(outbox.key(asset), name)
+        for asset, names in _CHECKS.items()
+        for name in names
+        if name != OWN or outbox.sets("expectations")
     )
 
 

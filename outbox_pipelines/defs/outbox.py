@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -86,6 +87,10 @@ class Outbox:
         executor: of every job. Default: in process.
         pool: of the ops that read or write whole days (archive, drop, reconcile, clean).
         partition_start: the first day of the partitions. Default: the first day in the database.
+        blocking_checks: checks of `archive` that stop what is downstream in the same run, and under an
+            automation condition that asks for blocking checks, as `["payloads_valid"]`. They fail with ERROR.
+        freshness_policy: of `archive`, for example `dg.FreshnessPolicy.cron(…)`.
+        automation_condition: of `archive`, instead of the schedule `archive_days`.
         map_spec: returns how an asset is shown; it keeps the key.
     """
 
@@ -104,6 +109,9 @@ class Outbox:
     executor: dg.ExecutorDefinition = dg.in_process_executor
     pool: str | None = None
     partition_start: date | None = None
+    blocking_checks: Sequence[str] = ()
+    freshness_policy: dg.FreshnessPolicy | None = None
+    automation_condition: dg.AutomationCondition[Any] | None = None
     map_spec: Callable[[dg.AssetSpec], dg.AssetSpec] | None = None
     error: str | None = None
     """Why there are no settings: the definition could not be read, or has a wrong attribute."""
@@ -143,6 +151,18 @@ class Outbox:
             if self.name == ONLY or str(error).startswith(f"outbox {self.name}:"):
                 raise
             raise SetupError(f"outbox {self.name}: {error}") from None
+
+    def sets(self, field: str) -> bool:
+        """Return whether a setting has a value; settings are read only if a file may have it."""
+        if field in {*self.settings, *self.variables} or os.environ.get(f"OUTBOX_{field.upper()}"):
+            return True
+        if not os.environ.keys() & sources.FILES:
+            return False
+        try:
+            return bool(getattr(self.load_settings(), field))
+        except SetupError:
+            # The sensor and every run report it.
+            return False
 
     def has(self, part: Part) -> bool:
         """Return whether a part is defined."""

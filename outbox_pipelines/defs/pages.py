@@ -7,14 +7,24 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import dagster as dg
 
 
 def report(lines: Iterable[str]) -> dg.TableMetadataValue:
     """Return lines as metadata."""
+    return table([{"report": line} for line in lines], "report")
+
+
+def table(rows: Sequence[Mapping[str, str | int]], *columns: str) -> dg.TableMetadataValue:
+    """Return rows as metadata.
+
+    Args:
+        columns: in their order; those of the first row if none are given.
+    """
+    names = columns or tuple(next(iter(rows), {"": ""}))
     return dg.MetadataValue.table(
-        [dg.TableRecord({"report": line}) for line in lines],
-        schema=dg.TableSchema([dg.TableColumn("report")]),
+        [dg.TableRecord(dict(row)) for row in rows],
+        schema=dg.TableSchema([dg.TableColumn(name) for name in names]),
     )

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from outbox_pipelines.outboxes import Outboxes
 
 FILE: Final = "OUTBOX_OUTBOXES_FILE"
+FILES: Final = frozenset({"OUTBOX_SETTINGS_FILE", FILE})
+"""What can have a setting without being read."""
 # What belongs to the process, and not to one of its outboxes.
 _NOT_HERE: Final = frozenset({"name", "outboxes_file"})
 # Secrets only if they contain a password.

@@ -1,1 +1,1 @@
-"""The health of an outbox: measurements, expectations, and alerts when an expectation is not met."""
+"""The health of an outbox: measurements, rules, and alerts when a rule is broken."""

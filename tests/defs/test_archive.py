@@ -9,10 +9,12 @@ from pathlib import Path
 import dagster as dg
 import pytest
 from dagster._core.event_api import PartitionKeyFilter
+from psycopg.types.json import Jsonb
 
 from outbox_pipelines.archive import export
 from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.defs.outbox import Outbox as Served
+from outbox_pipelines.expectations.day_suite import CHECKS
 from outbox_pipelines.partitions import close
 from tests.archive.days import days_ago, file, make_days, manifest, publish, write, write_shapes
 from tests.defs.conftest import failure_of, metadata_of, records_of, schedule_of, serving
@@ -96,41 +98,60 @@ def test_a_day_is_archived_and_proven(
     assert metadata_of(materialized)["archived_before"] is True
 
 
-def test_the_rows_are_looked_at_before_they_are_archived(
-    dagster: Dagster, served: Served, database: Database
-) -> None:
-    """Guards against a result that comes only once the file exists, one that delays the file, and one day's
-    result that hides another's."""
+def test_the_events_of_a_day_are_judged(dagster: Dagster, served: Served, database: Database) -> None:
+    """Guards against a check without a result, a result that hides another day's, and markup of events."""
+    (hostile,) = write(database, NEXT, [{"event_type": "![x](/graphql?query=mutation)", "payload": Jsonb(1)}])
+    publish(database)
     result = dagster.run(DAY)
     assert result.success
     steps = [e.step_key for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_START]
-    assert steps == ["outbox__events_events_as_expected", _STEP, f"{_STEP}_archive_equals_table"]
-    found = {each.check_name: each for each in result.get_asset_check_evaluations()}["events_as_expected"]
+    assert steps[0] == _STEP
+    assert set(steps[1:]) == {f"{_STEP}_archive_equals_table", "check_archived_day"}
+    found = {each.check_name: each for each in result.get_asset_check_evaluations()}
+    assert set(found) == {"archive_equals_table", *CHECKS}
+    assert found["ids_unique"].passed
     # One of the shapes is a payload of null, and one a list.
-    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert found.description == "2 payloads are not a JSON object"
-    metadata = {name: value.value for name, value in found.metadata.items()}
-    assert metadata["events"] == manifest(served.load_settings(), DAY).rows
-    assert (metadata["not_objects"], metadata["seqs_twice"]) == (2, 0)
+    payloads = found["payloads_valid"]
+    rows = manifest(served.load_settings(), DAY).rows
+    assert (payloads.passed, payloads.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert f"2 of {rows} rows do not meet it: " in str(payloads.description)
+    assert payloads.metadata["events"].value == payloads.metadata["examined"].value == rows
+    assert payloads.metadata["sample"].value == f"all {rows} events"
     assert dagster.run(NEXT).success
-    key = dg.AssetCheckKey(dg.AssetKey(["outbox", "events"]), "events_as_expected")
-    for day, passed in ((DAY, False), (NEXT, True)):
+    for day, ids in ((DAY, 2), (NEXT, 1)):
+        key = dg.AssetCheckKey(ARCHIVE, "payloads_valid")
         record = dagster.instance.event_log_storage.get_latest_asset_check_execution_by_key(
             [key], PartitionKeyFilter(key=str(day))
         )[key]
         assert record.evaluation is not None
-        assert record.evaluation.passed is passed
-    # An error of the structure archives it too: it is the run's metadata that says so.
-    with database.connect() as connection:
-        connection.execute("SET session_replication_role = replica")
-        connection.execute(
-            "UPDATE outbox SET seq = (SELECT min(seq) FROM outbox) WHERE event_type = 'number'"
+        (row,) = records_of(record.evaluation.metadata["expectations"])
+        assert (row.data["result"], row.data["rows"]) == ("warn", ids)
+    assert row.data["ids"] == str(hostile.id)
+    assert "graphql" not in str(record.evaluation)
+
+
+def test_a_check_that_blocks_stops_what_is_downstream(dagster: Dagster, served: Served) -> None:
+    """Guards against a report of a day whose payloads are known to be invalid; and one that is held without
+    being asked for."""
+    for blocking in ([], ["payloads_valid"]):
+        outbox = replace(served, blocking_checks=blocking)
+
+        @dg.asset(partitions_def=outbox.days, deps=[outbox.key("archive")])
+        def report() -> None: ...
+
+        definitions = dg.Definitions.merge(outbox_definitions(outbox), dg.Definitions(assets=[report]))
+        job = definitions.resolve_implicit_global_asset_job_def()
+        result = job.execute_in_process(
+            instance=dagster.instance,
+            partition_key=str(DAY),
+            asset_selection=[ARCHIVE, report.key],
+            raise_on_error=False,
         )
-    again = dagster.run(DAY)
-    found = {each.check_name: each for each in again.get_asset_check_evaluations()}["events_as_expected"]
-    assert found.severity is dg.AssetCheckSeverity.ERROR
-    assert again.success
-    assert again.asset_materializations_for_node(_STEP)
+        checked = {each.check_name: each for each in result.get_asset_check_evaluations()}
+        is_error = checked["payloads_valid"].severity is dg.AssetCheckSeverity.ERROR
+        materialized = {e.asset_key for e in result.get_asset_materialization_events()}
+        assert (is_error, result.success) == (bool(blocking), not blocking)
+        assert materialized == {ARCHIVE, *([] if blocking else [report.key])}
 
 
 def test_a_check_that_fails_holds_no_archive_up(dagster: Dagster, served: Served, tmp_path: Path) -> None:
@@ -181,7 +202,8 @@ def test_a_tampered_file_of_a_dropped_day(dagster: Dagster, served: Served, data
     assert verdict.passed
     path = file(served.load_settings(), DAY)
     path.write_bytes(path.read_bytes()[:-1])
-    assert dagster.run(DAY).success
+    # Its events cannot be judged, either.
+    assert not dagster.run(DAY).success
     verdict = dagster.verdict(DAY)
     assert verdict is not None
     assert not verdict.passed

@@ -146,7 +146,7 @@ def test_every_definition_has_its_own_io_manager() -> None:
         for each in (*(definitions.assets or ()), *(definitions.asset_checks or ()))
         if isinstance(each, dg.AssetsDefinition) and each.is_executable
     ]
-    assert len(executed) == 8
+    assert len(executed) == 9
     for each in executed:
         assert "io_manager" not in each.required_resource_keys, each
 
