@@ -12,33 +12,32 @@ Invariants:
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import dagster as dg
 
+    from outbox_pipelines.defs.archive_resource import ArchiveResource as ArchiveResource
     from outbox_pipelines.defs.component import OutboxComponent as OutboxComponent
     from outbox_pipelines.defs.outbox import Outbox as Outbox
     from outbox_pipelines.defs.overview_component import OutboxesOverview as OutboxesOverview
 
-__all__ = ["Outbox", "OutboxComponent", "OutboxesOverview", "outbox_definitions"]
+_PLACES = {
+    "ArchiveResource": "archive_resource",
+    "Outbox": "outbox",
+    "OutboxComponent": "component",
+    "OutboxesOverview": "overview_component",
+}
+
+__all__ = ["ArchiveResource", "Outbox", "OutboxComponent", "OutboxesOverview", "outbox_definitions"]
 
 
 def __getattr__(name: str) -> object:
     # Every module of this package imports this one first; Dagster takes a second to import.
-    if name == "Outbox":
-        from outbox_pipelines.defs.outbox import Outbox
-
-        return Outbox
-    if name == "OutboxComponent":
-        from outbox_pipelines.defs.component import OutboxComponent
-
-        return OutboxComponent
-    if name == "OutboxesOverview":
-        from outbox_pipelines.defs.overview_component import OutboxesOverview
-
-        return OutboxesOverview
-    raise AttributeError(name)
+    if name not in _PLACES:
+        raise AttributeError(name)
+    return getattr(import_module(f"outbox_pipelines.defs.{_PLACES[name]}"), name)
 
 
 def outbox_definitions(*outboxes: Outbox) -> dg.Definitions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -14,6 +14,7 @@ from dagster.components.core.component_tree import ComponentTree
 
 from outbox_pipelines.defs.component import OutboxComponent
 from tests.conftest import clean_environment
+from tests.defs.test_downstream import blocks
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +79,10 @@ WRONG = {
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # A project of the same name that another test has loaded.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
+        monkeypatch.delitem(sys.modules, name)
     package = tmp_path / "src" / "shop"
     (package / "defs").mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text(PROJECT)
@@ -145,6 +149,50 @@ def test_the_overview_of_outboxes_in_files_of_their_own(
     assert definitions.get_sensor_def("outboxes_overview").default_status is dg.DefaultSensorStatus.RUNNING
     same = [line for line in caplog.messages if "have the same tables" in line]
     assert [line.split(" have")[0] for line in same] == ["billing and orders"]
+
+
+VARIABLES = """
+from datetime import timedelta
+import dagster as dg
+
+@dg.template_var
+def daily() -> dg.FreshnessPolicy:
+    return dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=30))
+"""
+
+
+def test_the_example_of_an_asset_downstream_of_a_component_works(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a page whose example does not load, and attributes of a file without an effect."""
+    folder = shop / "src" / "shop" / "defs" / "orders"
+    folder.mkdir()
+    (folder / "variables.py").write_text(VARIABLES)
+    (folder / "defs.yaml").write_text(
+        "type: outbox_pipelines.OutboxComponent\n"
+        "template_vars_module: .variables\n"
+        "attributes:\n"
+        "  name: orders\n"
+        "  partition_start: '2026-11-01'\n"
+        "  blocking_checks: [payloads_valid]\n"
+        "  freshness_policy: '{{ daily }}'\n"
+        "  automation_condition: \"{{ automation_condition.on_cron('10 2 * * *') }}\"\n"
+    )
+    example = next(code for code in blocks("dagster.md", "Build on an archived day", "python")[1:])
+    (shop / "src" / "shop" / "defs" / "revenue.py").write_text(
+        "import dagster as dg\nfrom outbox_pipelines.defs import ArchiveResource, OutboxComponent\n\n"
+        + example.replace("[revenue])", "[revenue], resources={'archive': ArchiveResource(url='/x')})")
+    )
+    monkeypatch.syspath_prepend(str(shop / "src"))
+    definitions = ComponentTree.for_project(shop).build_defs()
+    specs = {spec.key.to_user_string(): spec for spec in definitions.resolve_all_asset_specs()}
+    archive, revenue = specs["outbox/orders/archive"], specs["revenue"]
+    assert [dep.asset_key for dep in revenue.deps] == [archive.key]
+    assert revenue.partitions_def == archive.partitions_def
+    assert archive.automation_condition == dg.AutomationCondition.on_cron("10 2 * * *")
+    assert archive.freshness_policy == dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=30))
+    checks = {spec.name: spec for each in definitions.asset_checks or () for spec in each.check_specs}
+    assert {name for name, spec in checks.items() if spec.blocking} == {"payloads_valid"}
 
 
 class Shown(OutboxComponent):

@@ -166,7 +166,7 @@ def test_payloads_are_limited_in_bytes(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_columns_of_the_user_replace_none_of_the_frame(tmp_path: Path) -> None:
     """Guards against a table with a column `weight`, of which no day can be judged."""
-    added = {"weight": 70, "Lag_Seconds": 1000, "grams": 5}
+    added: dict[str, Any] = {"weight": 70, "Lag_Seconds": 1000, "grams": 5}
     settings = write(tmp_path, [event(n, **added) for n in range(3)], added=[*added])
     found = sample.read(settings, DAY).frame
     assert (found["weight"].sum(), found["lag_seconds"].max(), found["grams"].sum()) == (3, 0.1, 15)
