@@ -18,7 +18,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.relay import service, transactional_producer
+from outbox_pipelines.relay import service
+from outbox_pipelines.relay.core.batch import Batch
+from outbox_pipelines.relay.core.batch_queue import BatchQueue
 from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.core.record import Record
 from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
@@ -74,9 +76,21 @@ def test_what_comes_while_kafka_ends_a_transaction_is_in_the_next(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a transaction for each event, which would queue up behind each other."""
-    for limit in ("_LEAST_ENDING_SECONDS", "_MOST_ENDING_SECONDS"):
-        monkeypatch.setattr(transactional_producer, limit, 3.0)
-    commit, commits = FencingProducer.commit, []
+    commit, add = FencingProducer.commit, BatchQueue.add
+    commits: list[CommitAnswer] = []
+    read: list[object] = []
+
+    def counted(self: BatchQueue, batch: Batch | None) -> None:
+        add(self, batch)
+        read.extend(batch.events if batch is not None else ())
+
+    def await_end(self: FencingProducer) -> None:
+        """As long as it takes to read what is written then."""
+        if commits:
+            wait_until(lambda: len(read) == 20, what="all events to be read")
+
+    monkeypatch.setattr(BatchQueue, "add", counted)
+    monkeypatch.setattr(FencingProducer, "await_end", await_end)
 
     def noted(self: FencingProducer) -> CommitAnswer:
         answer = commit(self)
