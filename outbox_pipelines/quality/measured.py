@@ -53,6 +53,8 @@ class ShardStatus:
     """Published over the last minute."""
     lag_seconds: float | None
     """From commit to settled, of the newest event published; None before the first."""
+    awaits_standby: bool = False
+    """Whether a commit of its relay has waited for a synchronous standby for more than 5 s."""
 
 
 @dataclass(frozen=True, slots=True)

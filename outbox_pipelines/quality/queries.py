@@ -72,6 +72,8 @@ SELECT coalesce(jsonb_agg(to_jsonb(found) ORDER BY found.shard), '[]') FROM (
             FROM locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
             WHERE h.shard IS NULL AND l.objid = s.shard
               AND l.classid = hashtext(%(lock)s)::bigint & 4294967295 LIMIT 1) AS intruder,
+           EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = h.pid AND a.wait_event = 'SyncRep'
+                   AND a.query_start < clock_timestamp() - interval '5 seconds') AS awaits_standby,
            s.wanted, backlog.*, rate.*
     FROM outbox_shards s
     LEFT JOIN outbox_shards h ON h.shard = s.shard AND EXISTS (

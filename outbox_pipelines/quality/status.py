@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from outbox_pipelines.debezium.state import Connector
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus, age
 from outbox_pipelines.quality.rules import CheckResult
 from outbox_pipelines.quality.slots import Slots, size
 from outbox_pipelines.text import plain
+
+_AWAITS_STANDBY: Final = (
+    "wait for a synchronous standby, so what is published still counts as backlog: start the standby, or "
+    "remove it from synchronous_standby_names"
+)
 
 
 def render(found: Measurements, results: Iterable[CheckResult]) -> str:
@@ -19,6 +25,7 @@ def render(found: Measurements, results: Iterable[CheckResult]) -> str:
             f"shard {shard.shard}",
             f"  owner       {owner(shard)}",
             f"  kafka       {_kafka(shard)}",
+            *([f"  commits     {_AWAITS_STANDBY}"] if shard.awaits_standby else []),
             *([f"  partitions  not created ahead: {shard.top_up_error}"] if shard.top_up_error else []),
             f"  backlog     {_count(shard.backlog)} events"
             + (f", oldest {age(shard.oldest_seconds)}" if shard.backlog else ""),
