@@ -5,6 +5,8 @@ Invariants:
 - Afterwards, a session waits for answers for `PATIENCE` seconds in all; then it is closed, and its statement
   fails. A network, or a pooler in between, may acknowledge everything and answer nothing or late: the kernel
   sees no fault.
+- A commit whose wait for a synchronous standby was canceled is an error, as if its answer were lost: Kafka, a
+  connector or a file does not change after it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 import psycopg
+
+from outbox_pipelines.session import is_canceled_wait
 
 PATIENCE: Final = 10.0
 _stop: Final[ContextVar[threading.Event | None]] = ContextVar("stop", default=None)
@@ -40,12 +44,24 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
         self._stop = _stop.get()
         self._waited = 0.0
         """Seconds, since the stop."""
+        self._is_canceled_wait = False
+        self.add_notice_handler(self._heard)
+
+    def _heard(self, notice: psycopg.errors.Diagnostic) -> None:
+        self._is_canceled_wait |= is_canceled_wait(notice)
 
     def wait(self, gen: Any, *given: Any, **named: Any) -> Any:
         """Have psycopg wait for the end of one exchange with the server."""
         if self._stop is not None:
             gen = self._limited(gen, self._stop)
-        return super().wait(gen, *given, **named)
+        answer = super().wait(gen, *given, **named)
+        if self._is_canceled_wait:
+            self.pgconn.finish()
+            raise psycopg.OperationalError(
+                "the wait for a synchronous standby was canceled: the transaction is committed in this "
+                "server alone, and a failover can undo it"
+            )
+        return answer
 
     def _limited(self, gen: Any, stop: threading.Event) -> Generator[Any, Any, Any]:
         try:

@@ -25,6 +25,8 @@ CONNECTION: Final[dict[str, Any]] = {
     "client_encoding": "UTF8",
     "target_session_attrs": "primary" if psycopg.pq.version() >= 140000 else None,
 }
+# The server's function whose notice says that it no longer waits for a synchronous standby.
+_WAIT_FOR_STANDBY: Final = "SyncRepWaitForLSN"
 # How values are written and read. Also for a session that runs a handler's statements; there, transactions,
 # names, policies and timeouts depend on its role.
 SHARED: Final = {
@@ -65,6 +67,19 @@ WHERE CASE name
     -- It waits for more than `on` does.
     WHEN 'synchronous_commit' THEN current_setting('synchronous_commit') <> 'remote_apply'
     ELSE true END"""
+
+
+def is_canceled_wait(notice: Any) -> bool:
+    """Return whether a notice says that a commit is in this server alone, so that a failover can undo it.
+
+    PostgreSQL reports success: `pg_cancel_backend` ends the wait for a synchronous standby, and not the
+    transaction.
+
+    Args:
+        notice: psycopg's or asyncpg's.
+    """
+    names = ("source_function", "server_source_function")
+    return any(getattr(notice, name, None) == _WAIT_FOR_STANDBY for name in names)
 
 
 def pin(settings: dict[str, str]) -> str:

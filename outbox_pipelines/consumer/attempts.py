@@ -72,10 +72,9 @@ class Attempts(Outages):
         self.types = Types(handlers.types)
         self.counts = Counts(ignored_types=self.types.passed_over)
         self.figures = Figures(unseen=self.types.unseen)
-        super().__init__(plan)
+        super().__init__(plan, database)
         self._handlers = handlers
         self._reader = reader
-        self._database = database
         # The query that tells whether the transaction in which a handler runs is committed: only the handler
         # can have committed it.
         self._open: tuple[str, Mapping[str, Any]] | None = None

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from outbox_pipelines import errors
-from outbox_pipelines.consumer import inbox
+from outbox_pipelines.consumer import inbox, queries
 from outbox_pipelines.consumer.config import Plan, StoppedError
 from outbox_pipelines.consumer.errors import ConsumerError
-from outbox_pipelines.consumer.transactions import is_worth_a_repetition
+from outbox_pipelines.consumer.transactions import Database, is_worth_a_repetition
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.refusals import is_refused
 from outbox_pipelines.repeated_lines import RepeatedLines
@@ -34,15 +34,18 @@ _AVAILABLE: Final = "the database is available again"
 class Outages:
     """Calls that outlast an outage; must be used by one thread or task."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, database: Database) -> None:
         self.awaits = ""
         """What is waited for: the "handler", or an answer of the "database" to a statement of ours."""
         self._plan = plan
+        self._database = database
         self._has_begun = False
         """Whether the database has answered since the start."""
         self._is_called = False
         """Whether the handler was called in the last attempt."""
         self._lines = RepeatedLines(_LOG)
+        self._safe_at = -1
+        """How many warnings the database had given when all commits were known to be safe; -1: unknown."""
 
     async def _repeated(self, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
         """Repeat an attempt immediately after a serialization failure or deadlock; if the database is
@@ -57,6 +60,8 @@ class Outages:
             try:
                 done = await attempt()
             except Exception as error:
+                if is_outage(error):
+                    self._safe_at = -1
                 if is_worth_a_repetition(error):
                     if tries == _TRIES:
                         raise
@@ -72,6 +77,20 @@ class Outages:
                 return done
             finally:
                 self.awaits = ""
+
+    async def _secure(self) -> None:
+        """Wait until a failover cannot undo what is committed; usually that is known from the commits.
+
+        What another session, or one whose connection was lost, has committed can be in this server alone.
+        """
+        while self._safe_at != self._database.warnings:
+            warnings = self._database.warnings
+            await self._surely(self._reach_standbys)
+            self._safe_at = warnings
+
+    async def _reach_standbys(self) -> None:
+        async with self._database.transaction() as transaction:
+            await self._database.rows(transaction, queries.REACH_STANDBYS, {})
 
     async def _surely(self, do: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run a database operation; while the database is unavailable, wait and repeat it.
@@ -114,6 +133,7 @@ class Outages:
             StoppedError: the consumer was stopped while it waited.
         """
         self._lines.log("database", "the database is unavailable; waiting for it: %s", told(error))
+        self._safe_at = -1
         pause = min(2 * pause or 0.1, _LONGEST_PAUSE)
         await self._plan.pause(pause)
         if self._plan.is_stopped():

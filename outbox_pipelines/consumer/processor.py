@@ -1,7 +1,8 @@
 """Process messages: handle them, or write them to the inbox.
 
 Invariants:
-- An offset is committed only after its event is committed in the database: handled, or in the inbox.
+- An offset is committed only after its event is committed in the database, and in its synchronous standbys:
+  handled, or in the inbox.
 - After a crash, as many events of a partition as can have been in progress go through the inbox, where
   attempts are counted before they begin: this detects an event that crashes the process; see `crash_guard`.
 """
@@ -89,6 +90,7 @@ class Work(Handling):
                 await self._count_duplicates([each for each in group if each.id in known])
             if new:
                 await self._take_group(new)
+            await self._secure()
             member.done([each.message for each in group])
             self.figures.progress()
         self.figures.lag = member.lag
@@ -100,6 +102,7 @@ class Work(Handling):
         if gone:
             await self._surely(lambda: self._guard.give_up(gone))
         if come:
+            self._safe_at = -1
             await self._surely(lambda: self._guard.assigned(come, self._handlers.at_once))
 
     async def end(self) -> None:
@@ -122,6 +125,7 @@ class Work(Handling):
             new = await self._receive(wanted)
             self.counts.received += len(new)
             await self._count_duplicates(not_among(wanted, new))
+        await self._secure()
         member.done([each.message for each in items])
         self.figures.lag = member.lag
         self.figures.progress()

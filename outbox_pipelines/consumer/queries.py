@@ -72,6 +72,9 @@ _DURABLE: Final = """set_config('synchronous_commit',
 # committed.
 _IS_HANDLING: Final = "current_setting('outbox.handling', true) = 'on'"
 _END_HANDLING: Final = f"concat({_DURABLE}, set_config('outbox.handling', '', true))"
+# A commit that waits for the disk and for synchronous standbys, which get all that was committed before. It
+# must write something: a large object, gone at once, needs no privilege, and no replication slot delivers it.
+REACH_STANDBYS: Final = f"SELECT {_END_HANDLING}, lo_unlink(lo_create(0))"
 RELEASE: Final = f"""
 SELECT CASE WHEN {_IS_HANDLING} THEN {_END_HANDLING} <> '' END"""
 

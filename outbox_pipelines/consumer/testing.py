@@ -334,6 +334,8 @@ class _OwnAsyncSession(AsyncSessions):
 class _NoDatabase:
     """Every event is new, and nothing is recorded."""
 
+    warnings = 0
+
     def __init__(self, using: object) -> None:
         self._using = using
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
 
+from outbox_pipelines import session as sessions
 from outbox_pipelines.consumer import messages, queries
 from outbox_pipelines.consumer.connecting import AsyncConnection, Connection, made
 from outbox_pipelines.consumer.messages import FirstStatement
@@ -81,16 +82,43 @@ class Database(Protocol):
         Where a driver sends two statements at once, this commits it too.
         """
 
+    @property
+    def warnings(self) -> int:
+        """How many commits did not wait for a synchronous standby to the end, as far as the driver tells."""
+
     def abort(self) -> None:
         """Break the connection, so that a wait for an answer ends with an error; from any thread."""
 
     async def close(self) -> None: ...
 
 
-class Connections:
+class _Listening:
+    """Counts the commits that are in one server alone; see `is_canceled_wait`."""
+
+    def __init__(self) -> None:
+        self.warnings = 0
+
+    def _hear(self, connection: Any) -> None:
+        """Listen to a connection of psycopg or asyncpg, once; others do not tell where a notice is from."""
+        if hasattr(connection, "add_notice_handler"):
+            with suppress(ValueError):
+                connection.remove_notice_handler(self._note)
+            connection.add_notice_handler(self._note)
+        elif hasattr(connection, "add_log_listener"):
+            connection.add_log_listener(self._note_of_asyncpg)
+
+    def _note(self, notice: Any) -> None:
+        self.warnings += sessions.is_canceled_wait(notice)
+
+    def _note_of_asyncpg(self, _connection: Any, notice: Any) -> None:
+        self._note(notice)
+
+
+class Connections(_Listening):
     """One connection of psycopg for all transactions; another one where it is lost."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
+        super().__init__()
         self._connect = connect
         self._connection: Connection | None = None
         self._first: FirstStatement | None = None
@@ -101,6 +129,7 @@ class Connections:
     async def transaction(self) -> AsyncIterator[Connection]:
         if self._connection is None or self._connection.closed:
             self._connection = made(self._connect(), psycopg.Connection, "connect")
+            self._hear(self._connection)
             self._first = FirstStatement(self._connection)
             self._is_new = True
         connection = self._connection
@@ -160,10 +189,11 @@ class Connections:
             self._connection.close()
 
 
-class AsyncConnections:
+class AsyncConnections(_Listening):
     """The same with an asynchronous connection."""
 
     def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]]) -> None:
+        super().__init__()
         self._connect = connect
         self._connection: AsyncConnection | None = None
         self._first: FirstStatement | None = None
@@ -176,6 +206,7 @@ class AsyncConnections:
             connecting = self._connect()
             opened = await connecting if inspect.isawaitable(connecting) else connecting
             self._connection = made(opened, psycopg.AsyncConnection, "connect")
+            self._hear(self._connection)
             self._first = FirstStatement(self._connection)
             self._is_new = True
         connection = self._connection
@@ -229,10 +260,11 @@ class AsyncConnections:
             await self._connection.close()
 
 
-class Sessions:
+class Sessions(_Listening):
     """A session of SQLAlchemy for each transaction."""
 
     def __init__(self, make: Callable[[], Session]) -> None:
+        super().__init__()
         self._make = make
         self._abort: Callable[[], object] | None = None
 
@@ -249,6 +281,7 @@ class Sessions:
             if getattr(driver, "autocommit", False):
                 raise SetupError(_AUTOCOMMIT)
             self._abort = partial(_break, driver)
+            self._hear(driver)
             try:
                 yield session
             except TimeoutError:
@@ -278,10 +311,11 @@ class Sessions:
         """Nothing is kept: connections belong to the engine."""
 
 
-class AsyncSessions:
+class AsyncSessions(_Listening):
     """The same with an asynchronous session."""
 
     def __init__(self, make: Callable[[], AsyncSession]) -> None:
+        super().__init__()
         self._make = make
         self._abort: Callable[[], object] | None = None
 
@@ -299,6 +333,7 @@ class AsyncSessions:
                 raise SetupError(_AUTOCOMMIT)
             loop = asyncio.get_running_loop()
             self._abort = partial(loop.call_soon_threadsafe, _break, driver.driver_connection)
+            self._hear(driver.driver_connection)
             yield session
             if session.get_transaction() is not transaction or not transaction.is_active:
                 raise TransactionError(ENDED)

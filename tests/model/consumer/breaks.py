@@ -21,6 +21,7 @@ from outbox_pipelines.consumer.crash_guard import CrashGuard
 from outbox_pipelines.consumer.handling import Handling
 from outbox_pipelines.consumer.inbox import Inbox
 from outbox_pipelines.consumer.membership import Member
+from outbox_pipelines.consumer.outages import Outages
 from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.recording import Recording
 from tests.model.consumer import world
@@ -341,7 +342,7 @@ BREAKS: Final[dict[str, Break]] = {
     "counted before it is handled": _one(
         "a connection that is lost before the handler is called costs an attempt",
         *("consumer-refused", "blame"),
-        *(Attempts, "_repeated"),
+        *(Outages, "_repeated"),
         "elif isinstance(error, SetupError) or self._is_called or not is_outage(error):",
         "elif True:",
     ),

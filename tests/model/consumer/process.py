@@ -208,6 +208,9 @@ class Run:
     def monotonic(self) -> float:
         return self.now
 
+    # As `Outages` begins: all commits are durable.
+    warnings = -1
+
     # The database.
 
     @asynccontextmanager

@@ -231,6 +231,10 @@ class _RecordedDatabase:
             "rows", [query, given], lambda: drive(self._real.rows(transaction, query, given))
         )
 
+    @property
+    def warnings(self) -> int:
+        return int(self._tape.record("warnings", None, lambda: self._real.warnings))
+
     async def require_open(self, transaction: Any) -> None:
         self._tape.record("require open", None, lambda: drive(self._real.require_open(transaction)))
 
@@ -264,6 +268,10 @@ class _PlayedDatabase:
 
     async def rows(self, transaction: None, query: str, given: Mapping[str, Any]) -> Any:
         return self._tape.play("rows", [query, given])
+
+    @property
+    def warnings(self) -> int:
+        return int(self._tape.play("warnings", None))
 
     async def require_open(self, transaction: None) -> None:
         self._tape.play("require open", None)

@@ -37,6 +37,8 @@ HOLDS = ("RECORD", "RECORD_MANY", "RECEIVE", "FINISH")
 class Real:
     """One session of the real database, as the production code uses it."""
 
+    warnings = 0
+
     def __init__(self, dsn: str, owner: UUID, *, blocks: bool) -> None:
         self.connection = psycopg.connect(dsn)
         self.connection.execute("SET lock_timeout = '60s'")
