@@ -7,7 +7,7 @@ request on in the next transaction.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines import schema
+from outbox_pipelines.local.server import Server
 from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from outbox_pipelines.relay.parking.prober import Prober
@@ -23,7 +24,7 @@ from outbox_pipelines.relay.transactional_producer import FencingProducer, begin
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Lasting, Outbox, topic_prefix, wait_until
 from tests.history import servers as own
-from tests.history.requests import ABORT, ADD, COMMIT, PRODUCE, Late, Requests
+from tests.history.requests import ABORT, ADD, COMMIT, PRODUCE, KafkaProxy, Late, Requests
 from tests.relay.threads import quick, running, wait_until_relayed
 from tests.relay.topic import create_topic
 
@@ -149,6 +150,55 @@ def test_a_late_commit_in_the_next_transaction(distant: Outbox, requests: Reques
         wait_until(lambda: late.is_held, what="the commit that is held")
         distant.fill(500, aggregates=50)
         wait_until(lambda: requests.came_late[COMMIT] > 0, what="the late commit")
+        wait_until_relayed(distant)
+    _assert_each_once(distant, 502)
+
+
+@pytest.mark.parametrize("follows", ["at once", "later"])
+def test_a_late_addition_of_a_partition(distant: Outbox, requests: Requests, follows: str) -> None:
+    """Guards against a partition that joins the next transaction by a request of the last one.
+
+    The broker adds it again, or begins a transaction with it, which the next one is then a part of.
+    """
+    create_topic(distant, PARTITIONS)
+    late = Late(ADD, moments=(COMMIT, ADD) if follows == "at once" else (COMMIT,), seconds=0.05, pause=0.5)
+    with running(quick(distant, delivery="exactly_once")):
+        distant.write("a")
+        wait_until_relayed(distant)
+        requests.delay(late)
+        distant.write("b")
+        wait_until(lambda: late.is_held, what="the addition that is held")
+        if follows == "later":
+            wait_until(lambda: requests.came_late[ADD] > 0, what="the late addition")
+        distant.fill(500, aggregates=50)
+        wait_until(lambda: requests.came_late[ADD] > 0, what="the late addition")
+        wait_until_relayed(distant)
+        distant.write("c")
+        wait_until_relayed(distant)
+    _assert_each_once(distant, 503)
+
+
+@pytest.mark.parametrize("end", [Server.kill, Server.stop])
+def test_a_coordinator_that_is_restarted_while_it_ends_a_transaction(
+    distant: Outbox, servers: own.Servers, requests: Requests, end: Callable[[Server], None]
+) -> None:
+    """Guards against a commit that counts as done, or as not done, by what a broker had no time to answer."""
+    create_topic(distant, PARTITIONS)
+    ended: list[int] = []
+
+    def stop(_proxy: KafkaProxy) -> None:
+        end(servers.kafka)
+        ended.append(1)
+
+    with running(quick(distant, delivery="exactly_once")):
+        distant.write("a")
+        wait_until_relayed(distant)
+        with requests.at(COMMIT, stop):
+            distant.fill(500, aggregates=50)
+            wait_until(lambda: ended, what="a commit")
+        servers.kafka.start()
+        wait_until_relayed(distant)
+        distant.write("b")
         wait_until_relayed(distant)
     _assert_each_once(distant, 502)
 
