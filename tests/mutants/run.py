@@ -293,6 +293,8 @@ def _run(mutant: Mutant | None, items: list[pytest.Item], limits: list[float], w
     items[0].config.pluginmanager.register(Watching())
     if mutant is not None and mutant.file.endswith(".sql"):
         _forget_templates(items[0])
+    # What lasts for the folder of the test that ran last, if this is another one.
+    items[0].session._setupstate.teardown_exact(items[0])
     for item, limit, following in zip(items, limits, [*items[1:], _elsewhere(items[-1])], strict=True):
         os.write(writer, f"{item.nodeid}\n".encode())
         # Of pytest-timeout: the test fails, and its fixtures end as usual.
