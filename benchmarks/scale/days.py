@@ -67,7 +67,7 @@ def _at(servers: Settings, sizes: Sizes, days: int, *, is_closed: bool) -> dict[
 def _plans(settings: Settings) -> tuple[float, float, float, float]:
     """Return planning and execution time of a tick in seconds, its buffers, and the time of an empty one."""
     with psycopg.connect(settings.dsn, autocommit=True) as connection:
-        connection.execute(queries.TUNE)
+        connection.execute(queries.PLAN_EACH)
         connection.execute(queries.BY_INDEX)
         before = _snapshot(connection)
         with psycopg.connect(settings.dsn) as writer:

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy import orm
 
-from outbox_pipelines.consumer import AsyncConsumer, Consumer, patience, transactions
+from outbox_pipelines.consumer import AsyncConsumer, Consumer, connecting, patience
 from outbox_pipelines.database import reading_dsn
 from tests.conftest import wait_until
 from tests.consumer import test_async
@@ -138,13 +138,13 @@ def _options(
 
 def test_the_kernel_notices_a_peer_that_vanished(place: Place) -> None:
     """Guards against a firewall that drops a connection: five events were unhandled after 400 s."""
-    with transactions.dsn(place.dsn, "billing")() as connection:
+    with connecting.dsn(place.dsn, "billing")() as connection:
         assert _options(connection) == OPTIONS
     with psycopg.connect(reading_dsn(place.dsn)) as connection:
         assert _options(connection) == OPTIONS
 
     async def scenario() -> None:
-        async with await transactions.async_dsn(place.dsn, "billing")() as connection:
+        async with await connecting.async_dsn(place.dsn, "billing")() as connection:
             assert _options(connection) == OPTIONS
 
     asyncio.run(scenario())

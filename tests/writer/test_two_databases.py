@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -47,15 +47,16 @@ def test_rows_in_another_database(
 ) -> None:
     """Guards against an order in one database and its event in another: two commits."""
     with session(*engines) as split:
-        for write in (
-            lambda order: emit(split, "order", 1, "order.placed", {}),
-            lambda order: split.add(OutboxEvent("order", 1, "order.placed", {})) or split.commit(),
-        ):
-            split.add(order := Order())
+        writes: tuple[Callable[[], object], ...] = (
+            lambda: emit(split, "order", 1, "order.placed", {}),
+            lambda: split.add(OutboxEvent("order", 1, "order.placed", {})) or split.commit(),
+        )
+        for write in writes:
+            split.add(Order())
             if flushed:
                 split.flush()
             with pytest.raises(OutboxError, match=r"written to two databases, .* commit separately"):
-                write(order)
+                write()
             split.rollback()
 
 
