@@ -26,7 +26,9 @@ from outbox_pipelines.local.server import bound
 HOST: Final = "127.0.0.1"
 
 _TICK_SECONDS: Final = 0.2
-_START_SECONDS: Final = 120.0
+# A machine that also does other work needs minutes.
+_START_SECONDS: Final = 900.0
+_REPORT_SECONDS: Final = 30.0
 # `dagster dev` gives each of its services 15 s.
 _STOP_SECONDS: Final = 40.0
 
@@ -45,12 +47,13 @@ class Pages:
             raise SetupError(f"`dagster dev` has ended: {self._last_words()}")
 
     def wait_until_ready(self) -> None:
-        """Waits until the pages answer.
+        """Waits until the pages answer, and prints twice a minute that they do not yet.
 
         Raises:
-            SetupError: they do not.
+            SetupError: `dagster dev` has ended, or does not answer for a quarter of an hour.
         """
-        deadline = time.monotonic() + _START_SECONDS
+        started = time.monotonic()
+        deadline, report_at = started + _START_SECONDS, started + _REPORT_SECONDS
         while True:
             self.require_alive()
             try:
@@ -61,6 +64,12 @@ class Pages:
                     raise SetupError(
                         f"Dagster does not answer at {self.address}: {self._last_words()}"
                     ) from None
+                if time.monotonic() > report_at:
+                    seconds = time.monotonic() - started
+                    print(
+                        f"Dagster is still starting, after {seconds:.0f} s: {self._last_words()}", flush=True
+                    )
+                    report_at += _REPORT_SECONDS
                 time.sleep(_TICK_SECONDS)
 
     def _last_words(self) -> str:
