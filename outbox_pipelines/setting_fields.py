@@ -326,7 +326,8 @@ class Fields(BaseSettings):
     ui_url: Link = Field(default="", description="Address of Dagster's pages, for links in messages.")
     runbook_url: Link = Field(
         default="",
-        description="Address of the page [Operating](operating.md), for links in messages and checks.",
+        description="Address of the page [Operating](operating.md), for links in messages and checks. If it "
+        "is not set, failing checks in Dagster contain the chapter.",
     )
     consumer_dsn: Dsn = Field(
         default=Secret(),
@@ -351,8 +352,8 @@ class Fields(BaseSettings):
         default=14,
         ge=1,
         le=36_500,
-        description="How long Dagster keeps finished runs and old check results, in days. The newest ones "
-        "always stay.",
+        description="How long Dagster keeps finished relay sessions and other runs that recur all day, in "
+        "days. Runs of days, and the newest run of each job, always stay.",
     )
 
     local_dir: Path = Field(

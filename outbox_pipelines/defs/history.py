@@ -2,19 +2,32 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import history_storage, ours
-from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs import ours
+from outbox_pipelines.defs.outbox import NAME, PACKAGE, Outbox
+from outbox_pipelines.defs.runs import DAY
 from outbox_pipelines.errors import SetupError
 
-# Dagster stores this tag with every run that its web server or daemon starts: the run's code location.
-LOCATION = ".dagster/repository"
-_ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-_LOG_EVERY = 100
+# Jobs whose runs recur all day, report no day and have no check. All other runs stay: a page about a day
+# uses the events of its run.
+JOBS: Final = (
+    "relay_session",
+    "relay_once",
+    "maintain_partitions",
+    "clean_table",
+    "make_months",
+    "drain_inbox",
+    "purge_history",
+)
+_ENDED: Final = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+# Runs that are read at once: more than those that stay, two for each job, asset and topic.
+_BATCH: Final = 1_000
+_LOG_EVERY: Final = 100
 
 
 def delete_old_history(outbox: Outbox) -> dg.OpDefinition:
@@ -22,75 +35,76 @@ def delete_old_history(outbox: Outbox) -> dg.OpDefinition:
 
     @dg.op(name=outbox.name_of("delete_old_history"))
     def delete_old_history(context: dg.OpExecutionContext) -> None:
-        """Delete runs that ended long ago, then events that have no run."""
-        # Imported here so that definitions load fast.
-        from sqlalchemy.exc import SQLAlchemyError
-
+        """Delete runs that ended long ago."""
         started = time.monotonic()
+        deleted = 0
         try:
             days = outbox.load_settings().run_retention_days
             before = datetime.now(UTC) - timedelta(days=days)
             context.log.info(f"removing runs that ended before {before:%Y-%m-%d %H:%M} UTC ({days} days)")
-            runs, kept = _delete_runs(context, outbox, before)
-            events = history_storage.delete_events(
-                context.instance,
-                before,
-                outbox,
-                lambda deleted: context.log.info(f"{deleted:,} events without a run"),
-            )
+            for deleted in _delete_runs(context, outbox, before):
+                if deleted % _LOG_EVERY == 0:
+                    context.log.info(f"{deleted:,} runs deleted")
         except SetupError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
-        except (SQLAlchemyError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever its storage raises
             raise dg.Failure(
                 f"Dagster's storage failed: {str(error).splitlines()[0]}: correct the cause, or wait until "
                 "it is less busy, and run purge_history again; it continues from here"
             ) from None
-        context.add_output_metadata(
-            {
-                "runs": runs,
-                "runs_kept_for_what_they_show": kept,
-                "events": events,
-                "seconds": round(time.monotonic() - started, 3),
-            }
-        )
+        context.add_output_metadata({"runs": deleted, "seconds": round(time.monotonic() - started, 3)})
 
     return delete_old_history
 
 
-def _delete_runs(context: dg.OpExecutionContext, outbox: Outbox, before: datetime) -> tuple[int, int]:
-    """Return how many runs were deleted, and how many stay because a page shows their events."""
-    location = context.run.tags_for_storage().get(LOCATION)
+def _delete_runs(context: dg.OpExecutionContext, outbox: Outbox, before: datetime) -> Iterator[int]:
+    """Delete runs, and yield after each how many are deleted."""
+    from outbox_pipelines.defs.dagster_internals import LOCATION, delete_run, location_of
+
+    location = location_of(context.run)
     if location is None:
         raise SetupError(
             "this run was not started by Dagster's web server or daemon, so its code location is unknown: "
             "launch purge_history there"
         )
-    # A code location may also have the user's jobs.
-    old = [
-        run.run_id
-        for run in context.instance.get_runs(
-            dg.RunsFilter(statuses=_ENDED, updated_before=before, tags={LOCATION: location})
-        )
-        if ours.is_ours(outbox, run)
+    instance, deleted = context.instance, 0
+    tags = {**PACKAGE, NAME: outbox.name, LOCATION: location}
+    shown = _runs_in_view(instance, outbox)
+    for job in map(outbox.name_of, JOBS):
+        newest = instance.get_run_records(dg.RunsFilter(job_name=job, tags=tags, statuses=_ENDED), limit=1)
+        kept = shown | {record.dagster_run.run_id for record in newest}
+        old = dg.RunsFilter(job_name=job, tags=tags, statuses=_ENDED, updated_before=before)
+        while to_go := [
+            record.dagster_run.run_id
+            for record in instance.get_run_records(old, limit=_BATCH, ascending=True)
+            if record.dagster_run.run_id not in kept and DAY not in record.dagster_run.tags
+        ]:
+            for run_id in to_go:
+                delete_run(instance, run_id)
+                deleted += 1
+                yield deleted
+
+
+def _runs_in_view(instance: dg.DagsterInstance, outbox: Outbox) -> set[str]:
+    """Return the runs with the newest materialization and observation of each asset, and of each topic."""
+    topics = instance.get_asset_keys(prefix=list(outbox.outer_key("topic").path))
+    records = [
+        record
+        for key in (*ours.assets(outbox), *topics)
+        for fetch in (instance.fetch_materializations, instance.fetch_observations)
+        for record in fetch(key, limit=1).records
     ]
-    in_view = history_storage.runs_in_view(context.instance)
-    to_go = [run_id for run_id in old if run_id not in in_view]
-    for done, run_id in enumerate(to_go, 1):
-        history_storage.delete_run(context.instance, run_id)
-        if done % _LOG_EVERY == 0 or done == len(to_go):
-            context.log.info(f"{done:,} of {len(to_go):,} runs")
-    return len(to_go), len(old) - len(to_go)
+    return {record.run_id for record in records}
 
 
 _PURGE_HISTORY: Final = """\
-Removes Dagster's history of runs that ended more than OUTBOX_RUN_RETENTION_DAYS ago
-(14): the runs of this package's jobs in this code location with their events and logs, and old results and
-observations of its assets without a run. Your own jobs, assets and checks keep their history. Dagster itself
-never removes history; a busy outbox adds about 60 MB a day in SQLite.
+Removes Dagster's history of runs that ended more than OUTBOX_RUN_RETENTION_DAYS ago (14), of the jobs that
+recur all day: relay sessions, `maintain_partitions`, `clean_table`, `make_months`, `drain_inbox` and this
+one, in this code location. Dagster itself never removes runs; a busy outbox adds about 60 MB a day in SQLite.
 
-The newest entries that a page shows stay, however old: each day's materialization and result, each check's
-last evaluation, each asset's last observation. Unfinished runs stay. Dagster itself removes ticks: see
-`retention` in dagster.yaml. The outbox itself, its events and its archives are not changed.
+The newest run of each job stays, and so do the runs with the newest entry that a page shows for an asset or a
+topic. All runs of days stay (archive, drop, reconcile), and your own. The outbox itself, its events and its
+archives are not changed. Dagster itself removes ticks: see `retention` in dagster.yaml.
 
 Use: its schedule runs it every night. Run it by hand after you lower OUTBOX_RUN_RETENTION_DAYS. Safe at any
 time.

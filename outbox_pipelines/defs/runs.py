@@ -13,7 +13,7 @@ from outbox_pipelines.defs.outbox import Outbox
 NO_DAYS = "an existing table (OUTBOX_TABLE_FILE) has no days"
 """Why schedules of days skip."""
 # Dagster adds this tag to every run of a partition.
-_DAY = "dagster/partition"
+DAY = "dagster/partition"
 IN_FLIGHT = [
     dg.DagsterRunStatus.NOT_STARTED,
     dg.DagsterRunStatus.QUEUED,
@@ -47,5 +47,5 @@ def requests(
 
 def _at_work(instance: dg.DagsterInstance, outbox: Outbox, day: str) -> bool:
     # The user's jobs may also have days.
-    in_flight = dg.RunsFilter(statuses=IN_FLIGHT, tags={_DAY: day})
-    return any(is_ours(outbox, run) for run in instance.get_runs(in_flight))
+    in_flight = dg.RunsFilter(statuses=IN_FLIGHT, tags={DAY: day})
+    return any(is_ours(outbox, record.dagster_run) for record in instance.get_run_records(in_flight))

@@ -1,47 +1,48 @@
 """The job `purge_history`: what goes, what stays, in SQLite's files and in PostgreSQL's tables."""
 
-from __future__ import annotations
-
+# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime, timedelta
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import psycopg
 import pytest
 import sqlalchemy
-from dagster._core.event_api import PartitionKeyFilter
-from dagster._core.storage.event_log import SqlEventLogStorage
-from sqlalchemy.engine import Connection
+from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
-from outbox_pipelines.defs import history_storage, ours
+from outbox_pipelines.defs import history, ours
 from outbox_pipelines.defs.build import build
-from outbox_pipelines.defs.history import LOCATION
+from outbox_pipelines.defs.dagster_internals import LOCATION
 from outbox_pipelines.defs.outbox import PACKAGE
-from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.postgres import Postgres
 from tests.conftest import Lasting, password_of
-from tests.defs.conftest import failure_of, job_of, schedule_of, serving
+from tests.defs.conftest import EVERYTHING, failure_of, job_of, schedule_of, serving
 from tests.schema.servers import Database, fresh
 
 pytestmark = pytest.mark.slow
 
 OURS = "__repository__@outbox"
 DAYS = dg.DailyPartitionsDefinition(start_date="2026-01-01", timezone="UTC")
-HEALTH = dg.AssetKey(["outbox", "health"])
+RELAY = dg.AssetKey(["outbox", "relay"])
 FOREIGN = dg.AssetKey(["warehouse", "orders"])
+# What an operator has done, and what a run of a day or of a check has found, stays.
+STAY = {
+    "dead_letters",
+    "cutover",
+    "archive_day",
+    "drop_day",
+    "reconcile_day",
+    "check_catalog",
+    "check_health",
+}
 
 
 @dg.asset(key=["outbox", "archive"], partitions_def=DAYS)
-def archived() -> None:
-    print("a line that is captured")
+def archived() -> None: ...
 
 
 @dg.asset_check(asset=archived, partitions_def=DAYS, name="archive_equals_table")
@@ -50,17 +51,31 @@ def equal() -> dg.AssetCheckResult:
 
 
 @dg.op
+def publish(context: dg.OpExecutionContext) -> None:
+    """As a session does that publishes to a topic, if the run says so."""
+    print("a line that is captured")
+    if topic := context.run.tags.get("topic"):
+        context.log_event(dg.AssetObservation(["topic", topic]))
+        context.log_event(dg.AssetMaterialization(RELAY))
+
+
+@dg.op
 def nothing() -> None: ...
 
 
 @dg.job(tags=serving().run_tags)
-def idle() -> None:
+def relay_session() -> None:
+    publish()
+
+
+@dg.job(tags=serving().run_tags)
+def maintain_partitions() -> None:
     nothing()
 
 
-@dg.job
-def nightly() -> None:
-    """The user's, in the same code location."""
+@dg.job(name="relay_once")
+def theirs() -> None:
+    """The user's, with a name of ours."""
     nothing()
 
 
@@ -78,20 +93,11 @@ DEFINITIONS = dg.Definitions(
     asset_checks=[equal, mine],
     jobs=[
         dg.define_asset_job(
-            "archive_day",
-            selection=dg.AssetSelection.assets(archived) - dg.AssetSelection.checks(mine),
-            tags=serving().run_tags,
+            "archive_day", selection=dg.AssetSelection.assets(archived), tags=serving().run_tags
         ),
-        dg.define_asset_job(
-            "without_check",
-            selection=dg.AssetSelection.assets(archived).without_checks(),
-            tags=serving().run_tags,
-        ),
-        dg.define_asset_job(
-            "my_days", selection=dg.AssetSelection.assets(archived) - dg.AssetSelection.checks(mine)
-        ),
-        idle,
-        nightly,
+        relay_session,
+        maintain_partitions,
+        theirs,
     ],
     executor=dg.in_process_executor,
 )
@@ -139,39 +145,28 @@ def _stored_in(database: Database, home: Path) -> Iterator[dg.DagsterInstance]:
         yield found
 
 
-def run(instance: dg.DagsterInstance, job: str = "idle", day: str | None = None, location: str = OURS) -> str:
+def run(
+    instance: dg.DagsterInstance,
+    job: str = "relay_session",
+    day: str | None = None,
+    location: str = OURS,
+    **tags: str,
+) -> str:
     """A run that has ended."""
     resolved = DEFINITIONS.resolve_job_def(job)
-    done = resolved.execute_in_process(instance=instance, partition_key=day, tags={LOCATION: location})
+    done = resolved.execute_in_process(
+        instance=instance, partition_key=day, tags={LOCATION: location, **tags}
+    )
     return done.run_id
 
 
-def report(instance: Any, check: str, passed: bool = True, asset: dg.AssetKey = HEALTH) -> None:
-    """A result and an observation, as a sensor's tick leaves them."""
-    instance.report_runless_asset_event(
-        dg.AssetCheckEvaluation(asset_key=asset, check_name=check, passed=passed)
-    )
-    instance.report_runless_asset_event(dg.AssetObservation(asset))
-
-
 def age(instance: dg.DagsterInstance, days: int) -> None:
-    """Makes all that is stored older."""
-    storage = instance.event_log_storage
-    assert isinstance(storage, SqlEventLogStorage)
-    places: list[tuple[AbstractContextManager[Connection], str, str]] = [
-        (instance.run_storage.connect(), "runs", "update_timestamp"),  # type: ignore[attr-defined]
-        (storage.index_connection(), "event_logs", "timestamp"),
-        (storage.index_connection(), "asset_check_executions", "evaluation_event_timestamp"),
-    ]
-    if storage.is_run_sharded:
-        places.append((storage.run_connection(""), "event_logs", "timestamp"))
-    for place, table, column in places:
-        with place as connection:
-            is_sqlite = connection.dialect.name == "sqlite"
-            older = (
-                f"datetime({column}, '-{days} days')" if is_sqlite else f"{column} - interval '{days} days'"
-            )
-            connection.execute(sqlalchemy.text(f"UPDATE {table} SET {column} = {older}"))
+    """Makes all runs older."""
+    with instance.run_storage.connect() as connection:  # type: ignore[attr-defined]
+        is_sqlite = connection.dialect.name == "sqlite"
+        column = "update_timestamp"
+        older = f"datetime({column}, '-{days} days')" if is_sqlite else f"{column} - interval '{days} days'"
+        connection.execute(sqlalchemy.text(f"UPDATE runs SET {column} = {older}"))
 
 
 def purge(instance: dg.DagsterInstance, **tags: str) -> dict[str, Any]:
@@ -197,47 +192,48 @@ def ids(instance: dg.DagsterInstance) -> set[str]:
     return {r.run_id for r in instance.get_runs() if r.job_name != "purge_history"}
 
 
-def counted(storage: SqlEventLogStorage, table: str, where: str = "true") -> int:
-    with storage.index_connection() as connection:
-        found = connection.execute(sqlalchemy.text(f"SELECT count(*) FROM {table} WHERE {where}")).scalar()
-        assert found is not None
-        return int(found)
-
-
-def test_runs_that_are_long_over_go(instance: dg.DagsterInstance) -> None:
+def test_sessions_that_are_long_over_go(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guards against a storage that grows without limit, in its tables or in separate files."""
-    old = [run(instance) for _ in range(3)]
+    monkeypatch.setattr(history, "_BATCH", 2)
+    monkeypatch.setattr(history, "_LOG_EVERY", 2)
+    old = [run(instance, job) for job in ("relay_session", "maintain_partitions") for _ in range(3)]
     age(instance, 15)
     young = run(instance)
     storage: Any = instance.event_log_storage
-    files = [Path(storage.path_for_shard(run_id)) for run_id in old] if storage.is_run_sharded else []
+    is_in_files = getattr(storage, "is_run_sharded", False)
+    files = [Path(storage.path_for_shard(run_id)) for run_id in old] if is_in_files else []
     assert all(file.exists() for file in files)
     found = purge(instance)
-    assert (found["runs"], found["runs_kept_for_what_they_show"]) == (3, 0)
-    assert "3 of 3 runs" in found["log"]
-    assert ids(instance) == {young}
-    assert not any(file.exists() for file in files)
-    assert counted(storage, "event_logs", f"run_id IN {tuple(old)}") == 0
+    # The newest run of `maintain_partitions` stays.
+    assert found["runs"] == 5
+    assert "4 runs deleted" in found["log"]
+    assert ids(instance) == {young, old[-1]}
+    assert [file.exists() for file in files] == ([False] * 5 + [True] if is_in_files else [])
+    assert is_in_files or instance.all_logs(old[0]) == []
     assert len(instance.all_logs(young)) > 5
+    assert purge(instance)["runs"] == 0
 
 
 def test_what_a_run_has_printed_goes_with_it(tmp_path: Path) -> None:
     """Guards against a directory that stays for each run."""
     overrides = {"telemetry": {"enabled": False}}
     with dg.DagsterInstance.local_temp(str(tmp_path), overrides=overrides) as instance:
-        run_id = run(instance, "idle")
+        run_id = run(instance)
+        run(instance)
+        age(instance, 15)
         assert (tmp_path / "storage" / run_id).exists()
-        history_storage.delete_run(instance, run_id)
+        assert purge(instance)["runs"] == 1
         assert not (tmp_path / "storage" / run_id).exists()
-        assert instance.get_run_by_id(run_id) is None
 
 
 def test_the_setting_says_how_long(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against days that are fixed."""
-    kept = run(instance)
+    kept = {run(instance), run(instance)}
     age(instance, 13)
     assert purge(instance)["runs"] == 0
-    assert ids(instance) == {kept}
+    assert ids(instance) == kept
     monkeypatch.setenv("OUTBOX_RUN_RETENTION_DAYS", "12")
     assert purge(instance)["runs"] == 1
     monkeypatch.setenv("OUTBOX_RUN_RETENTION_DAYS", "0")
@@ -252,47 +248,65 @@ def test_a_run_in_flight_stays(instance: dg.DagsterInstance) -> None:
         dg.DagsterRunStatus.STARTED,
         dg.DagsterRunStatus.CANCELING,
     ]
-    job = DEFINITIONS.resolve_job_def("idle")
     flying = {
-        instance.create_run_for_job(job, status=status, tags={LOCATION: OURS}).run_id for status in statuses
+        instance.create_run_for_job(relay_session, status=status, tags={LOCATION: OURS}).run_id
+        for status in statuses
     }
+    newest = run(instance)
     age(instance, 400)
     assert purge(instance)["runs"] == 0
-    assert ids(instance) == flying
+    assert ids(instance) == flying | {newest}
 
 
-def test_runs_of_other_locations_stay(instance: dg.DagsterInstance) -> None:
-    """Guards against the history of another project on the same instance."""
-    theirs = run(instance, location="__repository__@warehouse")
-    report(instance, "rows", asset=FOREIGN)
-    report(instance, "rows", asset=FOREIGN)
-    age(instance, 15)
-    found = purge(instance)
-    assert (found["runs"], found["events"]) == (0, 0)
-    assert ids(instance) == {theirs}
+def test_what_is_anothers_stays(instance: dg.DagsterInstance) -> None:
+    """Guards against the history of another project, another outbox, or a user's job with a name of ours."""
+    theirs = {
+        run(instance, location="__repository__@warehouse"),
+        run(instance, **{"outbox/name": "billing"}),
+        run(instance, "relay_once"),
+    }
+    for _ in range(2):
+        theirs.add(run(instance, location="__repository__@warehouse"))
+        theirs.add(run(instance, "relay_once"))
+        instance.report_runless_asset_event(dg.AssetObservation(FOREIGN))
+    age(instance, 400)
+    assert purge(instance)["runs"] == 0
+    assert ids(instance) == theirs
+    assert len(instance.fetch_observations(FOREIGN, limit=9).records) == 2
     found = purge(instance, another="tag")
     assert "launch purge_history there" in found["failed"]
     assert len(str(found["failed"]).splitlines()) == 1
 
 
-def test_what_is_the_users_stays(instance: dg.DagsterInstance) -> None:
-    """Guards against the loss of the history of the user's own jobs, assets and checks."""
-    theirs = {run(instance, "nightly"), run(instance, "my_days", "2026-11-02")}
-    run(instance)
-    asset = dg.AssetKey(["outbox", "report"])
-    for _ in range(3):
-        report(instance, "lag", asset=asset)
-        report(instance, "rows_of_mine")
+def test_an_archived_day_stays_archived(instance: dg.DagsterInstance) -> None:
+    """Guards against days that are shown as missing, and launched again, once their runs are old."""
+    days = [f"2026-11-0{day}" for day in (2, 3, 4)]
+    archives = {run(instance, "archive_day", day) for day in days for _ in range(2)}
+    # A run of ours that has a day is a run of a day, whatever its job is.
+    strange = {run(instance, **{"dagster/partition": "2026-11-02"}) for _ in range(2)}
     age(instance, 400)
-    found = purge(instance)
-    # Of ours: the run of `idle`, and two observations of `outbox/health`.
-    assert (found["runs"], found["events"]) == (1, 2)
-    assert ids(instance) == theirs
-    storage: Any = instance.event_log_storage
-    for key in (dg.AssetCheckKey(asset, "lag"), dg.AssetCheckKey(HEALTH, "rows_of_mine")):
-        history = storage.get_asset_check_execution_history(key, limit=9)
-        assert [record.event is not None for record in history] == [True] * 3
-    assert len(instance.fetch_observations(asset, limit=9).records) == 3
+    assert purge(instance)["runs"] == 0
+    assert ids(instance) == archives | strange
+    assert instance.get_status_by_partition(archived.key, days, DAYS) == dict.fromkeys(
+        days,
+        AssetPartitionStatus.MATERIALIZED,
+    )
+    assert len(instance.event_log_storage.get_asset_check_execution_history(CHECK, limit=9)) == 6
+
+
+def test_what_a_page_shows_stays(instance: dg.DagsterInstance) -> None:
+    """Guards against a topic, or the relay, without an entry because its last events came long ago."""
+    run(instance, topic="orders")
+    seldom = run(instance, topic="orders")
+    often = [run(instance, topic="payments") for _ in range(2)][-1]
+    idle = [run(instance) for _ in range(3)][-1]
+    age(instance, 400)
+    assert purge(instance)["runs"] == 4
+    assert ids(instance) == {seldom, often, idle}
+    assert instance.get_latest_materialization_event(RELAY) is not None
+    for topic, run_id in (("orders", seldom), ("payments", often)):
+        [record] = instance.fetch_observations(dg.AssetKey(["topic", topic]), limit=9).records
+        assert record.run_id == run_id
 
 
 @pytest.mark.parametrize(
@@ -319,11 +333,9 @@ def test_a_run_of_chosen_assets_is_ours_where_all_are(
     assert not ours.is_ours(serving(), dg.DagsterRun("my_days", **chosen))  # type: ignore[arg-type]
 
 
-def test_all_that_is_here_is_known_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_is_here_is_known_as_ours() -> None:
     """Guards against a new job, asset or check whose history is never removed."""
-    # An outbox without it has no connector.
-    monkeypatch.setenv("OUTBOX_CONNECT", "http://127.0.0.1:8083")
-    found = build([serving()])
+    found = build([serving(**EVERYTHING)])
     repository = found.get_repository_def()
     jobs = {name for name in repository.job_names if not name.startswith("__")}
     assert {name for name in jobs if PACKAGE.items() <= repository.get_job(name).run_tags.items()} == jobs
@@ -332,113 +344,32 @@ def test_all_that_is_here_is_known_as_ours(monkeypatch: pytest.MonkeyPatch) -> N
     assert set(repository.asset_graph.asset_check_keys) == ours.checks(serving())
 
 
-def test_an_archived_day_stays_archived(instance: dg.DagsterInstance) -> None:
-    """Guards against days that are shown as missing, and launched again, once their runs are old."""
-    # As days are dropped: without a check, which would keep the run too.
-    other = run(instance, "without_check", "2026-11-03")
-    replaced, newest = run(instance, "archive_day", "2026-11-02"), run(instance, "archive_day", "2026-11-02")
-    age(instance, 400)
-    found = purge(instance)
-    assert (found["runs"], found["runs_kept_for_what_they_show"]) == (1, 2)
-    assert ids(instance) == {newest, other}
-    assert replaced not in ids(instance)
-    assert instance.get_materialized_partitions(archived.key) == {"2026-11-02", "2026-11-03"}
-    verdict = instance.event_log_storage.get_latest_asset_check_execution_by_key(
-        [CHECK], PartitionKeyFilter(key="2026-11-02")
-    )[CHECK]
-    assert (verdict.run_id, verdict.status.value) == (newest, "SUCCEEDED")
-    assert instance.event_log_storage.get_asset_check_execution_history(CHECK, limit=9)[-1].run_id == newest
+def test_a_new_job_is_decided_about() -> None:
+    """Guards against a job whose runs fill the storage, and one whose runs are missed."""
+    jobs = {
+        name
+        for name in build([serving(**EVERYTHING)]).get_repository_def().job_names
+        if not name.startswith("__")
+    }
+    assert jobs == STAY | set(history.JOBS)
 
 
-def test_a_result_outlives_what_was_begun_after_it(instance: dg.DagsterInstance) -> None:
-    """Guards against a check that says nothing, because a run that should say it was killed."""
-    said = run(instance, "archive_day", "2026-11-02")
-    materialized = run(instance, "without_check", "2026-11-02")
-    job = DEFINITIONS.resolve_job_def("archive_day")
-    # It has planned the check.
-    killed = instance.create_run_for_job(job, tags={LOCATION: OURS, "dagster/partition": "2026-11-02"})
-    instance.report_run_failed(killed)
-    age(instance, 400)
-    purge(instance)
-    assert ids(instance) == {materialized, said, killed.run_id}
-
-
-def test_events_without_a_run_go_but_the_newest(instance: dg.DagsterInstance) -> None:
-    """Guards against results of every five minutes that stay permanently, and against none that stays."""
-    storage: Any = instance.event_log_storage
-    for passed in (True, False):
-        report(instance, "lag", passed)
-        report(instance, "kafka", not passed)
-    report(instance, "rows", asset=FOREIGN)
-    report(instance, "rows", asset=FOREIGN)
-    age(instance, 15)
-    report(instance, "keys")
-    report(instance, "keys")
-    assert purge(instance)["events"] == 2 + 4
-    assert counted(storage, "asset_check_executions", "check_name IN ('lag', 'kafka')") == 2
-    for check, passed in (("lag", False), ("kafka", True)):
-        key = dg.AssetCheckKey(HEALTH, check)
-        verdict = storage.get_latest_asset_check_execution_by_key([key])[key]
-        assert verdict.status.value == ("SUCCEEDED" if passed else "FAILED")
-        assert verdict.event is not None
-    assert counted(storage, "asset_check_executions", "check_name = 'keys'") == 2
-    assert counted(storage, "asset_check_executions", "check_name = 'rows'") == 2
-    # 2 that are the newest of their checks, 2 young ones, 2 of others.
-    assert counted(storage, "event_logs", "dagster_event_type = 'ASSET_CHECK_EVALUATION'") == 6
-    assert len(instance.fetch_observations(HEALTH, limit=99).records) == 2
-    assert len(instance.fetch_observations(FOREIGN, limit=99).records) == 2
-    if storage.is_run_sharded:
-        with storage.run_connection("") as connection:
-            copies = connection.execute(sqlalchemy.text("SELECT count(*) FROM event_logs")).scalar()
-        assert copies == 4
-    assert purge(instance)["events"] == 0
-
-
-def test_the_newest_stays_where_all_is_old(instance: dg.DagsterInstance) -> None:
-    """Guards against pages that turn empty when nothing has happened for long."""
-    report(instance, "lag")
-    age(instance, 400)
-    assert purge(instance)["events"] == 0
-    assert len(instance.fetch_observations(HEALTH, limit=9).records) == 1
-
-
-def test_batches_are_bounded(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against one transaction for a year, which holds up everybody else."""
-    for _ in range(8):
-        report(instance, "lag")
-    monkeypatch.setattr(history_storage, "BATCH", 3)
-    told: list[int] = []
-    history_storage.delete_events(instance, datetime.now(UTC) + timedelta(days=1), serving(), told.append)
-    assert told == [3, 6, 7, 10, 13, 14]
-
-
-def test_a_storage_that_refuses_is_one_line(instance: dg.DagsterInstance) -> None:
+def test_a_storage_that_refuses_is_one_line(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guards against a stack trace for a disk, or a database, that does not work."""
+
+    def refuse(*_: object) -> None:
+        raise OSError("disk full\nin a function")
+
+    run(instance)
     run(instance)
     age(instance, 15)
-    storage: Any = instance.event_log_storage
-    with storage.index_connection() as connection:
-        connection.execute(sqlalchemy.text("ALTER TABLE asset_check_executions RENAME TO gone"))
-    try:
-        failed = str(purge(instance)["failed"])
-    finally:
-        with storage.index_connection() as connection:
-            connection.execute(sqlalchemy.text("ALTER TABLE gone RENAME TO asset_check_executions"))
-    assert failed.startswith("Dagster's storage failed: ")
-    assert "run purge_history again" in failed
-    assert len(failed.splitlines()) == 1
-
-
-def test_a_storage_of_another_kind_is_one_line() -> None:
-    """Guards against an attribute error on an instance that keeps its events elsewhere."""
-    with dg.DagsterInstance.ephemeral() as instance:
-        # In memory it is SQL too; whatever is not has none of its tables.
-        elsewhere = SimpleNamespace(event_log_storage=object())
-        with pytest.raises(
-            SetupError, match="events in object, which purge_history does not support: turn off"
-        ):
-            history_storage.runs_in_view(elsewhere)  # type: ignore[arg-type]
-        assert history_storage.runs_in_view(instance) == set()
+    monkeypatch.setattr(type(instance), "delete_run", refuse)
+    assert purge(instance)["failed"] == (
+        "Dagster's storage failed: disk full: correct the cause, or wait until it is less busy, and run "
+        "purge_history again; it continues from here"
+    )
 
 
 def test_it_runs_automatically_at_night() -> None:
@@ -447,17 +378,3 @@ def test_it_runs_automatically_at_night() -> None:
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
     assert schedule.job_name == "purge_history"
     assert schedule.cron_schedule == "7 3 * * *"
-
-
-def test_loading_touches_no_internals() -> None:
-    """Guards against a new Dagster that moves something, and takes every job and sensor with it."""
-    script = (
-        "import sys; import dagster; before = set(sys.modules); "
-        "from outbox_pipelines.defs import history; "
-        "print(*[m for m in set(sys.modules) - before if m.startswith('dagster._core.storage')])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
-
-
-# --- PostgreSQL -------------------------------------------------------------------------------------------

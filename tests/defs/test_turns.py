@@ -106,6 +106,33 @@ def asked(
     return queue.turn(instance, run, serving(), number, **arguments)
 
 
+def test_a_session_sees_that_there_are_fewer_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a session that keeps the slots that there were when it began."""
+    file = tmp_path / "dagster.yaml"
+
+    def allow(slots: int) -> None:
+        file.write_text(
+            f"concurrency: {{runs: {{max_concurrent_runs: {slots}}}}}\ntelemetry: {{enabled: false}}\n"
+        )
+
+    allow(2)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    with dg.DagsterInstance.get() as instance:
+        session = put(instance, 0, STARTED)
+        put(instance, 0)
+        put(instance, None)
+        assert asked(instance, session) is None
+        allow(1)
+        found = asked(instance, session)
+        assert found is not None
+        assert "max_concurrent_runs is 1" in found.reason
+        # A variable that names another instance says nothing about this one.
+        monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "another"))
+        (tmp_path / "another").mkdir()
+        (tmp_path / "another" / "dagster.yaml").write_text(file.read_text())
+        assert asked(instance, session) is None
+
+
 def test_a_session_ends_for_a_run_that_is_queued(of: Of) -> None:
     """Guards against a relay that keeps the only slot forever."""
     instance = of(1)

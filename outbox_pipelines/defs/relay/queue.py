@@ -11,9 +11,10 @@ Invariants:
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import dagster as dg
 
@@ -74,9 +75,9 @@ def _too_few(instance: dg.DagsterInstance, shards: int) -> str | None:
 
 
 def _too_short(instance: dg.DagsterInstance, session_seconds: float) -> str | None:
-    if not instance.run_monitoring_enabled:
-        return None
-    most = instance.run_monitoring_max_runtime_seconds
+    from outbox_pipelines.defs.dagster_internals import longest_run
+
+    most = longest_run(instance)
     needed = math.ceil(session_seconds + _HAND_OVER_SECONDS)
     if not 0 < most < needed:
         return None
@@ -88,7 +89,9 @@ def _too_short(instance: dg.DagsterInstance, session_seconds: float) -> str | No
 
 
 def _limited(instance: dg.DagsterInstance, tags: Mapping[str, str], shards: int) -> Iterator[str]:
-    queue = instance.get_concurrency_config().run_queue_config
+    from outbox_pipelines.defs.dagster_internals import queue_settings
+
+    queue = queue_settings(instance)
     for each in queue.tag_concurrency_limits if queue else ():
         key, value, limit = each["key"], each.get("value"), each["limit"]
         if key not in tags or (isinstance(value, str) and value != tags[key]):
@@ -105,7 +108,7 @@ def others(instance: dg.DagsterInstance, outbox: Outbox) -> int:
     """Return the number of shards of other outboxes that have a session in progress."""
     if _slots(instance) is None:
         return 0
-    running = instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS, tags=SESSION))
+    running = _runs(instance, dg.RunsFilter(statuses=_IN_PROGRESS, tags=SESSION))
     return len({run.tags.get(places.SHARD) for run in running if run.tags.get(NAME) != outbox.name})
 
 
@@ -121,7 +124,9 @@ class Turn:
 
     def give(self, instance: dg.DagsterInstance) -> None:
         """Put the successor behind the runs that are queued."""
-        instance.add_run_tags(self.successor, {_KEY: str(self.priority)})
+        from outbox_pipelines.defs.dagster_internals import tag_run
+
+        tag_run(instance, self.successor, {_KEY: str(self.priority)})
 
 
 def turn(
@@ -141,7 +146,7 @@ def turn(
         overdue: seconds since the end of its session time.
         now: Unix time.
     """
-    slots = _slots(instance)
+    slots = _slots_now(instance, run.run_id)
     if slots is None:
         return None
     working = instance.get_run_records(dg.RunsFilter(statuses=_IN_PROGRESS))
@@ -166,7 +171,7 @@ def turn(
     if not successors or not _starts_runs(instance, now):
         # Without a successor the shard would have no relay.
         return None
-    queued = instance.get_runs(dg.RunsFilter(statuses=_QUEUED), limit=_LOOK_AT, ascending=True)
+    queued = _runs(instance, dg.RunsFilter(statuses=_QUEUED), limit=_LOOK_AT, ascending=True)
     # Successors of other sessions do not count: their predecessors are still active.
     others = [each for each in queued if not (is_session(each) and each.tags.get(places.SHARD) in served)]
     patience = min(_PATIENCE, session_seconds / 10) if others else _PATIENCE_ALONE
@@ -195,15 +200,20 @@ def put_first(instance: dg.DagsterInstance, sessions: Sequence[dg.DagsterRun]) -
     ]
     if not behind:
         return
-    working = instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS))
-    if any(not is_session(run) for run in working):
+    from outbox_pipelines.defs.dagster_internals import tag_run
+
+    if not all(is_session(run) for run in _runs(instance, dg.RunsFilter(statuses=_IN_PROGRESS))):
         for run in behind:
-            instance.add_run_tags(run.run_id, PRIORITY)
+            tag_run(instance, run.run_id, PRIORITY)
 
 
 def is_session(run: dg.DagsterRun) -> bool:
     """Return whether a run is a relay session, of any outbox and code location."""
     return ours.is_of_package(run) and SESSION.items() <= run.tags.items()
+
+
+def _runs(instance: dg.DagsterInstance, which: dg.RunsFilter, **options: Any) -> list[dg.DagsterRun]:
+    return [record.dagster_run for record in instance.get_run_records(which, **options)]
 
 
 def _is(record: dg.RunRecord, run: dg.DagsterRun) -> bool:
@@ -212,14 +222,27 @@ def _is(record: dg.RunRecord, run: dg.DagsterRun) -> bool:
 
 def _slots(instance: dg.DagsterInstance) -> int | None:
     """Return how many runs may be in progress; None if there is no limit."""
-    queue = instance.get_concurrency_config().run_queue_config
+    from outbox_pipelines.defs.dagster_internals import queue_settings
+
+    queue = queue_settings(instance)
     allowed = queue.max_concurrent_runs if queue else None
     return None if allowed is None or allowed < 0 else allowed
 
 
+def _slots_now(instance: dg.DagsterInstance, run_id: str) -> int | None:
+    """Return the same by dagster.yaml of now: a run's own instance keeps what it said when the run began."""
+    if os.environ.get("DAGSTER_HOME"):
+        with dg.DagsterInstance.get() as now:
+            # The variable may be that of another instance.
+            if now.get_run_by_id(run_id) is not None:
+                return _slots(now)
+    return _slots(instance)
+
+
 def _starts_runs(instance: dg.DagsterInstance, now: float) -> bool:
-    beat = instance.get_daemon_heartbeats().get(_DAEMON)
-    return beat is not None and now - beat.timestamp < _DAEMON_SECONDS
+    from outbox_pipelines.defs.dagster_internals import last_heartbeat
+
+    return now - last_heartbeat(instance, _DAEMON) < _DAEMON_SECONDS
 
 
 def _priority(run: dg.DagsterRun) -> int:
