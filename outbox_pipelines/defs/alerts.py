@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 import dagster as dg
 
 from outbox_pipelines.defs import ours, places, ticks
+from outbox_pipelines.defs.failures import said
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.runs import DAY
 from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.alerts import Known, Problem
     from outbox_pipelines.settings import Settings
 
-_DAY = "dagster/partition"
 _AT_ONCE = 100
 # Dagster's messages about a process that ended, and about a run that something else marked as failed.
 _KILLED = re.compile("was terminated by signal|unexpectedly exited")
@@ -39,7 +40,7 @@ failed run is resolved when a run of the same job and day, or shard, succeeds.
 
 An address that does not accept a message gets it again at each tick; the tick's reason says why.
 
-When a tick fails: no address accepted a message in two ticks, or a setting is wrong; the next tick retries.
+When a tick fails, it is skipped with the reason: which setting is wrong.
 Prometheus has the same rules (deploy/prometheus), and also alerts when Dagster itself is down.
 """
 
@@ -91,22 +92,17 @@ def _send(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: s
     outcomes = delivery.send(settings, messages, unsent) if messages or unsent else []
     failed = [each for each in outcomes if each.unsent]
     for each in failed:
-        context.log.warning(f"{each.address} did not accept the message and gets it again: {each.why}")
-    was, kept["known"] = (kept["unsent"], _times(before)), alerts.to_json(known)
+        if each.address not in kept["unsent"]:
+            context.log.warning(f"{each.address} did not accept the message and gets it again: {each.why}")
+    kept["known"] = alerts.to_json(known)
     kept["unsent"] = {each.address: [asdict(one) for one in each.unsent] for each in failed}
     told = [key for key, one in known.items() if one.told]
-    reason = f"reported and not resolved: {', '.join(told)}" if told else "nothing to report"
+    reason = f"reported and not resolved: {ticks.listed(told)}" if told else "nothing to report"
     if failed:
-        reason += f"; not accepted by {', '.join(f'{each.address}: {each.why}' for each in failed)}"
-    # A tick that fails keeps nothing, so it must have nothing to keep.
-    if failed and len(failed) == len(outcomes) and was == (kept["unsent"], _times(known)):
-        titles = "; ".join(one.title for one in failed[0].unsent)
-        raise SetupError(f"no address of OUTBOX_ALERTS accepted: {titles}: {failed[0].why}")
-    return ticks.Tick(reason, json.dumps(kept))
-
-
-def _times(known: Mapping[str, "Known"]) -> dict[str, tuple[float, bool, float | None]]:
-    return {key: (one.since, one.told, one.gone_at) for key, one in known.items()}
+        reason = (
+            f"{ticks.listed([each.address for each in failed])} did not accept: {failed[0].why}; {reason}"
+        )
+    return ticks.Tick(reason, json.dumps(kept), is_wrong=bool(failed))
 
 
 def _of_the_outbox(reading: ticks.Reading, known: Mapping[str, "Known"]) -> tuple[list["Problem"], set[str]]:
@@ -115,7 +111,6 @@ def _of_the_outbox(reading: ticks.Reading, known: Mapping[str, "Known"]) -> tupl
 
     from outbox_pipelines.quality.alerts import Problem, of_results
     from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES, chapter, judge
-    from outbox_pipelines.secret import first_line
 
     settings = reading.settings()
     # A problem that cannot be measured is not resolved.
@@ -123,10 +118,8 @@ def _of_the_outbox(reading: ticks.Reading, known: Mapping[str, "Known"]) -> tupl
     remedy = f"nothing is relayed; check with `outbox status` ({chapter(settings, 'database')})"
     try:
         found = reading.measurements()
-    except SetupError as error:
-        return [Problem("database", str(error), remedy), *unseen], set()
-    except psycopg.Error as error:
-        return [Problem("database", f"the database refuses: {first_line(error)}", remedy), *unseen], set()
+    except (SetupError, psycopg.Error) as error:
+        return [Problem("database", said(reading.outbox, error) or "", remedy), *unseen], set()
     relayed = {str(each.shard) for each in found.shards if each.owner is not None}
     results = judge(settings, found)
     health, connector = ("/".join(reading.outbox.key(name).path) for name in ("health", "connector"))
@@ -198,17 +191,15 @@ def _failed_checks(
     context: dg.SensorEvaluationContext, outbox: Outbox, since: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the checks whose newest result of a day is an error, except those of `outbox/health`."""
-    from outbox_pipelines.defs.dagster_internals import COMPLETED_CHECK_STATUSES
+    from outbox_pipelines.defs.dagster_internals import completed_results
 
     graph = context.repository_def.asset_graph if context.repository_def else None
     for key in graph.asset_check_keys if graph else ():
         if key not in ours.checks(outbox) or key.asset_key == outbox.key("health"):
             continue
         seen = set()
-        records = context.instance.event_log_storage.get_asset_check_execution_history(key, limit=_AT_ONCE)
-        for record in records:
-            # A planned check, or one whose run crashed, has no result.
-            if record.status not in COMPLETED_CHECK_STATUSES or record.partition in seen:
+        for record in completed_results(context.instance, key, _AT_ONCE):
+            if record.partition in seen:
                 continue
             seen.add(record.partition)
             verdict, event = record.evaluation, record.event
@@ -233,7 +224,7 @@ def _what(run: dg.DagsterRun) -> str:
     job = ", ".join(names) if run.job_name.startswith("__") and names else run.job_name
     shard = _shard(run)
     of = [] if shard is None else [f"shard {shard}"]
-    return " ".join([f"failed run of {job}", *of, *([run.tags[_DAY]] if _DAY in run.tags else [])])
+    return " ".join([f"failed run of {job}", *of, *([run.tags[DAY]] if DAY in run.tags else [])])
 
 
 def _shard(run: dg.DagsterRun) -> str | None:
@@ -242,7 +233,9 @@ def _shard(run: dg.DagsterRun) -> str | None:
 
 def _why(instance: dg.DagsterInstance, run_id: str) -> str:
     """Return why a run failed, in one line."""
-    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE):
+    from outbox_pipelines.defs.dagster_internals import events_of
+
+    for entry in events_of(instance, run_id, {dg.DagsterEventType.STEP_FAILURE}):
         assert entry.dagster_event is not None
         data = entry.dagster_event.step_failure_data
         if data.user_failure_data and data.user_failure_data.description:
@@ -252,7 +245,7 @@ def _why(instance: dg.DagsterInstance, run_id: str) -> str:
     # A killed process logs nothing. Use the message of its monitor, or the run's failure event.
     said = ""
     watched = {dg.DagsterEventType.ENGINE_EVENT, dg.DagsterEventType.RUN_FAILURE}
-    for entry in instance.all_logs(run_id, of_type=watched):
+    for entry in events_of(instance, run_id, watched):
         line = _line(entry.dagster_event)
         is_end = entry.dagster_event_type is dg.DagsterEventType.RUN_FAILURE
         if _KILLED.search(line) or (is_end and not line.startswith(_OUTSIDE)):

@@ -2,15 +2,18 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import pages, places
+from outbox_pipelines.defs import pages, places, ticks
 from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import NO_DAYS, requests
 from outbox_pipelines.text import markdown
+
+if TYPE_CHECKING:
+    from outbox_pipelines.settings import Settings
 
 _ARCHIVE: Final = """\
 A Parquet file for each past day, in the directory or bucket of OUTBOX_ARCHIVE.
@@ -45,7 +48,7 @@ def archive(outbox: Outbox) -> dg.AssetsDefinition:
     )
     def archive(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
         started = time.monotonic()
-        with one_line():
+        with one_line(outbox):
             # Imported here so that definitions load without the drivers.
             from outbox_pipelines.archive import day as days
 
@@ -96,7 +99,7 @@ def archive_equals_table(outbox: Outbox) -> dg.AssetChecksDefinition:
     def archive_equals_table(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         started = time.monotonic()
         day = day_of(context)
-        with one_line():
+        with one_line(outbox):
             from outbox_pipelines.archive import day as days
 
             proof = days.verify(outbox.load_settings(), day)
@@ -147,32 +150,22 @@ Launches `archive_day` every hour for each day that is closed and not archived.
 Use: leave it on; without OUTBOX_ARCHIVE it does nothing. A day that fails is retried an hour later, but not
 while one of its runs is in progress.
 
-When a tick fails: its error says in one line what to correct (settings, database, schema). Nothing is lost:
-days stay in the table until they are archived.
+When a tick fails, it is skipped with the reason: what to correct (settings, database, schema). Nothing is
+lost: days stay in the table until they are archived.
 """
 
 
 def archive_days(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `archive_days`."""
 
-    @dg.schedule(
-        name=outbox.name_of("archive_days"),
-        job_name=outbox.name_of("archive_day"),
-        # Not on the hour, when many other jobs start.
-        cron_schedule=outbox.cron("archive_days", "37 * * * *"),
-        execution_timezone="UTC",
-        default_status=outbox.schedule_status,
-        description=outbox.text(_ARCHIVE_DAYS),
-    )
-    def archive_days(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
-        """Return the runs to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
+    def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
         from outbox_pipelines.partitions import calendar
 
-        settings = outbox.load_settings()
         if settings.table_file is not None:
             return dg.SkipReason(NO_DAYS)
         if not settings.archives:
             return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive closed days")
         return requests(context, outbox, calendar.waiting(settings), nothing="every closed day is archived")
 
-    return archive_days
+    # Not on the hour, when many other jobs start.
+    return ticks.schedule(outbox, "archive_days", "archive_day", "37 * * * *", _ARCHIVE_DAYS, one)

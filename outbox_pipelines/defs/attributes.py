@@ -44,11 +44,12 @@ def mistakes(values: Mapping[str, Any], parts: Iterable[str]) -> dict[str, str]:
             test(values[name])
         except (dg.DagsterInvalidDefinitionError, TypeError, ValueError) as error:
             found[name] = " ".join(str(error).split())
-    try:
-        if unknown := sorted(set(values["parts"]) - set(parts)):
-            raise ValueError(f"there is no part {unknown[0]!r}: write some of {', '.join(parts)}")
-    except (TypeError, ValueError) as error:
-        found["parts"] = str(error)
+    for name in ("parts", "without"):
+        try:
+            if unknown := sorted(set(values[name]) - set(parts)):
+                raise ValueError(f"there is no part {unknown[0]!r}: write some of {', '.join(parts)}")
+        except (TypeError, ValueError) as error:
+            found[name] = str(error)
     return found
 
 

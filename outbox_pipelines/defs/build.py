@@ -48,29 +48,38 @@ _CHECKS: dict[Part, list[Callable[[Outbox], Any]]] = {
     "checks": [health.checks, health.last_hour],
     "inbox": [inbox.handled],
 }
-_JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
+JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
     "relay": [relay_jobs.relay_session, relay_jobs.relay_once],
     "partitions": [partitions.maintain_partitions],
     "archive": [archive.archive_day, dropped.drop_day],
-    "existing_table": [cleaning.clean_table, months.make_months],
+    "clean_table": [cleaning.clean_table],
+    "make_months": [months.make_months],
     "reconciliation": [reconciliation.reconcile_day],
     "catalog": [catalog.check_catalog],
     "checks": [health.check_health],
     "inbox": [inbox.drain_inbox],
+    "dead_letters": [dead_letters.dead_letters_job],
+    "cutover": [cutover.cutover_job],
     "history": [history.purge_history],
 }
 SCHEDULES: dict[Part, list[Callable[[Outbox], Any]]] = {
     "partitions": [partitions.maintain_partitions_schedule],
     "archive": [archive.archive_days, dropped.drop_days],
-    "existing_table": [cleaning.clean_table_schedule, months.make_months_schedule],
+    "clean_table": [cleaning.clean_table_schedule],
+    "make_months": [months.make_months_schedule],
     "catalog": [catalog.check_catalog_schedule],
     "checks": [health.check_health_schedule],
     "history": [history.purge_history_schedule],
 }
 
 
-def build(outboxes: Sequence[Outbox]) -> dg.Definitions:
+def build(outboxes: Sequence[Outbox], *, resolves: bool = True) -> dg.Definitions:
     """Return the definitions.
+
+    Args:
+        resolves: whether jobs of assets are resolved among the assets of their outbox alone: Dagster would
+            look at those of all outboxes for each job, which takes two seconds with 50. Not if the assets are
+            changed afterwards, as `post_processing` of a component does: resolved jobs keep the old ones.
 
     Raises:
         SetupError: two outboxes have one name.
@@ -81,7 +90,7 @@ def build(outboxes: Sequence[Outbox]) -> dg.Definitions:
         raise SetupError(f"two outboxes are named {', '.join(twice)}: rename one")
     for line in unusual(outboxes):
         _LOG.warning("%s", line)
-    parts = [_definitions(outbox) for outbox in outboxes]
+    parts = [_definitions(outbox, resolves=resolves) for outbox in outboxes]
     jobs = {job.name: job for part in parts for job in part.jobs or ()}
     return dg.Definitions.merge(
         *parts,
@@ -116,9 +125,9 @@ def unusual(outboxes: Sequence[Outbox]) -> list[str]:
     return [*lines, *sources.shared_tables(settings)]
 
 
-def _definitions(outbox: Outbox) -> dg.Definitions:
+def _definitions(outbox: Outbox, *, resolves: bool) -> dg.Definitions:
     """Return all definitions of an outbox except its sensors."""
-    has_connector = outbox.has("checks") and connector.is_used(outbox)
+    has_connector = outbox.has("checks") and outbox.is_set("connect")
     assets: list[Any] = [
         events.application_tables(outbox),
         events.events(outbox),
@@ -139,17 +148,11 @@ def _definitions(outbox: Outbox) -> dg.Definitions:
         *([health.connector_checks(outbox)] if has_connector else []),
     ]
     assets, checks = ([storage.detached(each) for each in group] for group in (assets, checks))
-    jobs = [*_made(outbox, _JOBS), dead_letters.dead_letters_job(outbox), cutover.cutover_job(outbox)]
-    # Jobs of assets are resolved here, among the assets of this outbox alone: Dagster would look at the
-    # assets of all outboxes for each of them, which takes two seconds with 50.
-    of_assets = [job for job in jobs if not isinstance(job, dg.JobDefinition)]
-    resolved = dg.Definitions(assets=assets, asset_checks=checks, jobs=of_assets)
-    return dg.Definitions(
-        assets=assets,
-        asset_checks=checks,
-        jobs=[resolved.resolve_job_def(job.name) if job in of_assets else job for job in jobs],
-        schedules=_made(outbox, SCHEDULES),
-    )
+    jobs = _made(outbox, JOBS)
+    if resolves:
+        alone = dg.Definitions(assets=assets, asset_checks=checks, jobs=jobs, loggers=storage.LOGGERS)
+        jobs = [alone.resolve_job_def(job.name) for job in jobs]
+    return dg.Definitions(assets=assets, asset_checks=checks, jobs=jobs, schedules=_made(outbox, SCHEDULES))
 
 
 def _made(outbox: Outbox, parts: dict[Part, list[Callable[[Outbox], Any]]]) -> list[Any]:

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import places
+from outbox_pipelines.defs import places, ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.text import markdown
 
 if TYPE_CHECKING:
     from outbox_pipelines.catalog.comparison import Compared
+    from outbox_pipelines.settings import Settings
 
 
 _EVENT_TYPES_DOCUMENTED: Final = """\
@@ -34,7 +35,7 @@ def event_types_documented(outbox: Outbox) -> dg.AssetChecksDefinition:
         description=outbox.text(_EVENT_TYPES_DOCUMENTED),
     )
     def event_types_documented(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        with one_line():
+        with one_line(outbox):
             # Imported here so that definitions load without the drivers.
             from outbox_pipelines.catalog.comparison import compare
 
@@ -109,27 +110,18 @@ Runs the job `check_catalog` every day.
 
 Use: leave it on; without OUTBOX_CATALOG_FILE it skips, with the reason.
 
-When a tick fails: its error says in one line which setting is wrong. When a run fails, see the job: its error
-says what is wrong in the event catalog.
+When a tick fails, it is skipped with the reason: which setting is wrong. When a run fails, see the job: its
+error says what is wrong in the event catalog.
 """
 
 
 def check_catalog_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `check_catalog_schedule`."""
 
-    @dg.schedule(
-        name=outbox.name_of("check_catalog"),
-        job_name=outbox.name_of("check_catalog"),
-        # Not on the hour, when many other jobs start.
-        cron_schedule=outbox.cron("check_catalog", "7 6 * * *"),
-        execution_timezone="UTC",
-        default_status=outbox.schedule_status,
-        description=outbox.text(_CHECK_CATALOG_SCHEDULE),
-    )
-    def check_catalog_schedule() -> dg.RunRequest | dg.SkipReason:
-        """Return the run to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
-        if outbox.load_settings().catalog_file is None:
+    def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
+        if settings.catalog_file is None:
             return dg.SkipReason("no event catalog configured: set OUTBOX_CATALOG_FILE to check event types")
         return dg.RunRequest()
 
-    return check_catalog_schedule
+    # Not on the hour, when many other jobs start.
+    return ticks.schedule(outbox, "check_catalog", "check_catalog", "7 6 * * *", _CHECK_CATALOG_SCHEDULE, one)

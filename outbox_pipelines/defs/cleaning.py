@@ -2,12 +2,16 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
+from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
+
+if TYPE_CHECKING:
+    from outbox_pipelines.settings import Settings
 
 
 def remove_published_rows(outbox: Outbox) -> dg.OpDefinition:
@@ -17,7 +21,7 @@ def remove_published_rows(outbox: Outbox) -> dg.OpDefinition:
     def remove_published_rows(context: dg.OpExecutionContext) -> None:
         """Archive, prove and delete rows published long ago; drop months that have only such rows."""
         started = time.monotonic()
-        with one_line():
+        with one_line(outbox):
             # Imported here so that definitions load without the drivers.
             from outbox_pipelines.cleaning.clean import clean
 
@@ -67,28 +71,18 @@ are set.
 
 Use: leave it on; without these settings it skips.
 
-When a tick fails: its error says in one line what to correct in the settings. No event is lost: rows stay in
-the table until they are removed.
+When a tick fails, it is skipped with the reason: what to correct in the settings. No event is lost: rows stay
+in the table until they are removed.
 """
 
 
 def clean_table_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `clean_table_schedule`."""
 
-    @dg.schedule(
-        name=outbox.name_of("clean_table"),
-        job_name=outbox.name_of("clean_table"),
-        # Not on the hour, when many other jobs start.
-        cron_schedule=outbox.cron("clean_table", "22 * * * *"),
-        execution_timezone="UTC",
-        default_status=outbox.schedule_status,
-        description=outbox.text(_CLEAN_TABLE_SCHEDULE),
-    )
-    def clean_table_schedule() -> dg.RunRequest | dg.SkipReason:
-        """Return the run to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
-        settings = outbox.load_settings()
+    def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
         if settings.table_file is None or settings.clean_after_hours is None:
             return dg.SkipReason("no clean-up configured: set OUTBOX_TABLE_FILE and OUTBOX_CLEAN_AFTER_HOURS")
         return dg.RunRequest()
 
-    return clean_table_schedule
+    # Not on the hour, when many other jobs start.
+    return ticks.schedule(outbox, "clean_table", "clean_table", "22 * * * *", _CLEAN_TABLE_SCHEDULE, one)

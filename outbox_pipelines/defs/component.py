@@ -82,7 +82,9 @@ class OutboxComponent(dg.Component, dg.Resolvable):
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings by name (`kafka`, `archive`, `topic`, …); all others come from `OUTBOX_…`."""
     parts: list[Part] = field(default_factory=lambda: list(PARTS))
-    """The parts that are defined."""
+    """The parts that are defined, where they have work."""
+    without: list[Part] = field(default_factory=list)
+    """Parts that are not defined."""
     automation: Automation = "stopped"
     """Whether sensors and schedules start with the code location."""
     schedules: dict[str, str] = field(default_factory=dict)
@@ -135,7 +137,7 @@ class OutboxComponent(dg.Component, dg.Resolvable):
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the definitions of the outbox."""
-        from outbox_pipelines.defs import outbox_definitions
+        from outbox_pipelines.defs.build import build
 
         outbox = self.outbox()
         _report_shared_tables(context.component_tree)
@@ -152,7 +154,7 @@ class OutboxComponent(dg.Component, dg.Resolvable):
             outbox = outbox.without_prefix(other)
         if outbox.error:
             outbox = replace(outbox, error=_located(outbox.error, context))
-        return outbox_definitions(outbox)
+        return build([outbox], resolves=False)
 
     def outbox(self) -> Outbox:
         """Return the outbox; override this to compute settings or options."""
@@ -163,6 +165,7 @@ class OutboxComponent(dg.Component, dg.Resolvable):
                 variables=self.variables,
                 settings=self.settings,
                 parts=self.parts,
+                without=self.without,
                 automation=self.automation,
                 schedules=self.schedules,
                 key_prefix=self.translation.key_prefix,

@@ -25,11 +25,6 @@ When a check fails: `outbox debezium status` names each problem with its remedy;
 """
 
 
-def is_used(outbox: Outbox) -> bool:
-    """Return whether the outbox has a connector."""
-    return outbox.sets("connect")
-
-
 def connector(outbox: Outbox) -> dg.AssetsDefinition:
     """Return the asset `connector`, which asks when it is observed."""
     key = outbox.key("connector")
@@ -47,7 +42,7 @@ def connector(outbox: Outbox) -> dg.AssetsDefinition:
         name=outbox.name_of("ask_connector"), specs=[spec]
     )
     def connector() -> Iterator[dg.ObserveResult]:
-        with one_line():
+        with one_line(outbox):
             from outbox_pipelines.debezium.reading import read
 
             found = read(outbox.load_settings())

@@ -38,7 +38,7 @@ The suite of the outbox in the Great Expectations project of OUTBOX_EXPECTATIONS
 def day_checks(outbox: Outbox) -> dg.AssetChecksDefinition:
     """Return the checks of an archived day."""
     key = outbox.key("archive")
-    abouts = CHECKS | ({OWN: _OWN} if outbox.sets("expectations") else {})
+    abouts = CHECKS | ({OWN: _OWN} if outbox.is_set("expectations") else {})
 
     @dg.multi_asset_check(
         specs=[
@@ -58,7 +58,7 @@ def day_checks(outbox: Outbox) -> dg.AssetChecksDefinition:
     def day_checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         started = time.monotonic()
         day = day_of(context)
-        with one_line():
+        with one_line(outbox):
             # Imported here so that definitions load without the drivers and Great Expectations.
             from outbox_pipelines.expectations.day import validate
 

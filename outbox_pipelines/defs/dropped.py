@@ -2,14 +2,18 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 from pydantic import Field
 
+from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import NO_DAYS, requests
+
+if TYPE_CHECKING:
+    from outbox_pipelines.settings import Settings
 
 
 class DropConfig(dg.Config):
@@ -60,7 +64,7 @@ def drop(outbox: Outbox) -> dg.OpDefinition:
         """Verify and drop the day of the run's partition."""
         started = time.monotonic()
         day = day_of(context)
-        with one_line():
+        with one_line(outbox):
             # Imported here so that definitions load without the drivers.
             from outbox_pipelines.archive import drop as days
 
@@ -113,32 +117,22 @@ Launches `drop_day` every hour for each archived day that is past OUTBOX_RETENTI
 Use: leave it on. A day whose file and rows differ stays in the table and fails every hour until someone
 corrects it: see its run.
 
-When a tick fails: its error says in one line what to correct (settings, database, schema). Nothing is lost:
-days stay in the table until they are dropped.
+When a tick fails, it is skipped with the reason: what to correct (settings, database, schema). Nothing is
+lost: days stay in the table until they are dropped.
 """
 
 
 def drop_days(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `drop_days`."""
 
-    @dg.schedule(
-        name=outbox.name_of("drop_days"),
-        job_name=outbox.name_of("drop_day"),
-        # After `archive_days`, and not on the hour, when many other jobs start.
-        cron_schedule=outbox.cron("drop_days", "52 * * * *"),
-        execution_timezone="UTC",
-        default_status=outbox.schedule_status,
-        description=outbox.text(_DROP_DAYS),
-    )
-    def drop_days(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
-        """Return the runs to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
+    def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
         from outbox_pipelines.archive import drop
 
-        settings = outbox.load_settings()
         if settings.table_file is not None:
             return dg.SkipReason(NO_DAYS)
         if not settings.archive:
             return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive and drop days")
         return requests(context, outbox, drop.due(settings), nothing="no archived day is past the retention")
 
-    return drop_days
+    # After `archive_days`, and not on the hour, when many other jobs start.
+    return ticks.schedule(outbox, "drop_days", "drop_day", "52 * * * *", _DROP_DAYS, one)

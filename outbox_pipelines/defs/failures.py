@@ -9,25 +9,35 @@ from typing import Final
 
 import dagster as dg
 
+from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.errors import SetupError
 
 _MOST_SECONDS: Final = 86_400
 
 
-@contextmanager
-def one_line() -> Iterator[None]:
-    """Convert errors of the packages and the database into a `dg.Failure` with their message."""
+def said(outbox: Outbox, error: BaseException) -> str | None:
+    """Return an error of the packages or the database in one line; None for any other error."""
     # Imported here so that definitions load without the drivers.
     import psycopg
 
     from outbox_pipelines.secret import first_line
 
+    if isinstance(error, SetupError):
+        return outbox.by_its_variables(str(error))
+    if isinstance(error, psycopg.Error):
+        return f"the database refuses: {first_line(error)}"
+    return None
+
+
+@contextmanager
+def one_line(outbox: Outbox) -> Iterator[None]:
+    """Convert errors of the packages and the database into a `dg.Failure` with their message."""
     try:
         yield
-    except SetupError as error:
-        raise dg.Failure(str(error)) from None
-    except psycopg.Error as error:
-        raise dg.Failure(f"the database refuses: {first_line(error)}") from None
+    except Exception as error:
+        if (text := said(outbox, error)) is None:
+            raise
+        raise dg.Failure(text) from None
 
 
 def require_seconds(name: str, seconds: float) -> None:

@@ -2,17 +2,18 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import json
-import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import dagster as dg
 
 from outbox_pipelines.defs import connector, pages, places, ticks
-from outbox_pipelines.defs.failures import one_line
+from outbox_pipelines.defs.failures import one_line, said
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.reports import HOUR, Reported
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES, Rule, Status, judge
 from outbox_pipelines.text import markdown
@@ -21,16 +22,7 @@ if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.quality.rules import CheckResult
 
-# A result takes 1.4 KB of Dagster's storage in PostgreSQL, 4 KB in SQLite. Numbers for the plots and failures
-# are therefore reported every five minutes, and successes every half hour. A failure whose text changes
-# (another reason) is reported at once; one whose numbers change (a growing age) once a minute.
-_REPORT_SECONDS = 300.0
-_NUMBERS_SECONDS = 60.0
-_STILL_WELL_SECONDS = 1800.0
 _DATABASE = "database"
-# Status, time and text before the first report.
-_NOTHING: list[Any] = [None, 0.0, ""]
-_NUMBER = re.compile(r"[\d.,]+")
 
 # Every process that loads the definitions would print it.
 warnings.filterwarnings(
@@ -41,11 +33,12 @@ _HEALTH: Final = """\
 The health of the outbox: backlog, lag, parked events, dead letters, days, Kafka.
 
 The sensor `health` measures twice a minute and reports the checks here: a changed result at once, a failing
-check every minute while its numbers change, all others every half hour; its numbers, as plots, every
-five minutes. `outbox status` shows the same on a command line.
+check again while its numbers change (after a minute, two minutes, four, up to an hour), all others once a
+day; its numbers, as plots, every hour and with each change. `outbox status` shows the same on a command line.
 
 Use: look at the Checks; Observe measures now, and the job `check_health` runs all checks now. When a check
-fails: its description says what it means and what to do; docs/operating.md has a chapter for each.
+fails: its description says what it means and what to do, and `runbook` in the metadata of the result is the
+chapter about it, or a link to it if OUTBOX_RUNBOOK_URL is set.
 OUTBOX_WARN_AT and OUTBOX_ERROR_AT change the limits.
 """
 _DATABASE_ANSWERS: Final = """\
@@ -55,7 +48,7 @@ Without the database nothing is relayed, and the other checks keep their last re
 
 When it fails: its text says in one line what is wrong. The database is unavailable, refuses the credentials
 of OUTBOX_DSN, or has no outbox (`outbox migrate`); a setting is wrong; or another code location of this
-Dagster instance has an outbox of the same name. More: docs/operating.md, database.
+Dagster instance has an outbox of the same name. More: `runbook` in the metadata of the result.
 """
 _CHECK_HEALTH: Final = """\
 Measures the outbox now, and reports every check of `outbox/health`.
@@ -79,8 +72,8 @@ _HEALTH_SENSOR: Final = """\
 Measures the outbox, and reports the checks of `outbox/health`, without a run.
 
 Use: leave it on. A tick is one statement in the database. It shows as skipped, with its findings. A changed
-result is reported at once. A failing check is reported every minute while its numbers change, and every five
-minutes otherwise. All others are reported every half hour, to limit the size of Dagster's storage.
+result is reported at once (at most ten changes an hour of a check), a failing one again while its numbers
+change, all others once a day: an entry of a check without a run stays in Dagster's storage permanently.
 
 When a check fails: see its description. An unavailable database or a wrong setting fails the check
 `database`, not the tick. The same check fails if another code location of this Dagster instance has an outbox
@@ -107,7 +100,7 @@ def health(outbox: Outbox) -> dg.AssetsDefinition:
         name=outbox.name_of("measure"), specs=[spec]
     )
     def health() -> Iterator[dg.ObserveResult]:
-        with one_line():
+        with one_line(outbox):
             from outbox_pipelines.relay import measuring
 
             found = measuring.read(outbox.load_settings())
@@ -126,7 +119,7 @@ def description(rule: Rule) -> str:
 
 Warns {limit(rule.warn)}, fails {limit(rule.error)}, unless OUTBOX_WARN_AT or OUTBOX_ERROR_AT overrides it.
 
-When it fails: {rule.help}. More: docs/operating.md, {rule.name}.
+When it fails: {rule.help}. More: `runbook` in the metadata of the result.
 """
 
 
@@ -240,7 +233,7 @@ def check_health(outbox: Outbox) -> Any:
     return dg.define_asset_job(
         outbox.name_of("check_health"),
         selection=dg.AssetSelection.checks_for_assets(
-            outbox.key("health"), *([outbox.key("connector")] if connector.is_used(outbox) else [])
+            outbox.key("health"), *([outbox.key("connector")] if outbox.is_set("connect") else [])
         ),
         tags=outbox.run_tags,
         executor_def=outbox.executor,
@@ -272,50 +265,43 @@ def _report(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor:
     clash = places.clash(context, outbox, now)
     # Results of one outbox would replace those of the other; a failure applies to both.
     found, evaluations = (None, {_DATABASE: _answers(clash)}) if clash else _evaluate(reading)
-    # Status, time and text of the last report, by name; none for a removed rule, and none for a check that
-    # another outbox may have reported since.
+    # Nothing is kept of a removed rule, and of a check that another outbox may have reported since.
     kept = {_DATABASE} if clash else _NAMES
-    told = {name: before["checks"].get(name, _NOTHING) if name in kept else _NOTHING for name in _NAMES}
+    last = {name: Reported(*before["checks"].get(name, ()) if name in kept else ()) for name in _NAMES}
     reported: list[Any] = []
     due = [
         name
         for name, each in evaluations.items()
-        if _is_due(_state(each), each["description"], told[name], now)
+        if last[name].is_due(_state(each), each["description"], now)
     ]
     for name in due:
-        told[name] = [_state(evaluations[name]), now, evaluations[name]["description"]]
+        last[name].report(_state(evaluations[name]), evaluations[name]["description"], now)
         asset = _asset(outbox, name)
         reported.append(dg.AssetCheckEvaluation(asset_key=asset, check_name=name, **evaluations[name]))
     observed = before["observed"]
-    if found is not None and (reported or now - observed >= _REPORT_SECONDS):
+    if found is not None and (reported or now - observed >= HOUR):
         reported.append(dg.AssetObservation(key, metadata=_numbers(found)))
         if found.connector is not None:
             seen = connector.numbers(found.connector)
             reported.append(dg.AssetObservation(outbox.key("connector"), metadata=seen))
         observed = now
-    wrong = [f"{name}: {each['description']}" for name, each in evaluations.items() if not each["passed"]]
+    wrong = {name: each["description"] for name, each in evaluations.items() if not each["passed"]}
     return ticks.Tick(
-        "; ".join(wrong) or "all checks passed",
-        json.dumps({"checks": told, "observed": observed}),
+        _in_short(wrong),
+        json.dumps({"checks": {name: astuple(each) for name, each in last.items()}, "observed": observed}),
         events=reported,
+        is_wrong=bool(wrong),
     )
 
 
-def _is_due(status: int, text: str, last: list[Any], now: float) -> bool:
-    """Return whether to report a check again."""
-    last_status, last_at, last_text = last
-    if status != last_status:
-        return True
-    since: float = now - last_at
-    if status is Status.OK:
-        return since >= _STILL_WELL_SECONDS
-    if _words(text) != _words(last_text):
-        return True
-    return since >= (_NUMBERS_SECONDS if text != last_text else _REPORT_SECONDS)
-
-
-def _words(text: str) -> str:
-    return _NUMBER.sub("", text)
+def _in_short(wrong: dict[str, str]) -> str:
+    """Return the failing checks; with its text if there is one."""
+    if not wrong:
+        return "all checks passed"
+    if len(wrong) == 1:
+        [(name, text)] = wrong.items()
+        return ticks.short(f"{name}: {text}")
+    return f"{len(wrong)} checks fail: {ticks.listed(list(wrong))}"
 
 
 def _evaluate(reading: ticks.Reading) -> tuple["Measurements | None", dict[str, dict[str, Any]]]:
@@ -324,23 +310,23 @@ def _evaluate(reading: ticks.Reading) -> tuple["Measurements | None", dict[str, 
     import psycopg
 
     from outbox_pipelines.quality.rules import chapter
-    from outbox_pipelines.secret import first_line
+    from outbox_pipelines.quality.runbook import chapter_text
 
     settings, found = None, None
     try:
         settings = reading.settings()
         found = reading.measurements()
         results = judge(settings, found)
-    except SetupError as error:
-        evaluations = {_DATABASE: _answers(str(error))}
-    except psycopg.Error as error:
-        evaluations = {_DATABASE: _answers(f"the database refuses: {first_line(error)}")}
+    except (SetupError, psycopg.Error) as error:
+        evaluations = {_DATABASE: _answers(said(reading.outbox, error))}
     else:
         evaluations = {result.rule.name: _evaluation(result) for result in results}
         evaluations[_DATABASE] = _answers(None)
-    if settings is not None and settings.runbook_url:
-        for name, evaluation in evaluations.items():
+    for name, evaluation in evaluations.items():
+        if settings is not None and settings.runbook_url:
             evaluation["metadata"]["runbook"] = dg.MetadataValue.url(chapter(settings, name))
+        elif not evaluation["passed"] and (text := chapter_text(name)):
+            evaluation["metadata"]["runbook"] = dg.MetadataValue.md(text)
     return found, evaluations
 
 

@@ -46,7 +46,7 @@ def delete_old_history(outbox: Outbox) -> dg.OpDefinition:
                 if deleted % _LOG_EVERY == 0:
                     context.log.info(f"{deleted:,} runs deleted")
         except SetupError as error:
-            raise dg.Failure(str(error), allow_retries=False) from None
+            raise dg.Failure(outbox.by_its_variables(str(error)), allow_retries=False) from None
         except Exception as error:  # noqa: BLE001 - whatever its storage raises
             raise dg.Failure(
                 f"Dagster's storage failed: {str(error).splitlines()[0]}: correct the cause, or wait until "

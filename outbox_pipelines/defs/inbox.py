@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 import dagster as dg
 
 from outbox_pipelines.defs import places, ticks
+from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import NAME, Outbox
+from outbox_pipelines.defs.reports import HOUR, Reported
 from outbox_pipelines.defs.runs import IN_FLIGHT
+from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.text import markdown
 
 if TYPE_CHECKING:
     from outbox_pipelines.consumer.inbox import Backlog
 
 _CONSUMER = "outbox/consumer"
-_REPORT_SECONDS = 300.0
 # A message that has waited for longer than all of its attempts take is late.
 _LATE_SECONDS = 900.0
 
@@ -56,11 +58,12 @@ def drain(outbox: Outbox) -> dg.OpDefinition:
     def drain(context: dg.OpExecutionContext) -> None:
         from outbox_pipelines.consumer import loading
 
-        name = context.op_config["consumer"]
-        seconds = outbox.load_settings().session_seconds
-        context.log.info(f"{name}: draining until nothing is due, for at most {seconds:.0f} s")
-        counts = loading.drain(loading.load(name), until_empty=True, seconds=seconds)
-        context.log.info(f"{name}: {counts}")
+        with one_line(outbox):
+            name = context.op_config["consumer"]
+            seconds = outbox.load_settings().session_seconds
+            context.log.info(f"{name}: draining until nothing is due, for at most {seconds:.0f} s")
+            counts = loading.drain(loading.load(name), until_empty=True, seconds=seconds)
+            context.log.info(f"{name}: {counts}")
         context.add_output_metadata(dataclasses.asdict(counts))
 
     return drain
@@ -92,7 +95,7 @@ _HANDLED: Final = """\
 Whether the consumers of OUTBOX_DRAIN_CONSUMERS handle the events they receive.
 
 Warns if a message has waited for more than 15 minutes; fails if there are dead letters. The sensor
-`inbox` reports it without a run: at once when it changes, otherwise every 5 minutes.
+`inbox` reports it without a run: at once when it changes, and otherwise rarely.
 
 When it fails: `outbox consumer dead-letters list` shows why events were not handled; correct the cause, then
 run `outbox consumer dead-letters replay`. When it warns: see the runs of `drain_inbox`, or start more.
@@ -117,11 +120,11 @@ def handled(outbox: Outbox) -> dg.AssetChecksDefinition:
 _INBOX_SENSOR: Final = """\
 Starts `drain_inbox` for each consumer of OUTBOX_DRAIN_CONSUMERS that has due events in its
 inbox, one run per consumer at a time. Reports the check `handled` of `outbox/inbox` and observes the backlog
-there: when it changes, and every 5 minutes. Without OUTBOX_DRAIN_CONSUMERS it does nothing: consumers drain
+there: when it changes, and every hour. Without OUTBOX_DRAIN_CONSUMERS it does nothing: consumers drain
 their own inboxes.
 
-When a tick fails: a name in OUTBOX_DRAIN_CONSUMERS is wrong, or a consumer's database is unavailable; the
-next tick retries.
+When a tick fails, it is skipped with the reason: a name in OUTBOX_DRAIN_CONSUMERS is wrong, or a consumer's
+database is unavailable. It is retried within a minute.
 """
 
 
@@ -152,19 +155,22 @@ def _drain_due(context: dg.SensorEvaluationContext, reading: ticks.Reading, curs
     backlogs = [backlog for backlog, _ in looks.values()]
     verdict = _verdict(backlogs)
     verdict["metadata"] |= places.mark(context, outbox)
-    state = [verdict["passed"], any(each.waiting for each in backlogs)]
-    kept: dict[str, Any] = json.loads(cursor or '{"state": null, "at": 0.0}')
-    is_news = state != kept["state"] or time.time() - kept["at"] >= _REPORT_SECONDS
-    key = outbox.key("inbox")
-    reports: list[Any] = [
-        dg.AssetObservation(key, metadata=_numbers(backlogs)),
-        dg.AssetCheckEvaluation(asset_key=key, check_name="handled", **verdict),
-    ]
+    kept: dict[str, Any] = json.loads(cursor or '{"check": [], "observed": 0.0}')
+    last, observed, now = Reported(*kept["check"]), kept["observed"], time.time()
+    key, state = outbox.key("inbox"), _state(backlogs)
+    reported: list[Any] = []
+    is_due = last.is_due(state, verdict["description"], now)
+    if is_due or now - observed >= HOUR:
+        reported.append(dg.AssetObservation(key, metadata=_numbers(backlogs)))
+        observed = now
+    if is_due:
+        last.report(state, verdict["description"], now)
+        reported.append(dg.AssetCheckEvaluation(asset_key=key, check_name="handled", **verdict))
     return ticks.Tick(
         verdict["description"],
-        json.dumps({"state": state, "at": time.time() if is_news else kept["at"]}),
+        json.dumps({"check": dataclasses.astuple(last), "observed": observed}),
         requests,
-        reports if is_news else [],
+        reported,
     )
 
 
@@ -175,9 +181,15 @@ def _looks(names: list[str]) -> dict[str, tuple["Backlog", bool]]:
     return {name: loading.backlog(loading.load(name)) for name in names}
 
 
+def _state(backlogs: list["Backlog"]) -> Status:
+    if any(each.dead_letters for each in backlogs):
+        return Status.ERROR
+    is_late = any((each.oldest_seconds or 0.0) > _LATE_SECONDS for each in backlogs)
+    return Status.WARN if is_late else Status.OK
+
+
 def _verdict(backlogs: list["Backlog"]) -> dict[str, Any]:
-    dead = sum(each.dead_letters for each in backlogs)
-    late = [each for each in backlogs if (each.oldest_seconds or 0.0) > _LATE_SECONDS]
+    state = _state(backlogs)
     told = [
         f"{each.source}: {each.waiting:,} waiting"
         + (f" for up to {each.oldest_seconds:,.0f} s" if each.oldest_seconds is not None else "")
@@ -185,8 +197,8 @@ def _verdict(backlogs: list["Backlog"]) -> dict[str, Any]:
         for each in backlogs
     ]
     return {
-        "passed": not dead and not late,
-        "severity": dg.AssetCheckSeverity.ERROR if dead else dg.AssetCheckSeverity.WARN,
+        "passed": state is Status.OK,
+        "severity": dg.AssetCheckSeverity.ERROR if state is Status.ERROR else dg.AssetCheckSeverity.WARN,
         "description": markdown("; ".join(told)) or "OUTBOX_DRAIN_CONSUMERS names no consumer",
         "metadata": _numbers(backlogs),
     }
@@ -203,4 +215,6 @@ def _numbers(backlogs: list["Backlog"]) -> dict[str, Any]:
 
 def _is_at_work(context: dg.SensorEvaluationContext, outbox: Outbox, name: str) -> bool:
     in_flight = dg.RunsFilter(statuses=IN_FLIGHT, tags={_CONSUMER: name, NAME: outbox.name})
-    return any(places.is_here(context, run) for run in context.instance.get_runs(in_flight))
+    return any(
+        places.is_here(context, record.dagster_run) for record in context.instance.get_run_records(in_flight)
+    )

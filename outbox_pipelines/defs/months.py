@@ -1,12 +1,16 @@
 """The job and the schedule that make the coming months of an existing table."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
+from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
+
+if TYPE_CHECKING:
+    from outbox_pipelines.settings import Settings
 
 
 def make_coming_months(outbox: Outbox) -> dg.OpDefinition:
@@ -15,7 +19,7 @@ def make_coming_months(outbox: Outbox) -> dg.OpDefinition:
     @dg.op(name=outbox.name_of("make_coming_months"))
     def make_coming_months(context: dg.OpExecutionContext) -> None:
         """Make the partitions of the current month and of OUTBOX_MONTHS_AHEAD after it, as far as missing."""
-        with one_line():
+        with one_line(outbox):
             # Imported here so that definitions load without the drivers.
             from outbox_pipelines.months.ahead import ensure
 
@@ -52,26 +56,16 @@ are set.
 
 Use: leave it on; without these settings it skips.
 
-When a tick fails: its error says in one line what to correct in the settings.
+When a tick fails, it is skipped with the reason: what to correct in the settings.
 """
 
 
 def make_months_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `make_months_schedule`."""
 
-    @dg.schedule(
-        name=outbox.name_of("make_months"),
-        job_name=outbox.name_of("make_months"),
-        cron_schedule=outbox.cron("make_months", "37 */6 * * *"),
-        execution_timezone="UTC",
-        default_status=outbox.schedule_status,
-        description=outbox.text(_MAKE_MONTHS_SCHEDULE),
-    )
-    def make_months_schedule() -> dg.RunRequest | dg.SkipReason:
-        """Return the run to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
-        settings = outbox.load_settings()
+    def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
         if settings.table_file is None or settings.months_ahead is None:
             return dg.SkipReason("no months to make: set OUTBOX_TABLE_FILE and OUTBOX_MONTHS_AHEAD")
         return dg.RunRequest()
 
-    return make_months_schedule
+    return ticks.schedule(outbox, "make_months", "make_months", "37 */6 * * *", _MAKE_MONTHS_SCHEDULE, one)

@@ -40,7 +40,7 @@ def checks(outbox: Outbox) -> frozenset[dg.AssetCheckKey]:
         dg.AssetCheckKey(outbox.key(asset), name)
         for asset, names in _CHECKS.items()
         for name in names
-        if name != OWN or outbox.sets("expectations")
+        if name != OWN or outbox.is_set("expectations")
     )
 
 

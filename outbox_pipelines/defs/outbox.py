@@ -44,10 +44,20 @@ Part = Literal[
     "reconciliation",
     "inbox",
     "catalog",
-    "existing_table",
+    "clean_table",
+    "make_months",
+    "dead_letters",
+    "cutover",
     "history",
 ]
 PARTS: Final[tuple[Part, ...]] = Part.__args__  # type: ignore[attr-defined]
+# Settings without which a part has nothing to do.
+_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "inbox": ("drain_consumers",),
+    "catalog": ("catalog_file",),
+    "clean_table": ("table_file", "clean_after_hours"),
+    "make_months": ("table_file", "months_ahead"),
+}
 Automation = Literal["running", "stopped"]
 
 # What descriptions mention in backquotes.
@@ -76,7 +86,8 @@ class Outbox:
             (`alerts`, `consumer_dsn`, `dead_letter_command`).
         settings: settings by field name (`kafka`, `archive`, `topic`, …) that differ from those of the
             environment (`OUTBOX_…`). Secrets are refused.
-        parts: the parts that are defined. Default: all.
+        parts: the parts that are defined, where they have work. Default: all.
+        without: parts that are not defined.
         automation: whether sensors and schedules run as soon as the code location is loaded.
         schedules: cron expressions by the schedule's name without prefix, in UTC, as
             `{"archive_days": "10 4 * * *"}`.
@@ -99,6 +110,7 @@ class Outbox:
     variables: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     parts: Iterable[Part] = PARTS
+    without: Iterable[Part] = ()
     automation: Automation = "stopped"
     schedules: Mapping[str, str] = field(default_factory=dict)
     key_prefix: Sequence[str] | None = None
@@ -152,21 +164,29 @@ class Outbox:
                 raise
             raise SetupError(f"outbox {self.name}: {error}") from None
 
-    def sets(self, field: str) -> bool:
-        """Return whether a setting has a value; settings are read only if a file may have it."""
-        if field in {*self.settings, *self.variables} or os.environ.get(f"OUTBOX_{field.upper()}"):
-            return True
-        if not os.environ.keys() & sources.FILES:
-            return False
-        try:
-            return bool(getattr(self.load_settings(), field))
-        except SetupError:
-            # The sensor and every run report it.
-            return False
+    def by_its_variables(self, text: str) -> str:
+        """Return an error or a description with the variables that this outbox has for settings."""
+        named = {**self.variables, **({"dsn": self.dsn_variable} if self.dsn_variable else {})}
+        for setting, variable in named.items():
+            name = setting.upper().removeprefix("OUTBOX_")
+            text = variable.join(re.split(rf"\bOUTBOX_{name}\b", text))
+        return text
 
     def has(self, part: Part) -> bool:
-        """Return whether a part is defined."""
-        return part in self._parts
+        """Return whether a part is defined: it was not left out, and its settings are there."""
+        return part in self._parts and self.is_set(*_NEEDED.get(part, ()))
+
+    def is_set(self, *settings: str) -> bool:
+        """Return whether these settings have values when the definitions load."""
+        named = {*self.settings, *self.variables}
+        unnamed = [
+            each for each in settings if each not in named and not os.environ.get(f"OUTBOX_{each.upper()}")
+        ]
+        if not unnamed:
+            return True
+        # Reading all settings needs the drivers, which definitions load only if a file may name one of these.
+        loaded = self._at_load if os.environ.keys() & sources.FILES else None
+        return loaded is not None and all(getattr(loaded, each) not in (None, "") for each in settings)
 
     def key(self, *path: str) -> dg.AssetKey:
         """Return the key of an asset of the outbox, as `outbox/orders/events`."""
@@ -196,15 +216,18 @@ class Outbox:
         """Return the decorator of a job of ops.
 
         Args:
-            repeats: False if a retry by Dagster would do harm: it would also act on what has come since.
+            repeats: False if Dagster must not retry it: it would also act on what has come since, or
+                something else retries it.
         """
         return dg.job(
             name=self.name_of(name),
             tags={**self.run_tags, **(tags or {}), **({} if repeats else {"dagster/max_retries": "0"})},
             executor_def=self.executor,
             description=self.text(description),
-            # Without one of its own, a job gets the I/O manager of the definitions that it is merged into.
+            # Without its own, a job gets the I/O manager and the loggers of the definitions that it is merged
+            # into.
             resource_defs={"io_manager": storage.nothing},
+            logger_defs=storage.LOGGERS,
             **options,
         )
 
@@ -214,6 +237,7 @@ class Outbox:
 
     def text(self, description: str) -> str:
         """Return a description with the names of this outbox."""
+        description = self.by_its_variables(description)
         if not self._has_prefix:
             return description
         settings = f"\nOUTBOX_… are the settings of the outbox `{self.name}`: see docs/dagster.md.\n"
@@ -261,8 +285,16 @@ class Outbox:
         return dg.DefaultScheduleStatus.RUNNING if is_running else dg.DefaultScheduleStatus.STOPPED
 
     @cached_property
+    def _at_load(self) -> Settings | None:
+        try:
+            return self.load_settings()
+        except SetupError:
+            # The sensors and every run report it.
+            return None
+
+    @cached_property
     def _parts(self) -> frozenset[str]:
-        return frozenset(self.parts)
+        return frozenset(self.parts) - frozenset(self.without)
 
     @cached_property
     def _prefix(self) -> tuple[str, ...]:

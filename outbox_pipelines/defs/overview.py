@@ -8,35 +8,41 @@ Invariants:
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import dagster as dg
 
+from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.reports import HOUR
+from outbox_pipelines.quality.measured import age
 from outbox_pipelines.quality.rules import RULES
 
 KEY: Final = dg.AssetKey(["outboxes"])
-_REPORT_SECONDS: Final = 300.0
+# Twice as old as a measurement becomes while the sensor `health` runs.
+_OLD_SECONDS: Final = 2 * HOUR
+_LINKS: Final = 10
 _CHECKS: Final = ("database", *(rule.name for rule in RULES))
 # Worst first.
 _STATES: Final = ("ERROR", "WARN", "UNKNOWN", "OK")
 
 _OUTBOXES: Final = """\
-All outboxes of this code location: a row for each, the worst first, with its state, the lag, the backlog,
-dead letters, late days, and when this was measured. The lineage leads to the checks of each.
+All outboxes of this code location: a row for each, the worst first, with its state, what is wrong, the lag,
+the backlog, dead letters, late days, and when this was measured. Links lead to the checks of those that are
+not OK.
 
-The sensor `outboxes_overview` reports the table when the state of an outbox changes, and every five minutes.
+The sensor `outboxes_overview` reports the table when the state of an outbox changes, and every hour.
 It reads what the sensor `health` of each outbox (`outboxes_health`, if they share it) has reported, and no
 database.
 
 Use: look here first; then open the checks of the outboxes that are not OK. Materialize reports the table now.
 `outbox status --all` prints the same on a command line.
 
-When a row is UNKNOWN: the outbox has not been measured yet, or its sensor `health` is off.
+When a row is UNKNOWN: the outbox has not been measured for two hours. Its sensor `health` is off or new.
 """
 _SENSOR: Final = """\
-Reports the asset `outboxes` when the state of an outbox changes, and every five minutes.
+Reports the asset `outboxes` when the state of an outbox changes, and every hour.
 
 Use: leave it on. A tick reads Dagster's storage only.
 
@@ -59,7 +65,7 @@ def assets(outboxes: Sequence[Outbox]) -> list[dg.AssetsDefinition]:
         description=_OUTBOXES,
     )
     def overview(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
-        return dg.MaterializeResult(metadata=_metadata(rows(context.instance, shown, time.time())))
+        return dg.MaterializeResult(metadata=_metadata(rows(context.instance, shown, time.time()), shown))
 
     return [overview]
 
@@ -82,11 +88,11 @@ def sensors(outboxes: Sequence[Outbox], status: dg.DefaultSensorStatus) -> list[
         found = rows(context.instance, shown, now)
         states = {row["outbox"]: row["state"] for row in found}
         before: dict[str, Any] = json.loads(context.cursor) if context.cursor else {"states": {}, "at": 0.0}
-        is_due = states != before["states"] or now - before["at"] >= _REPORT_SECONDS
+        is_due = states != before["states"] or now - before["at"] >= HOUR
         wrong = [f"{name} is {state}" for name, state in states.items() if state != "OK"]
         return dg.SensorResult(
-            asset_events=[dg.AssetMaterialization(KEY, metadata=_metadata(found))] if is_due else [],
-            skip_reason=dg.SkipReason("; ".join(wrong) or f"all {len(found)} outboxes are OK"),
+            asset_events=[dg.AssetMaterialization(KEY, metadata=_metadata(found, shown))] if is_due else [],
+            skip_reason=dg.SkipReason(ticks.listed(wrong) or f"all {len(found)} outboxes are OK"),
             cursor=json.dumps({"states": states, "at": now if is_due else before["at"]}),
         )
 
@@ -95,42 +101,51 @@ def sensors(outboxes: Sequence[Outbox], status: dg.DefaultSensorStatus) -> list[
 
 def rows(instance: dg.DagsterInstance, outboxes: Sequence[Outbox], now: float) -> list[dict[str, Any]]:
     """Return the row of each outbox, the worst first."""
+    from outbox_pipelines.defs.dagster_internals import latest_results
+
     keys = [dg.AssetCheckKey(outbox.key("health"), name) for outbox in outboxes for name in _CHECKS]
-    results = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
+    results = latest_results(instance, keys)
     found = [_row(instance, outbox, results, now) for outbox in outboxes]
     return sorted(found, key=lambda row: (_STATES.index(row["state"]), row["outbox"]))
 
 
-def _row(instance: dg.DagsterInstance, outbox: Outbox, results: Any, now: float) -> dict[str, Any]:
+def _row(
+    instance: dg.DagsterInstance,
+    outbox: Outbox,
+    results: Mapping[dg.AssetCheckKey, dg.AssetCheckEvaluation],
+    now: float,
+) -> dict[str, Any]:
     key = outbox.key("health")
     failed: dict[str, list[str]] = {"ERROR": [], "WARN": []}
-    is_known = False
     for name in _CHECKS:
-        record = results.get(dg.AssetCheckKey(key, name))
-        evaluation = record.evaluation if record else None
-        if evaluation is not None:
-            is_known = True
-            if not evaluation.passed:
-                failed[evaluation.severity.value].append(f"{name}: {evaluation.description}")
-    state = next((state for state in ("ERROR", "WARN") if failed[state]), "OK" if is_known else "UNKNOWN")
+        result = results.get(dg.AssetCheckKey(key, name))
+        if result is not None and not result.passed:
+            failed[result.severity.value].append(f"{name}: {result.description}")
+    wrong = [*failed["ERROR"], *failed["WARN"]]
+    state = next((state for state in ("ERROR", "WARN") if failed[state]), "OK")
     observed = instance.fetch_observations(key, limit=1).records
+    seconds = now - observed[0].timestamp if observed else None
+    if state == "OK" and (seconds is None or seconds > _OLD_SECONDS):
+        # The results are those of a sensor that has stopped.
+        state, wrong = "UNKNOWN", ["not measured: is its sensor health on?"]
     numbers: dict[str, Any] = {}
     if observed and (event := observed[0].asset_observation):
         numbers = {name: value.value for name, value in event.metadata.items()}
+    lag = numbers.get("oldest_unpublished_seconds")
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
     return {
-        "outbox": outbox.name,
         "state": state,
-        "lag_seconds": numbers.get("oldest_unpublished_seconds"),
+        "outbox": outbox.name,
+        "wrong": ticks.short(wrong[0]) + more if wrong else "",
+        "lag": None if lag is None else age(lag),
         "backlog": numbers.get("unpublished"),
         "dead_letters": numbers.get("dead_letters"),
         "days_late": numbers.get("days_late"),
-        "measured_seconds_ago": round(now - observed[0].timestamp) if observed else None,
-        "wrong": "; ".join([*failed["ERROR"], *failed["WARN"]]),
-        "checks": f"/assets/{'/'.join(key.path)}?view=checks",
+        "measured": None if seconds is None else f"{age(seconds)} ago",
     }
 
 
-def _metadata(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _metadata(found: list[dict[str, Any]], outboxes: Sequence[Outbox]) -> dict[str, Any]:
     states = [row["state"] for row in found]
     # A record cannot hold None.
     records = [
@@ -141,9 +156,12 @@ def _metadata(found: list[dict[str, Any]]) -> dict[str, Any]:
     if not records:
         return counts
     schema = dg.TableSchema([dg.TableColumn(name, "string") for name in found[0]])
+    keys = {outbox.name: outbox.key("health") for outbox in outboxes}
     links = {
-        f"checks of {row['outbox']}": dg.MetadataValue.url(row["checks"])
-        for row in found
+        f"checks of {row['outbox']}": dg.MetadataValue.url(
+            f"/assets/{'/'.join(keys[row['outbox']].path)}?view=checks"
+        )
+        for row in found[:_LINKS]
         if row["state"] != "OK"
     }
-    return {"outboxes": dg.MetadataValue.table(records, schema=schema), **counts, **links}
+    return {"outboxes": dg.MetadataValue.table(records, schema=schema), **links, **counts}

@@ -2,13 +2,17 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import dataclasses
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
+from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import NO_DAYS
+
+if TYPE_CHECKING:
+    from outbox_pipelines.settings import Settings
 
 # The table stays readable on a page of the UI.
 _DAYS_SHOWN = 60
@@ -20,7 +24,7 @@ def make_partitions(outbox: Outbox) -> dg.OpDefinition:
     @dg.op(name=outbox.name_of("make_partitions"))
     def make_partitions(context: dg.OpExecutionContext) -> None:
         """Create the missing partitions."""
-        with one_line():
+        with one_line(outbox):
             from outbox_pipelines.partitions import ahead
 
             ensured = ahead.ensure(outbox.load_settings())
@@ -36,7 +40,7 @@ def close_days(outbox: Outbox) -> dg.OpDefinition:
     @dg.op(name=outbox.name_of("close_days"))
     def close_days(context: dg.OpExecutionContext) -> None:
         """Close past days, and report why the others stay open."""
-        with one_line():
+        with one_line(outbox):
             from outbox_pipelines.partitions import close
 
             closings = close.close(outbox.load_settings())
@@ -57,7 +61,7 @@ def purge_rows(outbox: Outbox) -> dg.OpDefinition:
     @dg.op(name=outbox.name_of("purge_rows"))
     def purge_rows(context: dg.OpExecutionContext) -> None:
         """Remove old idempotency keys, and old progress records of archived days."""
-        with one_line():
+        with one_line(outbox):
             from outbox_pipelines.partitions import purge
 
             purged = purge.purge(outbox.load_settings())
@@ -72,7 +76,7 @@ def show_days(outbox: Outbox) -> dg.OpDefinition:
     @dg.op(name=outbox.name_of("show_days"))
     def show_days(context: dg.OpExecutionContext) -> None:
         """Observe `outbox/events` with a table of the days, as `outbox partitions list` shows them."""
-        with one_line():
+        with one_line(outbox):
             from outbox_pipelines.partitions import calendar
 
             days = calendar.read(outbox.load_settings())
@@ -145,19 +149,9 @@ day with a partition is over; past days are not closed until then.
 def maintain_partitions_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `maintain_partitions_schedule`."""
 
-    @dg.schedule(
-        name=outbox.name_of("maintain_partitions"),
-        job_name=outbox.name_of("maintain_partitions"),
-        # Not on the hour, when many other jobs start.
-        cron_schedule=outbox.cron("maintain_partitions", "17 * * * *"),
-        execution_timezone="UTC",
-        default_status=outbox.schedule_status,
-        description=outbox.text(_MAINTAIN_PARTITIONS_SCHEDULE),
-    )
-    def maintain_partitions_schedule() -> dg.RunRequest | dg.SkipReason:
-        """Return the run to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
-        if outbox.load_settings().table_file is not None:
-            return dg.SkipReason(NO_DAYS)
-        return dg.RunRequest()
+    def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
+        return dg.RunRequest() if settings.table_file is None else dg.SkipReason(NO_DAYS)
 
-    return maintain_partitions_schedule
+    # Not on the hour, when many other jobs start.
+    name = "maintain_partitions"
+    return ticks.schedule(outbox, name, name, "17 * * * *", _MAINTAIN_PARTITIONS_SCHEDULE, one)

@@ -81,12 +81,12 @@ def _clash(instance: dg.DagsterInstance, outbox: Outbox, here: str | None, now: 
 
 def _locations(instance: dg.DagsterInstance, outbox: Outbox, now: float) -> list[str]:
     """Return the code locations that have sensors of an outbox of this name, and whose sensors tick."""
-    from outbox_pipelines.defs.dagster_internals import InstigatorType
+    from outbox_pipelines.defs.dagster_internals import sensor_states
 
     wanted = {outbox.name_of(name) for name in _SENSORS}
     found: dict[str, set[str]] = defaultdict(set)
     last: dict[str, float] = defaultdict(float)
-    for state in instance.all_instigator_state(instigator_type=InstigatorType.SENSOR):
+    for state in sensor_states(instance):
         name, data = state.instigator_name, state.instigator_data
         is_shared = name == SHARED_HEALTH and outbox.name in _outboxes_of(getattr(data, "cursor", None))
         if name in wanted or is_shared:
@@ -101,6 +101,6 @@ def _locations(instance: dg.DagsterInstance, outbox: Outbox, now: float) -> list
 def _outboxes_of(cursor: str | None) -> set[str]:
     """Return the outboxes of a shared sensor: its cursor has an entry for each."""
     try:
-        return set(json.loads(cursor or "{}"))
-    except (ValueError, TypeError):
+        return set(json.loads(cursor or "{}")["cursors"])
+    except (ValueError, TypeError, KeyError):
         return set()

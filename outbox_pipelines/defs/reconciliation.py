@@ -73,7 +73,7 @@ def reconciliation(outbox: Outbox) -> dg.AssetsDefinition:
         description=outbox.text(_ASSET),
     )
     def reconciliation(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
-        with one_line():
+        with one_line(outbox):
             # Imported here so that definitions load without the drivers.
             from outbox_pipelines.quality.rules import Status
             from outbox_pipelines.reconciliation import day as days

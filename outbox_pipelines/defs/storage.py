@@ -25,6 +25,8 @@ class _Nothing(dg.IOManager):
         raise TypeError(f"{context.name}: outputs of an outbox are not stored")
 
 
+LOGGERS: Final = {"console": dg.colored_console_logger}
+"""Dagster's default. A user's logger that cannot be set up therefore stops no run of an outbox."""
 nothing: Final = dg.IOManagerDefinition.hardcoded_io_manager(_Nothing())
 
 

@@ -1,8 +1,9 @@
-"""Sensors that serve one outbox or several: a tick for each outbox, and how their results are joined.
+"""Ticks of sensors, for one outbox or several, and of schedules.
 
 Invariants:
-- An error of the only outbox fails the tick. An error of one of several is logged with the outbox's name, and
-  the others go on.
+- A tick never fails: Dagster keeps the stack trace of each failed one permanently. What is wrong with an
+  outbox is the reason of a skipped tick, in short, and its check `database`; the other outboxes go on.
+- An outbox with an error is tried again after a pause that doubles; what is logged is logged once.
 - A tick ends in time: outboxes that it does not reach are first in the next one.
 - Databases are read in threads, so that one that does not answer delays no other outbox. Everything that uses
   Dagster runs in the tick's own thread.
@@ -11,15 +12,19 @@ Invariants:
 from __future__ import annotations
 
 import json
+import logging
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import dagster as dg
 
+from outbox_pipelines.defs import failures
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.errors import SetupError
 
@@ -33,6 +38,14 @@ SHARED: Final = "outboxes_"
 _THREADS: Final = 16
 # Dagster abandons a tick after 60 s, and what it found is lost.
 _SECONDS: Final = 35.0
+# The pause after the first error, and the longest one, in seconds: so late is a correction seen.
+_FIRST_PAUSE: Final = 10.0
+_LONGEST_PAUSE: Final = 60.0
+_NO_ERROR: Final = (0.0, 0.0, "")
+# Of a reason. A tick with a reason of this length takes 0.9 KB of Dagster's storage.
+_CHARACTERS: Final = 200
+_NAMED: Final = 3
+_LOG: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -45,6 +58,8 @@ class Tick:
     cursor: str | None = None
     requests: Sequence[dg.RunRequest] = ()
     events: Sequence[Any] = ()
+    is_wrong: bool = False
+    """Whether the reason is shown before those of other outboxes."""
 
 
 class Reading:
@@ -106,30 +121,55 @@ def sensor(
         jobs=jobs or None,
         minimum_interval_seconds=seconds,
         default_status=outboxes[0].sensor_status,
-        description=outboxes[0].text(description)
-        if len(outboxes) == 1
-        else _of_several(outboxes, description),
+        description=outboxes[0].text(description) if len(outboxes) == 1 else _SHARED + description,
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        if len(outboxes) == 1:
-            return _result(one(context, Reading(outboxes[0]), context.cursor))
-        return _result(_joined(context, outboxes, one, reads))
+        found = _joined(context, outboxes, one, reads)
+        return dg.SensorResult(
+            run_requests=list(found.requests),
+            skip_reason=None if found.requests else dg.SkipReason(found.reason),
+            asset_events=list(found.events),
+            cursor=found.cursor,
+        )
 
     return tick
 
 
-def _of_several(outboxes: Sequence[Outbox], description: str) -> str:
-    names = ", ".join(f"`{outbox.name}`" for outbox in outboxes)
-    return f"For the outboxes {names}, each by its own settings.\n\n{description}"
+def schedule(
+    outbox: Outbox,
+    name: str,
+    job: str,
+    cron: str,
+    description: str,
+    one: Callable[[dg.ScheduleEvaluationContext, Settings], Requests],
+) -> dg.ScheduleDefinition:
+    """Return a schedule, in UTC.
 
+    Args:
+        name: without prefix, and so is that of the job.
+        one: returns what to launch, or why nothing.
+    """
 
-def _result(tick: Tick) -> dg.SensorResult:
-    return dg.SensorResult(
-        run_requests=list(tick.requests),
-        skip_reason=None if tick.requests else dg.SkipReason(tick.reason),
-        asset_events=list(tick.events),
-        cursor=tick.cursor,
+    @dg.schedule(
+        name=outbox.name_of(name),
+        job_name=outbox.name_of(job),
+        cron_schedule=outbox.cron(name, cron),
+        execution_timezone="UTC",
+        default_status=outbox.schedule_status,
+        description=outbox.text(description),
     )
+    def tick(context: dg.ScheduleEvaluationContext) -> Any:
+        try:
+            return one(context, outbox.load_settings())
+        except Exception as error:  # noqa: BLE001 - the reason of a skipped tick
+            _log_place(outbox, error)
+            return dg.SkipReason(short(_why(outbox, error)))
+
+    return tick
+
+
+Requests = dg.RunRequest | list[dg.RunRequest] | dg.SkipReason
+_SHARED: Final = "For all outboxes of this code location, each by its own settings.\n\n"
 
 
 def _joined(
@@ -138,48 +178,103 @@ def _joined(
     one: One,
     reads: Callable[[Settings], bool] | None,
 ) -> Tick:
-    cursors: dict[str, str | None] = json.loads(context.cursor) if context.cursor else {}
+    kept = json.loads(context.cursor) if context.cursor else {}
+    cursors: dict[str, str | None] = kept.get("cursors", {})
+    # The pause after the last error, when the next attempt is, and a digest of the error: a cursor is stored
+    # with each tick.
+    errors: dict[str, tuple[float, float, str]] = kept.get("errors", {})
+    now = time.time()
     # Those that the last tick had no time for come first: a cursor moves to the end when it is used.
     ranks = {name: rank for rank, name in enumerate(cursors, 1)}
-    readings = [Reading(each) for each in sorted(outboxes, key=lambda each: ranks.get(each.name, 0))]
+    readings = [
+        Reading(each)
+        for each in sorted(outboxes, key=lambda each: ranks.get(each.name, 0))
+        # A pause that is longer than the longest one began before the clock was set back.
+        if not 0.0 < errors.get(each.name, _NO_ERROR)[1] - now <= _LONGEST_PAUSE
+    ]
     started = time.monotonic()
     if reads is not None:
         with ThreadPoolExecutor(_THREADS, "outbox-reading") as threads:
             list(threads.map(lambda reading: _read(reading, reads), readings))
-    reasons: dict[str, list[str]] = {}
-    requests: list[dg.RunRequest] = []
-    events: list[Any] = []
+    found: dict[str, Tick] = {}
+    reasons: list[tuple[str, str]] = []
     for reading in readings:
         name = reading.outbox.name
         if time.monotonic() - started > _SECONDS:
-            reasons.setdefault("no time in this tick; first in the next", []).append(name)
+            reasons.append((name, "no time in this tick; first in the next"))
             continue
         cursor = cursors.pop(name, None)
         try:
-            found = one(context, reading, cursor)
+            found[name] = one(context, reading, cursor)
         except Exception as error:  # noqa: BLE001 - reported, and the others go on
-            # Other errors may repeat a connection string.
-            why = (
-                str(error)
-                if isinstance(error, SetupError)
-                else f"{type(error).__name__}: see the code server"
-            )
-            context.log.error(why if name in why else f"outbox {name}: {why}")
-            reasons.setdefault(why, []).append(name)
+            pause, _, before = errors.get(name, _NO_ERROR)
+            why = _why(reading.outbox, error)
+            if (seen := blake2b(why.encode(), digest_size=4).hexdigest()) != before:
+                context.log.error(why if name in why else f"outbox {name}: {why}")
+                _log_place(reading.outbox, error)
+            pause = min(2 * pause or _FIRST_PAUSE, _LONGEST_PAUSE)
+            errors[name] = (pause, now + pause, seen)
             cursors[name] = cursor
-            continue
-        cursors[name] = found.cursor
-        requests.extend(found.requests)
-        events.extend(found.events)
-        if not found.requests:
-            reasons.setdefault(found.reason, []).append(name)
+            reasons.append((name, f"{short(why)} (next attempt in {pause:.0f} s)"))
+        else:
+            errors.pop(name, None)
+            cursors[name] = found[name].cursor
     known = {outbox.name for outbox in outboxes}
+    errors = {name: error for name, error in errors.items() if name in known}
+    tried = {name for name, _ in reasons}
+    reasons += [(name, "waits after an error") for name in errors if name not in tried]
+    quiet = [name for name, tick in found.items() if not tick.requests]
+    reasons += [
+        (name, found[name].reason) for name in sorted(quiet, key=lambda name: not found[name].is_wrong)
+    ]
     return Tick(
-        "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()),
-        json.dumps({name: cursor for name, cursor in cursors.items() if name in known}),
-        requests,
-        events,
+        _summary(reasons, has_names=len(outboxes) > 1),
+        json.dumps(
+            {"cursors": {name: cursor for name, cursor in cursors.items() if name in known}, "errors": errors}
+        ),
+        [request for tick in found.values() for request in tick.requests],
+        [event for tick in found.values() for event in tick.events],
     )
+
+
+def _summary(reasons: Sequence[tuple[str, str]], *, has_names: bool) -> str:
+    """Return the reasons of a tick: the first ones, and how many outboxes more there are."""
+    if not has_names:
+        return "; ".join(reason for _, reason in reasons)
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        by_reason.setdefault(reason, []).append(name)
+    shown = list(by_reason.items())[:_NAMED]
+    more = len(reasons) - sum(len(names) for _, names in shown)
+    return "; ".join(
+        [f"{listed(names)}: {reason}" for reason, names in shown]
+        + ([f"{more} more outboxes"] if more else [])
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first of these names, and how many more there are."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _why(outbox: Outbox, error: Exception) -> str:
+    """Return an error in one line; only the kind of an unexpected one, which may repeat a secret."""
+    if (said := failures.said(outbox, error)) is not None:
+        return said
+    return f"{type(error).__name__}: see the code server's log"
+
+
+def _log_place(outbox: Outbox, error: Exception) -> None:
+    """Log where an unexpected error was raised, without its text."""
+    if failures.said(outbox, error) is None:
+        place = "".join(traceback.format_tb(error.__traceback__))
+        _LOG.error("outbox %s: %s in a tick\n%s", outbox.name, type(error).__name__, place)
+
+
+def short(text: str) -> str:
+    """Return a text that fits into the reason of a tick."""
+    return text if len(text) <= _CHARACTERS else f"{text[: _CHARACTERS - 1]}…"
 
 
 def _read(reading: Reading, reads: Callable[[Settings], bool]) -> None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 import dagster as dg
 
 from outbox_pipelines.defs.outbox import Outbox
-from outbox_pipelines.defs.sources import FILE
 from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 _PREFIX: Final = "topic"
 # Owners that Dagster accepts; any other is only named in the description.
 _OWNER: Final = re.compile(r"team:.+|[\w.+-]+@[\w-]+(\.[\w-]+)+")
-_NAME_A_CATALOG: Final = {"OUTBOX_CATALOG_FILE", "OUTBOX_SETTINGS_FILE", FILE}
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -46,8 +44,7 @@ def topics(outbox: Outbox) -> list[dg.AssetSpec]:
 def _documented(outbox: Outbox) -> dict[str, dict[str, EventType]]:
     """Return the event types of each topic in the event catalog."""
     found: dict[str, dict[str, EventType]] = {}
-    # Checking all settings needs the drivers, which definitions do not load.
-    if not ("catalog_file" in outbox.settings or os.environ.keys() & _NAME_A_CATALOG):
+    if not outbox.is_set("catalog_file"):
         return found
     try:
         settings = outbox.load_settings()

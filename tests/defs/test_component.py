@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -12,8 +13,11 @@ import dagster as dg
 import pytest
 from dagster.components.core.component_tree import ComponentTree
 
+from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.defs.component import OutboxComponent
+from outbox_pipelines.defs.outbox import PARTS, Outbox
 from tests.conftest import clean_environment
+from tests.defs.conftest import EVERYTHING, serving
 from tests.defs.test_downstream import blocks
 
 pytestmark = pytest.mark.slow
@@ -238,3 +242,54 @@ def test_translation_and_options() -> None:
     assert job.tags["team"] == "shop"
     assert {pool for node in job.nodes for pool in node.definition.pools} == {"disk"}
     assert "`outbox_orders_archive_days`" in str(archive.description)
+
+
+def test_post_processing_reaches_the_jobs(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against jobs that keep the assets of before, since they were resolved before."""
+    (shop / "src" / "shop" / "defs" / "orders").mkdir()
+    (shop / "src" / "shop" / "defs" / "orders" / "defs.yaml").write_text(
+        "type: outbox_pipelines.OutboxComponent\n"
+        "attributes: {name: orders, dsn_variable: ORDERS_DSN, partition_start: '2026-11-01'}\n"
+        "post_processing: {assets: [{target: '*', attributes: {tags: {cost: shop}}}]}\n"
+    )
+    monkeypatch.syspath_prepend(str(shop / "src"))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
+        # Of another test's project.
+        monkeypatch.delitem(sys.modules, name)
+    definitions = ComponentTree.for_project(shop).build_defs()
+    repository = definitions.get_repository_def()
+    key = dg.AssetKey(["outbox", "orders", "archive"])
+    assert repository.asset_graph.get(key).tags["cost"] == "shop"
+    job = repository.get_job("outbox_orders_archive_day")
+    assert job.asset_layer.asset_graph.get(key).tags["cost"] == "shop"
+
+
+def test_parts_are_left_out_one_by_one() -> None:
+    """Guards against pages full of jobs that have nothing to do."""
+    everything = outbox_definitions(serving(**EVERYTHING))
+    assert {"clean_table", "make_months", "drain_inbox", "check_catalog"} <= _names(everything)
+    assert "outbox/inbox" in _keys(everything)
+    usual = _names(outbox_definitions(serving()))
+    assert {"relay_session", "dead_letters", "cutover", "purge_history"} <= usual
+    assert not {"clean_table", "make_months", "drain_inbox", "check_catalog", "inbox"} & usual
+    for part in PARTS:
+        rest = outbox_definitions(replace(serving(**EVERYTHING), without=[part]))
+        assert (_names(rest) | _keys(rest)) < (_names(everything) | _keys(everything)), part
+    wrong = Outbox(name="orders", without=["alarms"])  # type: ignore[list-item]
+    assert "attribute without: there is no part 'alarms'" in str(wrong.error)
+
+
+def _names(definitions: dg.Definitions) -> set[str]:
+    return {
+        each.name
+        for each in (
+            *(definitions.jobs or ()),
+            *(definitions.sensors or ()),
+            *(definitions.schedules or ()),
+        )
+    }
+
+
+def _keys(definitions: dg.Definitions) -> set[str]:
+    graph = definitions.resolve_asset_graph()
+    return {key.to_user_string() for key in (*graph.get_all_asset_keys(), *graph.asset_check_keys)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -12,6 +14,7 @@ from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs import health as module
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES
+from outbox_pipelines.quality.runbook import chapter_text
 from tests.defs.conftest import job_of, records_of, sensor_of, serving
 from tests.schema.servers import Database
 
@@ -40,6 +43,11 @@ def served(database: Database) -> Served:
     return serving(dsn=database.dsn)
 
 
+def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Sets how far the sensor's clock is ahead."""
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: time.time() + seconds))
+
+
 def lose_a_letter(database: Database) -> None:
     database.rows(
         "INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, "
@@ -66,7 +74,7 @@ def test_only_what_changes_is_reported_at_once(
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Guards against a storage filled with unrequested data, and against news that wait for five minutes."""
+    """Guards against a storage filled with unrequested data, and against news that wait for an hour."""
     _, _, first = _tick(instance, served)
     evaluations, observations, second = _tick(instance, served, first.cursor)
     assert (evaluations, observations) == ({}, [])
@@ -81,10 +89,10 @@ def test_only_what_changes_is_reported_at_once(
     (record,) = records_of(observations[0].metadata["dead_letters_by_reason"])
     assert record.data == {"events": 1, "reason": "too large"}
     assert "dead_letters: 1 dead letters" in str(third.skip_reason)
-    monkeypatch.setattr(module, "_REPORT_SECONDS", 0.0)
+    later(monkeypatch, 3_601.0)
     evaluations, observations, fourth = _tick(instance, served, third.cursor)
-    assert (set(evaluations), len(observations)) == ({"dead_letters"}, 1)
-    monkeypatch.setattr(module, "_STILL_WELL_SECONDS", 0.0)
+    assert (evaluations, len(observations)) == ({}, 1)
+    later(monkeypatch, 86_401.0)
     evaluations, _, _ = _tick(instance, served, fourth.cursor)
     assert set(evaluations) == NAMES
 
@@ -95,7 +103,7 @@ def test_a_text_is_not_old(
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Guards against an error whose page names the reason of five minutes ago."""
+    """Guards against an error whose page names the reason of an hour ago."""
     lose_a_letter(database)
     _, _, first = _tick(instance, served)
     database.rows("UPDATE outbox_parked SET last_error = 'not authorized'")
@@ -105,7 +113,7 @@ def test_a_text_is_not_old(
     database.rows("UPDATE outbox_parked SET last_error = 'not authorized'")
     evaluations, _, _ = _tick(instance, served, second.cursor)
     assert evaluations == {}
-    monkeypatch.setattr(module, "_NUMBERS_SECONDS", 0.0)
+    later(monkeypatch, 61.0)
     evaluations, _, _ = _tick(instance, served, second.cursor)
     assert evaluations["dead_letters"].description == "2 dead letters (2 × not authorized)"
     assert set(evaluations) == {"dead_letters"}
@@ -119,6 +127,19 @@ def test_each_check_links_to_its_chapter(
     evaluations, _, _ = _tick(instance, served)
     links = {name: evaluation.metadata["runbook"] for name, evaluation in evaluations.items()}
     assert links == {name: dg.MetadataValue.url(f"https://wiki.example.com/outbox#{name}") for name in NAMES}
+
+
+def test_a_failed_check_contains_its_chapter(
+    instance: dg.DagsterInstance, served: Served, database: Database
+) -> None:
+    """Guards against a link to a file that an installed package does not have."""
+    lose_a_letter(database)
+    evaluations, _, _ = _tick(instance, served)
+    assert {name for name, each in evaluations.items() if "runbook" in each.metadata} == {"dead_letters"}
+    chapter = str(evaluations["dead_letters"].metadata["runbook"].value)
+    assert "outbox dead-letters" in chapter
+    assert "](#" not in chapter
+    assert ".md)" not in chapter
 
 
 def test_a_lost_database_is_a_failed_check(instance: dg.DagsterInstance, served: Served) -> None:
@@ -136,10 +157,11 @@ def test_a_lost_database_is_a_failed_check(instance: dg.DagsterInstance, served:
 
 def test_the_cursor_survives_a_rule_that_is_gone(instance: dg.DagsterInstance, served: Served) -> None:
     """Guards against an upgrade after which every tick fails."""
-    cursor = json.dumps({"checks": {"of_old": [2, 0.0]}, "observed": 0.0})
+    before = json.dumps({"checks": {"of_old": [2, "", 0.0, []]}, "observed": 0.0})
+    cursor = json.dumps({"cursors": {"outbox": before}})
     evaluations, _, result = _tick(instance, served, cursor)
     assert set(evaluations) == NAMES
-    assert "of_old" not in json.loads(str(result.cursor))["checks"]
+    assert "of_old" not in json.loads(json.loads(str(result.cursor))["cursors"]["outbox"])["checks"]
 
 
 def test_the_job_reports_the_same(instance: dg.DagsterInstance, served: Served, database: Database) -> None:
@@ -165,7 +187,8 @@ def test_every_check_says_what_to_do() -> None:
     for name in NAMES:
         description: Any = specs[name].description
         assert "When it fails: " in description
-        assert f"docs/operating.md, {name}." in description
+        assert "`runbook`" in description
+        assert chapter_text(name), name
 
 
 def test_observing_measures_now(served: Served) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from outbox_pipelines.consumer import migrate
 from outbox_pipelines.defs.inbox import handled
-from outbox_pipelines.errors import SetupError
 from tests.defs.conftest import job_of, sensor_of, serving
 from tests.schema.servers import Database
 
@@ -149,5 +148,4 @@ def test_nothing_is_asked_for(instance: dg.DagsterInstance) -> None:
     ],
 )
 def test_a_wrong_name_says_what_to_write(instance: dg.DagsterInstance, name: str, says: str) -> None:
-    with pytest.raises(SetupError, match=says):
-        look(instance, name)
+    assert says in str(look(instance, name).skip_message)

@@ -11,8 +11,8 @@ import dagster as dg
 import pytest
 
 from outbox_pipelines.defs import outbox_definitions
-from outbox_pipelines.defs.storage import nothing
-from tests.defs.conftest import failure_of
+from outbox_pipelines.defs.storage import LOGGERS, nothing
+from tests.defs.conftest import EVERYTHING, failure_of, serving
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +54,12 @@ def nightly() -> None:
 def watch(outbox: Outbox):
     return dg.SkipReason(str(outbox.mails))
 
+@dg.logger
+def console(context):
+    import logging, os
+    assert os.environ["PATH_OF_THE_PROJECT"] == "usable", "the project's logger is set up"
+    return logging.getLogger("project")
+
 mine = lambda: dg.Definitions(
     assets=[mails],
     asset_checks=[enough],
@@ -61,6 +67,7 @@ mine = lambda: dg.Definitions(
     sensors=[watch],
     resources={"outbox": Outbox(), "io_manager": Refusing(path=dg.EnvVar("PATH_OF_THE_PROJECT"))},
     executor=dg.multiprocess_executor,
+    loggers={"console": console},
 )
 """
 
@@ -134,28 +141,22 @@ def test_a_run_of_ours_needs_no_io_manager_of_the_project(
 
 def test_every_definition_has_its_own_io_manager() -> None:
     """Guards against a job, asset or check that the test above does not run."""
-    definitions = outbox_definitions()
+    definitions = outbox_definitions(serving(**EVERYTHING))
     of_assets = {"archive_day", "check_catalog", "check_health", "reconcile_day"}
     of_ops = {job.name: job for job in definitions.jobs or () if job.name not in of_assets}
     assert {"relay_session", "drain_inbox", "cutover"} <= of_ops.keys()
     for job in of_ops.values():
         assert isinstance(job, dg.JobDefinition)
         assert job.resource_defs["io_manager"] is nothing
+        assert job.loggers == LOGGERS
     executed = [
         each
         for each in (*(definitions.assets or ()), *(definitions.asset_checks or ()))
         if isinstance(each, dg.AssetsDefinition) and each.is_executable
     ]
-    assert len(executed) == 9
+    assert len(executed) == 11
     for each in executed:
         assert "io_manager" not in each.required_resource_keys, each
-
-
-def test_dagster_repeats_no_action_of_an_operator() -> None:
-    """Guards against a replay that `run_retries` repeats: it would replay what has come since."""
-    tags = {job.name: job.tags for job in outbox_definitions().jobs or ()}
-    once = {name for name, found in tags.items() if (found or {}).get("dagster/max_retries") == "0"}
-    assert once == {"dead_letters", "cutover", "drop_day"}
 
 
 def test_an_asset_of_the_project_depends_on_ours(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -75,7 +76,7 @@ def test_three_beside_a_project(
     automation: list[Any] = [*repository.sensor_defs, *repository.schedule_defs]
     statuses = {each.default_status for each in automation}
     ours = [each for each in repository.sensor_defs if each.name.startswith("outbox_")]
-    assert len(ours) == 12
+    assert len(ours) == 9
     assert statuses == {dg.DefaultSensorStatus.STOPPED, dg.DefaultScheduleStatus.STOPPED}
     for name, outbox in three.items():
         outbox.write(*("a" * (NAMES.index(name) + 1)))
@@ -107,7 +108,7 @@ def test_a_tick_ends_in_time(instance: dg.DagsterInstance, monkeypatch: pytest.M
     """Guards against a tick that Dagster gives up after 60 s with all that it found, again and again; and
     against an outbox that is never reached."""
     seconds = 0.0
-    monkeypatch.setattr(ticks, "time", SimpleNamespace(monotonic=lambda: seconds))
+    monkeypatch.setattr(ticks, "time", SimpleNamespace(monotonic=lambda: seconds, time=lambda: seconds))
     reached: list[str] = []
 
     def one(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: str | None) -> ticks.Tick:
@@ -126,7 +127,7 @@ def test_a_tick_ends_in_time(instance: dg.DagsterInstance, monkeypatch: pytest.M
             found = sensor.evaluate_tick(context)
         cursor = found.cursor
     assert reached == ["orders", "billing", "stock", "orders", "billing", "stock"]
-    assert json.loads(str(cursor)) == {"orders": None, "billing": "2", "stock": "2"}
+    assert json.loads(str(cursor))["cursors"] == {"orders": None, "billing": "2", "stock": "2"}
     assert "orders: no time in this tick" in str(found.skip_message)
 
 
@@ -147,7 +148,7 @@ def test_one_of_several_stops_no_other(
     repository = definitions.get_repository_def()
     sensors = {sensor.name: sensor for sensor in repository.sensor_defs}
     assert set(sensors) == {
-        f"outboxes_{name}" for name in ("relay_supervisor", "health", "inbox", "alerts", "overview")
+        f"outboxes_{name}" for name in ("relay_supervisor", "health", "alerts", "overview")
     }
     assert sensors["outboxes_health"].default_status is dg.DefaultSensorStatus.RUNNING
 
@@ -162,7 +163,7 @@ def test_one_of_several_stops_no_other(
     assert request.job_name == "outbox_orders_relay_session"
     assert request.tags["outbox/shard"] == "orders:0"
     found = tick("outboxes_health")
-    assert set(json.loads(str(found.cursor))) == {*NAMES, "misspelled"}
+    assert set(json.loads(str(found.cursor))["cursors"]) == {*NAMES, "misspelled"}
     results: dict[Any, Any] = {
         (event.asset_key.path[1], event.check_name): event
         for event in found.asset_events
@@ -177,6 +178,12 @@ def test_one_of_several_stops_no_other(
     assert isinstance(shown, dg.AssetMaterialization)
     rows = {str(row.data["outbox"]): row.data for row in records_of(shown.metadata["outboxes"])}
     assert [rows[name]["state"] for name in ("billing", "stock", "misspelled")] == ["ERROR"] * 3
+    assert list(rows["billing"])[:3] == ["state", "outbox", "wrong"]
+    assert str(rows["billing"]["wrong"]).startswith("database: ")
+    assert all(len(str(row["wrong"])) < 250 for row in rows.values())
+    assert shown.metadata["checks of billing"] == dg.MetadataValue.url(
+        "/assets/outbox/billing/health?view=checks"
+    )
     assert (rows["orders"]["backlog"], rows["orders"]["dead_letters"], rows["orders"]["days_late"]) == (
         0,
         0,
@@ -189,6 +196,18 @@ def test_one_of_several_stops_no_other(
     by_hand = definitions.resolve_implicit_job_def_def_for_assets([overview.KEY])
     assert by_hand is not None
     assert by_hand.execute_in_process(instance=instance, asset_selection=[overview.KEY]).success
+
+
+def test_an_outbox_that_is_no_longer_measured_is_not_well(instance: dg.DagsterInstance) -> None:
+    """Guards against a green row of an outbox whose sensor has stopped."""
+    orders = Served(name="orders")
+    health = orders.key("health")
+    passed = dg.AssetCheckEvaluation(asset_key=health, check_name="database", passed=True)
+    for event in (passed, dg.AssetObservation(health, metadata={"unpublished": 3})):
+        instance.report_runless_asset_event(event)
+    states = [overview.rows(instance, [orders], time.time() + later)[0] for later in (0.0, 7_201.0)]
+    assert [row["state"] for row in states] == ["OK", "UNKNOWN"]
+    assert (states[1]["measured"], states[1]["backlog"]) == ("2 h ago", 3)
 
 
 def test_the_process_of_a_run_reads_no_first_day(monkeypatch: pytest.MonkeyPatch) -> None:

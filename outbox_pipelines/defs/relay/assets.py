@@ -106,7 +106,8 @@ def relay_shard(outbox: Outbox, job: str) -> dg.OpDefinition:
             )
         except (SetupError, ShardLostError) as error:
             metadata = _of_session(progress) if progress else {}
-            raise dg.Failure(str(error), metadata=metadata, allow_retries=False) from None
+            why = outbox.by_its_variables(str(error))
+            raise dg.Failure(why, metadata=metadata, allow_retries=False) from None
         if progress is not None:
             context.log_event(dg.AssetMaterialization(outbox.key("relay"), metadata=_of_session(progress)))
         if interrupted is not None and (config.until_empty or _is_cancelled(context)):

@@ -33,7 +33,7 @@ def change_source(outbox: Outbox) -> dg.OpDefinition:
         from outbox_pipelines.relay.cdc.status import read
 
         require_seconds("seconds", config.seconds)
-        with one_line():
+        with one_line(outbox):
             settings = outbox.load_settings()
             if config.to == "look":
                 other = "polling" if read(settings).source == "cdc" else "cdc"

@@ -47,10 +47,10 @@ def act_on_dead_letters(outbox: Outbox) -> dg.OpDefinition:
         from outbox_pipelines.relay.parking import dead_letters
 
         require_seconds("wait_seconds", config.wait_seconds)
-        with one_line():
+        with one_line(outbox):
             settings = outbox.load_settings()
         if settings.table_file is not None:
-            _act_on_rows(context, config, settings)
+            _act_on_rows(context, config, outbox, settings)
             return
         try:
             which = dead_letters.Filter(
@@ -66,7 +66,7 @@ def act_on_dead_letters(outbox: Outbox) -> dg.OpDefinition:
         actor = f"Dagster run {context.run_id[:8]}"
         done = 0
         replayed = None
-        with one_line():
+        with one_line(outbox):
             found = dead_letters.find(settings, which)
             if config.action == "replay":
                 replayed = dead_letters.replay(
@@ -100,7 +100,9 @@ def _check(config: DeadLettersConfig, *, is_empty: bool) -> None:
         raise dg.Failure("reason is empty: set it; it is recorded in the audit", allow_retries=False)
 
 
-def _act_on_rows(context: dg.OpExecutionContext, config: DeadLettersConfig, settings: "Settings") -> None:
+def _act_on_rows(
+    context: dg.OpExecutionContext, config: DeadLettersConfig, outbox: Outbox, settings: "Settings"
+) -> None:
     """Do the same for an existing table, which has no audit and no discarded events."""
     from outbox_pipelines.relay.marked_table import dead_letters
 
@@ -108,7 +110,7 @@ def _act_on_rows(context: dg.OpExecutionContext, config: DeadLettersConfig, sett
     _check(config, is_empty=not any(given.values()))
     if config.action == "discard":
         raise dg.Failure("an existing table cannot discard: delete or mark the rows", allow_retries=False)
-    with one_line():
+    with one_line(outbox):
         found = dead_letters.find(settings, given)
         done = dead_letters.replay(settings, given) if config.action == "replay" else 0
     context.add_output_metadata(

@@ -41,6 +41,8 @@ def relay_session(outbox: Outbox) -> dg.JobDefinition:
     @outbox.job(
         "relay_session",
         _RELAY_SESSION,
+        # The supervisor starts the next session, after a pause.
+        repeats=False,
         # The supervisor's request names the shard and the code location.
         tags=queue.SESSION,
     )

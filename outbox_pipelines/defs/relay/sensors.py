@@ -21,6 +21,8 @@ _UNFINISHED: Final = [
     dg.DagsterRunStatus.STARTED,
 ]
 _FINISHED: Final = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+# Reasons in a tick.
+_SHOWN: Final = 3
 _RELAY_SUPERVISOR: Final = """\
 Keeps every shard relayed: launches `relay_session` for a shard without an active relay,
 and a successor shortly before the owner's time is over. A skipped tick names the owner of each shard.
@@ -29,8 +31,8 @@ Use: leave it on. The sensor launches nothing for a shard that a standalone `out
 runs as a separate service, the sensor only watches. To stop relaying, turn the sensor off, then terminate the
 run.
 
-When a tick fails, the relay is not supervised: the error says in one line what to correct (settings,
-database, schema). A running session continues. When several sessions fail in a row, the next
+When a tick fails, it is skipped with the reason: what to correct (settings, database, schema). The relay is
+not supervised until then; a running session continues. When several sessions fail in a row, the next
 attempts wait for 10 s, 20 s, and so on up to 5 minutes: the failed run says what to correct.
 """
 
@@ -55,25 +57,30 @@ def relay_supervisor(outboxes: Sequence[Outbox], sessions: Sequence[dg.JobDefini
 
 
 def _supervise(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: str | None) -> ticks.Tick:
-    """Return the sessions to launch. A `SetupError` fails the tick, so that an operator sees an unavailable
-    database in red; a skipped tick would look healthy."""
+    """Return the sessions to launch."""
+    from outbox_pipelines.defs.dagster_internals import start_seconds
+
     outbox, settings = reading.outbox, reading.settings()
     settings.require_kafka()
-    requests, reasons = [], []
+    requests: list[dg.RunRequest] = []
+    wrong: list[str] = []
+    well: list[str] = []
     place = places.of_tick(context)
     shards = reading.measurements().shards
     # Sessions of other outboxes take slots too; they matter where one of this outbox has none.
     others = queue.others(context.instance, outbox) if any(each.owner is None for each in shards) else 0
     tags = outbox.run_tags | queue.SESSION | places.shard_tag(place, outbox, 0)
-    for trouble in queue.troubles(
+    troubles = queue.troubles(
         context.instance,
         tags,
         shards=len(shards),
         others=others,
         session_seconds=settings.session_seconds,
-    ):
-        context.log.warning(trouble)
-        reasons.append(trouble)
+    )
+    # In the log once, in full; a tick comes every five seconds.
+    if (said := "\n".join(troubles)) and said != cursor:
+        context.log.warning(said)
+    wrong += [ticks.short(trouble) for trouble in troubles]
     for shard in shards:
         tag = places.shard_tag(place, outbox, shard.shard)
         unfinished = _runs(context, tag, _UNFINISHED)
@@ -86,10 +93,10 @@ def _supervise(context: dg.SensorEvaluationContext, reading: ticks.Reading, curs
             session_seconds=settings.session_seconds,
             now=time.time(),
             # Pods start slowly; Dagster itself ends a run that takes longer to start.
-            start_seconds=float(context.instance.run_monitoring_start_timeout_seconds),
+            start_seconds=start_seconds(context.instance),
         )
         _end_lost(context, verdict)
-        reasons.append(verdict.reason)
+        (wrong if shard.owner is None else well).append(verdict.reason)
         if verdict.launch:
             context.log.info(verdict.reason)
             requests.append(
@@ -99,7 +106,9 @@ def _supervise(context: dg.SensorEvaluationContext, reading: ticks.Reading, curs
                     tags=tag | queue.PRIORITY,
                 )
             )
-    return ticks.Tick("; ".join(reasons), cursor, requests)
+    if len(well) > 1:
+        well = [f"{len(well)} shards are relayed"]
+    return ticks.Tick("; ".join([*wrong[:_SHOWN], *well]), said or None, requests, is_wrong=bool(wrong))
 
 
 def _runs(
@@ -114,9 +123,12 @@ def _runs(
 
 
 def _end_lost(context: dg.SensorEvaluationContext, verdict: Verdict) -> None:
+    from outbox_pipelines.defs.dagster_internals import fail_run
+
     for run in verdict.lost:
         context.log.warning(f"the process of run {run.run_id} has ended: run marked as failed")
-        context.instance.report_run_failed(
+        fail_run(
+            context.instance,
             run,
             "The process has ended: it neither owns the shard nor waits for it (seen by relay_supervisor).",
         )

@@ -1,0 +1,54 @@
+"""When a sensor reports a check again: at a change, otherwise rarely, since such entries are never removed.
+
+Invariants:
+- A changed result is reported at once, at most ten times an hour: the last one of an oscillation is reported
+  late, and never lost.
+- A result that stays the same costs one entry a day; one whose numbers change, one an hour in the long run.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+HOUR: Final = 3_600.0
+DAY: Final = 86_400.0
+_FIRST_PAUSE: Final = 60.0
+_CHANGES_AN_HOUR: Final = 10
+_NUMBER: Final = re.compile(r"[\d.,]+")
+
+
+@dataclass(slots=True)
+class Reported:
+    """What was last reported of a check."""
+
+    status: int | None = None
+    """0 for passed; None before the first report."""
+    text: str = ""
+    at: float = 0.0
+    """Unix time."""
+    changes: list[float] = field(default_factory=list)
+    """Times of the last changes, the newest last."""
+
+    def is_due(self, status: int, text: str, now: float) -> bool:
+        """Return whether to report this result now."""
+        since = now - self.at
+        if self._is_changed(status, text):
+            return len(self.changes) < _CHANGES_AN_HOUR or now - self.changes[0] >= HOUR
+        if status == 0 or text == self.text:
+            return since >= DAY
+        # Doubles, up to an hour: a report after each pause that is as long as all before it.
+        return since >= min(max(self.at - self.changes[-1], _FIRST_PAUSE), HOUR)
+
+    def report(self, status: int, text: str, now: float) -> None:
+        """Remember that this result was reported."""
+        if self._is_changed(status, text):
+            self.changes = [*self.changes, now][-_CHANGES_AN_HOUR:]
+        self.status, self.text, self.at = status, text, now
+
+    def _is_changed(self, status: int, text: str) -> bool:
+        """Return whether more than numbers differ, for example the reason of a failure."""
+        if status != self.status:
+            return True
+        return status != 0 and _NUMBER.sub("", text) != _NUMBER.sub("", self.text)
