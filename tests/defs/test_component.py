@@ -292,4 +292,5 @@ def _names(definitions: dg.Definitions) -> set[str]:
 
 def _keys(definitions: dg.Definitions) -> set[str]:
     graph = definitions.resolve_asset_graph()
-    return {key.to_user_string() for key in (*graph.get_all_asset_keys(), *graph.asset_check_keys)}
+    assets = {key.to_user_string() for key in graph.get_all_asset_keys()}
+    return assets | {key.to_user_string() for key in graph.asset_check_keys}
