@@ -11,7 +11,8 @@ import dagster as dg
 import pytest
 
 from outbox_pipelines.defs import outbox_definitions
-from outbox_pipelines.defs.storage import LOGGERS, nothing
+from outbox_pipelines.defs.build import build
+from outbox_pipelines.defs.storage import nothing
 from tests.defs.conftest import EVERYTHING, failure_of, serving
 
 pytestmark = pytest.mark.slow
@@ -148,7 +149,10 @@ def test_every_definition_has_its_own_io_manager() -> None:
     for job in of_ops.values():
         assert isinstance(job, dg.JobDefinition)
         assert job.resource_defs["io_manager"] is nothing
-        assert job.loggers == LOGGERS
+        assert job.has_specified_loggers
+    # Of a component: Dagster resolves its jobs of assets.
+    for each in build([serving(**EVERYTHING)], resolves=False).jobs or ():
+        assert not isinstance(each, dg.JobDefinition) or each.has_specified_loggers
     executed = [
         each
         for each in (*(definitions.assets or ()), *(definitions.asset_checks or ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import dagster as dg
@@ -114,11 +115,12 @@ def test_the_page_of_many_outboxes_is_short(
     "name", ["cutover", "dead_letters", "maintain_partitions", "purge_history", "relay_once", "archive_day"]
 )
 def test_errors_name_the_variable_of_the_outbox(
-    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, name: str
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     """Guards against an operator who corrects OUTBOX_DSN, which this outbox does not read."""
     monkeypatch.setenv("ORDERS_DSN", "host=127.0.0.1 port=1 dbname=orders")
-    orders = Outbox(name="orders", dsn_variable="ORDERS_DSN", settings={"kafka": "127.0.0.1:1"})
+    settings = {"kafka": "127.0.0.1:1", "archive": str(tmp_path)}
+    orders = Outbox(name="orders", dsn_variable="ORDERS_DSN", settings=settings)
     day = "2026-11-20" if name == "archive_day" else None
     done = job_of(orders, name).execute_in_process(instance=instance, partition_key=day, raise_on_error=False)
     failed = instance.all_logs(done.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
