@@ -263,6 +263,10 @@ def test_each_process_has_an_identity_and_a_policy(
 ) -> None:
     """Guards against a pod that anything in the cluster reaches, and one identity with everybody's rights."""
     named = {kind: {o["metadata"]["name"]: o for o in objects if o["kind"] == kind} for kind in _APART}
+    assert named["NetworkPolicy"].pop("outbox-default-deny")["spec"] == {
+        "podSelector": {},
+        "policyTypes": ["Ingress", "Egress"],
+    }
     assert set(named["ServiceAccount"]) == set(named["NetworkPolicy"]) == set(workloads)
     for name, workload in workloads.items():
         spec = workload["spec"]["template"]["spec"]
@@ -275,6 +279,40 @@ def test_each_process_has_an_identity_and_a_policy(
         allowed = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
         assert allowed == {port["containerPort"] for port in container.get("ports", ())}
         assert all(rule.get("from") for rule in policy["ingress"])
+
+
+def test_what_is_named_is_defined(objects: list[dict[str, Any]]) -> None:
+    """Guards against a pod that no policy selects, and an account, a secret or a map that nothing defines."""
+    every = [*objects, *documents(DEPLOY / "fleet" / "kubernetes.yaml")]
+    defined = {(o["kind"], o["metadata"]["name"]) for o in every}
+    policies = [o["spec"] for o in every if o["kind"] == "NetworkPolicy" and o["spec"]["podSelector"]]
+    pods = [o["spec"]["template"] for o in every if o["kind"] in ("Deployment", "Job")]
+    assert len(pods) == 6
+    for pod in pods:
+        labels = pod["metadata"]["labels"]
+        assert [p for p in policies if p["podSelector"]["matchLabels"].items() <= labels.items()], labels
+        spec = pod["spec"]
+        named = {("ServiceAccount", spec["serviceAccountName"])}
+        for source in (each for container in spec["containers"] for each in container.get("envFrom", ())):
+            named |= {
+                ({"configMapRef": "ConfigMap", "secretRef": "Secret"}[kind], found["name"])
+                for kind, found in source.items()
+            }
+        for volume in spec.get("volumes", ()):
+            if "secret" in volume:
+                named.add(("Secret", volume["secret"]["secretName"]))
+            if "configMap" in volume:
+                named.add(("ConfigMap", volume["configMap"]["name"]))
+        assert named <= defined, named - defined
+
+
+def test_alerts_reach_a_mail_server(objects: list[dict[str, Any]]) -> None:
+    (policy,) = (
+        o["spec"]
+        for o in objects
+        if o["metadata"]["name"] == "outbox-dagster-code" and o["kind"] == "NetworkPolicy"
+    )
+    assert {443, 465, 587} <= {port["port"] for rule in policy["egress"] for port in rule["ports"]}
 
 
 def test_kafkas_credentials_are_a_file(
@@ -318,5 +356,15 @@ def test_runs_as_pods_have_what_the_code_server_has(objects: list[dict[str, Any]
     assert config["job_namespace"] == kustomization["namespace"]
     assert config["job_image"] == f"outbox-pipelines:{kustomization['images'][0]['newTag']}"
     accounts = {o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"}
-    _, binding = documents(DEPLOY / "dagster" / "run-pods" / "rights.yaml")
+    _, binding, policy = documents(DEPLOY / "dagster" / "run-pods" / "rights.yaml")
+    # The pods of runs, which no other policy selects, may do what the code server may.
+    assert (
+        policy["spec"]["podSelector"]["matchLabels"]
+        == config["run_k8s_config"]["pod_template_spec_metadata"]["labels"]
+    )
+    (of_code,) = (
+        o for o in objects if o["metadata"]["name"] == "outbox-dagster-code" and o["kind"] == "NetworkPolicy"
+    )
+    assert policy["spec"]["egress"] == of_code["spec"]["egress"]
+    assert (policy["spec"]["ingress"], policy["spec"]["policyTypes"]) == ([], ["Ingress", "Egress"])
     assert {subject["name"] for subject in binding["subjects"]} <= accounts
