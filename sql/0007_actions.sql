@@ -22,12 +22,28 @@ CREATE FUNCTION outbox_park(
            CASE WHEN p.state = 'failed' THEN clock_timestamp() END
     FROM unnest(seqs, states, errors) AS p (seq, state, error)
     JOIN outbox o ON o.seq = p.seq
-    WHERE o.created_at >= outbox_park.start AND o.created_at < outbox_park.stop
+    WHERE p.state NOT IN ('replaying', 'discarded')
+      AND o.created_at >= outbox_park.start AND o.created_at < outbox_park.stop
       AND o.seq >= outbox_park.first AND o.seq <= outbox_park.last
     -- The same event, after a crash: nothing to do. Another event is not lost.
     ON CONFLICT (seq) DO UPDATE SET seq = outbox_refuse_seq(excluded.seq)
     WHERE (outbox_parked.id, outbox_parked.tx) <> (excluded.id, excluded.tx)
 $$;
+
+-- A relay makes dead letters and does not end them: it could otherwise release one that is not published.
+CREATE FUNCTION outbox_refuse_action() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF pg_has_role(current_user, (SELECT relowner FROM pg_class WHERE oid = TG_RELID), 'USAGE') THEN
+        RETURN NEW;
+    END IF;
+    RAISE EXCEPTION 'outbox: % may not change a dead letter from % to %', current_user, OLD.state, NEW.state
+        USING ERRCODE = 'insufficient_privilege',
+              HINT = 'Operators replay and discard dead letters by outbox_act, which records it.';
+END $$;
+
+CREATE TRIGGER outbox_kept BEFORE UPDATE OF state ON outbox_parked FOR EACH ROW
+WHEN (OLD.state <> NEW.state AND (OLD.state IN ('failed', 'discarded') OR NEW.state IN ('replaying', 'discarded')))
+EXECUTE FUNCTION outbox_refuse_action();
 
 -- These are published. A dead letter is not published unless it is replayed.
 CREATE FUNCTION outbox_release(seqs bigint[]) RETURNS void LANGUAGE sql SECURITY DEFINER AS $$

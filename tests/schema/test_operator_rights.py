@@ -189,3 +189,42 @@ def one_of(cursor: psycopg.Cursor[tuple[int]]) -> int:
     row = cursor.fetchone()
     assert row is not None
     return row[0]
+
+
+@pytest.mark.parametrize("state", ["replaying", "discarded", "waiting", "retrying"])
+def test_a_relay_ends_no_dead_letter(database: Database, dead: int, state: str) -> None:
+    """Guards against a relay's role that releases dead letters as published, without a trace in the audit."""
+    role = _granted(database, "relay")
+    with database.connect(user=role) as relay:
+        with pytest.raises(REFUSED, match="may not change a dead letter from failed"):
+            relay.execute(f"UPDATE outbox_parked SET state = '{state}'".encode())
+        relay.execute("SELECT outbox_release(%s)", [[dead]])
+    assert database.rows("SELECT state FROM outbox_parked") == [("failed",)]
+    assert database.rows("SELECT FROM outbox_released") == []
+
+
+@pytest.mark.parametrize("state", ["replaying", "discarded"])
+def test_a_relay_parks_nothing_as_ended(database: Database, state: str) -> None:
+    """Guards against an event that is discarded by the way it is parked."""
+    with database.connect() as connection:
+        seq = insert(connection).seq
+    role = _granted(database, "relay")
+    park = "SELECT outbox_park(%s, %s, '{x}', '-infinity', 'infinity', 0, 1000000)"
+    with database.connect(user=role) as relay:
+        relay.execute(park.encode(), [[seq], [state]])
+        assert database.rows("SELECT FROM outbox_parked") == []
+        relay.execute(park.encode(), [[seq], ["retrying"]])
+        with pytest.raises(REFUSED):
+            relay.execute(f"UPDATE outbox_parked SET state = '{state}'".encode())
+        # What a relay does: it makes a dead letter.
+        relay.execute("UPDATE outbox_parked SET state = 'failed'")
+    assert database.rows("SELECT state FROM outbox_parked") == [("failed",)]
+
+
+def test_a_replayed_dead_letter_can_be_released(database: Database, dead: int) -> None:
+    operator, relay = _granted(database, "operator"), _granted(database, "relay")
+    with database.connect(user=operator) as person:
+        assert one(person, "SELECT outbox_act('replay', %s, 'corrected', '{}', NULL)", [dead]) == (1,)
+    with database.connect(user=relay) as session:
+        session.execute("SELECT outbox_release(%s)", [[dead]])
+    assert database.rows("SELECT seq FROM outbox_released") == [(dead,)]
