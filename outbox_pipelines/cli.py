@@ -6,9 +6,10 @@ Exit codes: 0 done; 1 the thing asked about is not so; 2 usage or set-up, with o
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import sys
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -42,6 +43,13 @@ from outbox_pipelines.text import plain
 
 class _Cli(click.Group):
     """Turns the errors that a person has to act on into one line and an exit code."""
+
+    def main(self, *given: Any, **named: Any) -> Any:
+        # What a terminal cannot show is written as an escape, and ends no command.
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        return super().main(*given, **named)
 
     def invoke(self, context: click.Context) -> object:
         import psycopg

@@ -71,7 +71,8 @@ def connect(
             raise UnavailableError(_STANDBY.format(setting)) from None
         remedy = _DIRECT if replication and "startup parameter" in str(error) else ""
         kind = RefusedError if is_refused(error) else UnavailableError
-        raise kind(f"cannot connect to the database ({setting}): {first_line(error)}{remedy}") from None
+        said = f"{first_line(error)}{_others(error)}{remedy}"
+        raise kind(f"cannot connect to the database ({setting}): {said}") from None
     except psycopg.ProgrammingError as error:
         raise SetupError(f"{setting} is not a connection string: {first_line(error)}") from None
     try:
@@ -95,6 +96,8 @@ _DRIVER_NEEDS: Final = {
     "statement_timeout": "0",
     "transaction_timeout": "0",
 }
+# How psycopg lists the failures of several hosts.
+_TRIED: Final = re.compile(r"^- host: '([^']*)', port: '([^']*)'", re.MULTILINE)
 _RESET_VALUES: Final = "SELECT name, reset_val FROM pg_settings WHERE name = ANY(%s)"
 
 
@@ -150,6 +153,15 @@ def refusal(error: psycopg.Error) -> str:
             "relay, outbox_grant_operator('…') for a person"
         )
     return said
+
+
+def _others(error: psycopg.OperationalError) -> str:
+    """Return which servers were tried, if the first line of an error tells of the last one only."""
+    hosts = list(dict.fromkeys(_TRIED.findall(str(error))))
+    if len(hosts) < 2:
+        return ""
+    tried = ", ".join(f"{host}:{port}" for host, port in hosts)
+    return f" (the last of {len(hosts)} servers; none could be used: {tried})"
 
 
 def _host(connection: Connection) -> dict[str, Any]:

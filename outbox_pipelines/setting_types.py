@@ -99,7 +99,9 @@ def _brokers(value: str) -> str:
     for broker in value.split(",") if value else ():
         port = _BROKER.fullmatch(broker.strip())
         if port is None or not 0 < int(port[1] or 1) < 65_536:
-            raise ValueError(f"{broker.strip()!r} is no host:port with a port from 1 to 65535")
+            # What follows the colon may be a password.
+            host = broker.strip().partition(":")[0]
+            raise ValueError(f"{host!r} has no port from 1 to 65535: write host:port, separated by commas")
     return value
 
 

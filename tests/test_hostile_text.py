@@ -6,8 +6,10 @@ import json
 import logging
 import re
 import socket
+import subprocess
 import urllib.request
 from datetime import date
+from pathlib import Path
 
 import mistune
 import pytest
@@ -26,7 +28,7 @@ from outbox_pipelines.relay.marked_table.findings import Finding
 from outbox_pipelines.relay.telemetry import prometheus
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.text import markdown, plain, to_json
-from tests.conftest import wait_until
+from tests.conftest import clean_environment, command, wait_until
 
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07\nFAKE: all is well\r\x9b31m\u202egpj\u2028\ud800"
 HARMLESS = r"a\x1b[2J\x1b]0;owned\x07\nFAKE: all is well\r\x9b31m\u202egpj\u2028\ud800"
@@ -172,3 +174,42 @@ def test_the_tables_of_status_and_partitions_steer_no_terminal(monkeypatch: pyte
     for text, lines in ((shown, 9), (checked, 2), (closings, 1), (differences, 1)):
         assert HARMLESS in text
         assert len(text.splitlines()) == lines
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_terminal_that_cannot_show_it_gets_escapes(encoding: str) -> None:
+    """Guards against a traceback on a terminal that is not UTF-8."""
+    done = subprocess.run(
+        command("--help"),
+        env=clean_environment() | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"\u2026" in done.stdout
+
+
+def test_a_password_in_a_wrong_place_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a connection string as a name, and a password behind a broker's colon."""
+    outboxes = tmp_path / "outboxes.toml"
+    outboxes.write_text('[[outbox]]\nname = "postgresql://u:hunter2@h/d"\ndsn_variable = "NO_SUCH"\n')
+    monkeypatch.setenv("OUTBOX_OUTBOXES_FILE", str(outboxes))
+    for arguments in (["status", "--all"], ["status", "--all", "--json"], ["status"], ["relay", "--all"]):
+        result = CliRunner().invoke(cli, arguments)
+        assert result.exit_code == 2
+        assert "hunter2" not in result.output
+        assert "hunter2" not in result.stderr
+    monkeypatch.delenv("OUTBOX_OUTBOXES_FILE")
+    monkeypatch.setenv("OUTBOX_KAFKA", "relay:hunter2")
+    result = CliRunner().invoke(cli, ["status"])
+    assert "'relay' has no port from 1 to 65535" in result.output
+    assert "hunter2" not in result.output
+
+
+def test_all_servers_are_named_if_none_answers() -> None:
+    """Guards against an operator who looks after the last of several servers only."""
+    result = CliRunner().invoke(cli, ["status"], env={"OUTBOX_DSN": "host=127.0.0.1,127.0.0.2 port=1,2"})
+    assert result.exit_code == 2
+    assert "(the last of 2 servers; none could be used: 127.0.0.1:1, 127.0.0.2:2)" in result.output
+    one = CliRunner().invoke(cli, ["status"], env={"OUTBOX_DSN": "host=127.0.0.1 port=1"})
+    assert "servers" not in one.output

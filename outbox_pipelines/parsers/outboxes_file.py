@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from outbox_pipelines.secret import redacted
+
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 """Names of outboxes: what Dagster, Prometheus and file systems all accept."""
 _VARIABLE: Final = "_variable"
@@ -52,7 +54,10 @@ def read_outboxes(path: Path) -> list[Entry]:
         raise ValueError(f"lists no outbox: add {_EXAMPLE}")
     if "name" in defaults or "dsn" in defaults or f"dsn{_VARIABLE}" in defaults:
         raise ValueError("has a name or a dsn in [defaults]: each outbox has its own")
-    names = [str(table.get("name", "")) or f"number {number}" for number, table in enumerate(tables, 1)]
+    # A connection string may have been pasted as a name, and names are printed.
+    names = [
+        redacted(str(table.get("name", ""))) or f"number {number}" for number, table in enumerate(tables, 1)
+    ]
     times = Counter(names)
     return [_entry(name, table, defaults, times[name]) for name, table in zip(names, tables, strict=True)]
 
