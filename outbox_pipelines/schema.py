@@ -4,13 +4,17 @@ Invariants:
 - `sql/` is the only description of the schema. What it creates is compared with the existing schema, in
   pg_catalog of the same server: nothing is listed twice.
 - Applying is one transaction, under a lock; applied again, it changes nothing.
+- Writers wait 50 ms at a time for it at most: it gives up a lock that is not free, and tries again later.
+  While it compares, it has no lock on a table of the outbox.
 """
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import psycopg
@@ -18,10 +22,11 @@ from psycopg import sql
 
 from outbox_pipelines import sequence
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.scripts import files
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.table_locks import is_reading
 
 _OLDEST_SERVER: Final = 140000
 
@@ -157,7 +162,28 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relname LIKE 'outbox%%' AND row_security_active(c.oid)"""
 _RECORDED: Final = "SELECT description FROM outbox_migrations ORDER BY name DESC LIMIT 1"
 _ENSURE_PARTITIONS: Final = "SELECT outbox_ensure_partitions(%(days)s)"
-_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('outbox migrate'))"
+# Of the session: it lasts over the transactions of a migration.
+_LOCK: Final = "SELECT pg_advisory_lock(hashtext('outbox migrate'))"
+# Roles that a REVOKE, or the owner of the schema, has left without the schema: for them no table or function
+# exists.
+_WITHOUT_SCHEMA: Final = """
+SELECT DISTINCT r.rolname FROM pg_namespace n
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname LIKE 'outbox%%'
+CROSS JOIN LATERAL (
+    SELECT grantee FROM aclexplode(c.relacl)
+    UNION
+    SELECT a.grantee FROM pg_attribute
+    CROSS JOIN LATERAL aclexplode(attacl) a WHERE attrelid = c.oid
+) granted
+JOIN pg_roles r ON r.oid = granted.grantee
+WHERE n.nspname = %(schema)s AND NOT has_schema_privilege(r.oid, n.oid, 'USAGE')
+ORDER BY 1"""
+# Seconds for which a migration tries to get its locks, and between two tries. Others wait behind a try for
+# 50 ms.
+PATIENCE: Final = 60.0
+_PAUSE: Final = 1.0
+_PATIENTLY: Final = f"SET lock_timeout = '{PATIENCE:g}s'"
+_BRIEFLY: Final = "SET LOCAL lock_timeout = '50ms'"
 
 
 def migrate(settings: Settings) -> list[str]:
@@ -165,6 +191,7 @@ def migrate(settings: Settings) -> list[str]:
 
     Raises:
         SetupError: the database is unavailable, too old, may not be changed, or differs from `sql/`.
+        UnavailableError: another session kept a lock that is needed.
     """
     with _session(settings) as connection:
         name = {"schema": settings.db_schema}
@@ -174,18 +201,74 @@ def migrate(settings: Settings) -> list[str]:
         if dangers := _dangers(connection, settings.db_schema):
             raise SetupError(f"{'; '.join(dangers)}; nothing was changed")
         applied = _applied(connection)
-        missing = [file for file in files() if file.stem not in applied]
-        for file in missing:
-            connection.execute(file.read_bytes())
-        if drift := _differences(connection, settings.db_schema):
-            raise SetupError(
-                f"the schema differs from what `outbox migrate` creates: {'; '.join(drift[:5])}"
-                f"{' and more' if drift[5:] else ''}; nothing was changed: undo the difference manually "
-                "(docs/troubleshooting.md)"
-            )
+        if newer := _newer(applied):
+            raise SetupError(f"{newer}; nothing was changed")
+        known, missing = _divided(applied)
+        if known:
+            # Before, because comparing takes seconds, in which nobody may wait for the locks of a file.
+            _require_equal(connection, settings.db_schema, known, "nothing was changed: ")
+            connection.commit()
+            _apply_briefly(connection, missing)
+        else:
+            _apply(connection, missing)
+        if missing:
+            done = "the files were applied: " if known else "nothing was changed: "
+            _require_equal(connection, settings.db_schema, files(), done)
         connection.execute(_ENSURE_PARTITIONS, {"days": settings.partitions_ahead})
         connection.execute(_RECORD, {"lines": _describe(connection, settings.db_schema)})
     return [file.stem for file in missing]
+
+
+def _divided(applied: set[str]) -> tuple[list[Path], list[Path]]:
+    """Return the files that are applied, and those that are missing."""
+    known = [file for file in files() if file.stem in applied]
+    return known, [file for file in files() if file.stem not in applied]
+
+
+def _newer(applied: set[str]) -> str | None:
+    """Return that the schema is of a newer version, if it is."""
+    unknown = sorted(applied - {file.stem for file in files()})
+    if not unknown:
+        return None
+    return (
+        f"the schema was made by a newer version of outbox-pipelines ({', '.join(unknown)}): install that "
+        "version, or a later one"
+    )
+
+
+def _apply(connection: Connection, missing: Iterable[Path]) -> None:
+    for file in missing:
+        connection.execute(file.read_bytes())
+
+
+def _apply_briefly(connection: Connection, missing: list[Path]) -> None:
+    """Apply these in one transaction, as soon as no lock has to be waited for."""
+    until = time.monotonic() + PATIENCE
+    while missing:
+        try:
+            connection.execute(_BRIEFLY)
+            _apply(connection, missing)
+            connection.commit()
+        except psycopg.errors.LockNotAvailable as error:
+            connection.rollback()
+            if time.monotonic() >= until:
+                raise UnavailableError(
+                    f"{first_line(error)}: a transaction has kept a lock on the outbox for {PATIENCE:g} s; "
+                    "nothing was changed. End it (SELECT * FROM pg_stat_activity ORDER BY xact_start LIMIT 3 "
+                    "finds it), and run `outbox migrate` again"
+                ) from None
+            time.sleep(_PAUSE)
+        else:
+            return
+
+
+def _require_equal(connection: Connection, schema: str, applied: list[Path], consequence: str) -> None:
+    if drift := _differences(connection, schema, applied):
+        raise SetupError(
+            f"the schema differs from what `outbox migrate` creates: {'; '.join(drift[:5])}"
+            f"{' and more' if drift[5:] else ''}; {consequence}undo the difference manually "
+            "(docs/troubleshooting.md)"
+        )
 
 
 def drift(settings: Settings) -> list[str]:
@@ -193,9 +276,18 @@ def drift(settings: Settings) -> list[str]:
     with _session(settings) as connection:
         try:
             applied = _applied(connection)
-            if missing := [file.stem for file in files() if file.stem not in applied]:
-                return [f"not applied: {name}" for name in missing]
-            found = _dangers(connection, settings.db_schema) + _differences(connection, settings.db_schema)
+            if newer := _newer(applied):
+                return [newer]
+            known, missing = _divided(applied)
+            if missing:
+                return [f"not applied: {file.stem}" for file in missing]
+            found = _dangers(connection, settings.db_schema)
+            found += _differences(connection, settings.db_schema, known)
+            found += [
+                f"role {role} has rights on the outbox and none on its schema: the owner of the schema runs "
+                f"GRANT USAGE ON SCHEMA {settings.db_schema} TO {role}"
+                for (role,) in connection.execute(_WITHOUT_SCHEMA, {"schema": settings.db_schema})
+            ]
             return found or sequence_problems(connection)
         finally:
             connection.rollback()
@@ -247,9 +339,18 @@ def _session(settings: Settings) -> Iterator[Connection]:
             raise SetupError(f"PostgreSQL {version} is not supported: use 14 to 18")
         _require_utf8(connection)
         connection.autocommit = False
-        connection.execute(_LOCK)
         try:
+            if not is_reading():
+                connection.execute(_PATIENTLY)
+            connection.execute(_LOCK)
             yield connection
+        except psycopg.errors.LockNotAvailable as error:
+            if is_reading():
+                raise
+            raise UnavailableError(
+                f"{first_line(error)}: waited {PATIENCE:g} s for another session, such as another `outbox "
+                "migrate`; nothing was changed: run it again"
+            ) from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise SetupError(
                 f"{first_line(error)}: `outbox migrate` needs a role that may CREATE in the schema and in "
@@ -292,16 +393,15 @@ def _dangers(connection: Connection, schema: str) -> list[str]:
     ]
 
 
-def _differences(connection: Connection, schema: str) -> list[str]:
-    """Compare the schema with a new one, which is created and rolled back."""
+def _differences(connection: Connection, schema: str, applied: list[Path]) -> list[str]:
+    """Compare the schema with a new one, which is made by these files and rolled back."""
     present = set(_describe(connection, schema))
     scratch = f"outbox_check_{uuid.uuid4().hex[:12]}"
     with connection.transaction(force_rollback=True):
         name = sql.Identifier(scratch)
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
         connection.execute(sql.SQL("SET LOCAL search_path = {}, pg_temp").format(name))
-        for file in files():
-            connection.execute(file.read_bytes())
+        _apply(connection, applied)
         wanted = set(_describe(connection, scratch))
     return [f"missing: {line}" for line in sorted(wanted - present)] + [
         f"unknown: {line}" for line in sorted(present - wanted)

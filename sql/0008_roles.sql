@@ -1,5 +1,30 @@
 -- Rights: a function for each kind of role. Owners call them; repeating a grant changes nothing.
 
+-- Raises where a grant has given nothing: PostgreSQL only warns if the caller may not pass a right on, as for a schema of
+-- another owner.
+CREATE FUNCTION outbox_require_grants(grantee regrole, readable text[], callable text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    schema regnamespace := (SELECT relnamespace FROM pg_class WHERE oid = 'outbox'::regclass);
+    missing text;
+BEGIN
+    SELECT string_agg(lacking, ', ') INTO missing FROM (
+        SELECT format('USAGE ON SCHEMA %s', schema) WHERE NOT has_schema_privilege(grantee, schema, 'USAGE')
+        UNION ALL
+        SELECT format('SELECT ON %s', c.relname) FROM pg_class c
+        WHERE c.relnamespace = schema AND c.relname = ANY (readable)
+          AND NOT has_any_column_privilege(grantee, c.oid, 'SELECT')
+        UNION ALL
+        SELECT format('EXECUTE ON FUNCTION %s', p.proname) FROM pg_proc p
+        WHERE p.pronamespace = schema AND p.proname = ANY (callable)
+          AND NOT has_function_privilege(grantee, p.oid, 'EXECUTE')) AS rights (lacking);
+    IF missing IS NOT NULL THEN
+        RAISE EXCEPTION 'outbox: % could not grant to %: %', current_user, grantee, missing
+            USING ERRCODE = 'insufficient_privilege',
+                  HINT = format('The owner of the schema, or a superuser, runs GRANT USAGE ON SCHEMA %s TO %s; the '
+                                'owner of the outbox grants the rest.', schema, grantee);
+    END IF;
+END $$;
+
 -- Everything that a writing application needs, and nothing more: SELECT outbox_grant_writer('app'). A grant with
 -- other options replaces the earlier ones.
 --   aggregate_types  it may write only events of these types
@@ -36,6 +61,7 @@ BEGIN
         VALUES (login, aggregate_types, key_namespace);
         EXECUTE format('REVOKE EXECUTE ON FUNCTION outbox_unrestricted FROM %s', writer);
     END IF;
+    PERFORM outbox_require_grants(writer, '{outbox}', '{outbox_emit, outbox_emit_many}');
 END $$;
 
 -- The columns of a table that a role may update: all except those that are named, and those of an event. The content
@@ -64,6 +90,7 @@ BEGIN
     EXECUTE format('GRANT SELECT ON SEQUENCE outbox_seq TO %s', relay);
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of, outbox_open_from, outbox_last_seq, '
                    'outbox_park, outbox_release TO %s', relay);
+    PERFORM outbox_require_grants(relay, '{outbox, outbox_shards, outbox_parked}', '{outbox_park, outbox_release}');
 END $$;
 
 -- Everything that an operator needs: SELECT outbox_grant_operator('alice').
@@ -77,6 +104,7 @@ BEGIN
     EXECUTE format('GRANT SELECT ON SEQUENCE outbox_seq TO %s', operator);
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of, outbox_open_from, outbox_last_seq, '
                    'outbox_act, outbox_change_shards, outbox_keep_shards TO %s', operator);
+    PERFORM outbox_require_grants(operator, '{outbox, outbox_parked}', '{outbox_act, outbox_change_shards}');
 END $$;
 
 -- Reads events and their status, and nothing else: SELECT outbox_grant_analyst('bob').
@@ -87,6 +115,7 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, analyst);
     EXECUTE format('GRANT SELECT ON outbox_events, outbox_days, outbox_migrations TO %s', analyst);
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of TO %s', analyst);
+    PERFORM outbox_require_grants(analyst, '{outbox_events}', '{outbox_covers}');
 END $$;
 
 SELECT outbox_protect_functions();

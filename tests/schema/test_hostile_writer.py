@@ -329,3 +329,26 @@ def test_drift_knows_who_may_call(database: Database) -> None:
     done = database.outbox("migrate", "--check")
     assert done.exit_code == 1
     assert "unknown: function outbox_claim_key may be called by every role" in done.output
+
+
+def test_a_plain_insert_in_a_function_is_its_owners(database: Database, victim: str) -> None:
+    """Guards against a page that promises more: a limit does not reach into another role's function."""
+    limited = _writer(database, ", aggregate_types => '{order}'")
+    database.rows(f"CREATE SCHEMA app AUTHORIZATION {victim}")
+    with database.connect(user=victim) as theirs:
+        for name, body in (
+            (
+                "place",
+                "INSERT INTO public.outbox (aggregate_type, aggregate_id, event_type, payload) "
+                "VALUES ('invoice', '1', 'e', '{}') RETURNING id",
+            ),
+            ("emit", "SELECT id FROM public.outbox_emit('invoice', '1', 'e', '{}')"),
+        ):
+            theirs.execute(
+                f"CREATE FUNCTION app.{name}() RETURNS uuid LANGUAGE sql SECURITY DEFINER AS $$ {body} $$; "
+                f"GRANT USAGE ON SCHEMA app TO {limited}".encode()
+            )
+    with database.connect(user=limited) as ours:
+        assert one(ours, "SELECT app.place()") is not None
+        with pytest.raises(REFUSED):
+            ours.execute("SELECT app.emit()")

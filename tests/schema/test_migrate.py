@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
+import psycopg
 import pytest
 
+from outbox_pipelines import schema
+from outbox_pipelines.errors import UnavailableError
+from tests.conftest import wait_until
 from tests.schema.events import insert
 from tests.schema.servers import Database
 
@@ -45,10 +53,10 @@ def test_check_of_an_empty_database_names_what_is_missing(empty: Database) -> No
 def test_any_name_of_a_schema(empty: Database) -> None:
     """Guards against names that are quoted wrongly, or removed from our own names when catalogs are
     compared."""
-    for schema in SCHEMAS:
-        there = replace(empty, schema=schema)
-        assert there.outbox("migrate").output.startswith("applied"), schema
-        assert there.outbox("migrate").output == "nothing to do\n", schema
+    for name in SCHEMAS:
+        there = replace(empty, schema=name)
+        assert there.outbox("migrate").output.startswith("applied"), name
+        assert there.outbox("migrate").output == "nothing to do\n", name
         with there.connect() as connection:
             insert(connection, idempotency_key="k")
     assert empty.catalog() == []
@@ -95,3 +103,120 @@ def test_commands_without_a_schema_say_what_to_run(empty: Database, command: str
     assert "OUTBOX_SCHEMA" in refused.output
     assert "run `outbox migrate`" in refused.output
     assert refused.output.count("\n") == 1
+
+
+# Takes the strongest lock on the outbox.
+UPGRADE = """
+ALTER TABLE outbox ADD CONSTRAINT outbox_more CHECK (version >= 0) NOT VALID;
+INSERT INTO outbox_migrations (name) VALUES ('0010_more')"""
+
+
+@pytest.fixture
+def upgrade(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The package has a further file."""
+    (tmp_path / "0010_more.sql").write_text(UPGRADE)
+    every = [*schema.files(), tmp_path / "0010_more.sql"]
+    monkeypatch.setattr(schema, "files", lambda: every)
+
+
+@contextmanager
+def _idle_writer(database: Database) -> Iterator[None]:
+    with database.connect(autocommit=False) as writer:
+        insert(writer)
+        yield
+        writer.rollback()
+
+
+@pytest.mark.usefixtures("upgrade")
+def test_writers_do_not_wait_for_an_upgrade(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a migration that waits for a writer, and all other writers for the migration (G7)."""
+    monkeypatch.setattr(schema, "_PAUSE", 0.2)
+    done: list[list[str]] = []
+    tries: list[object] = []
+    apply = schema._apply
+
+    def counted(*given: object) -> None:
+        tries.append(given)
+        apply(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(schema, "_apply", counted)
+    migration = threading.Thread(target=lambda: done.append(schema.migrate(database.settings)))
+    with database.connect() as others, _idle_writer(database):
+        # Far more than 50 ms, and less than a migration tries: machines may be busy.
+        others.execute("SET lock_timeout = '10s'")
+        migration.start()
+        wait_until(lambda: insert(others) is not None and len(tries) >= 5, seconds=60, what="five tries")
+        assert not done
+    migration.join(60)
+    assert done == [["0010_more"]]
+
+
+@pytest.mark.usefixtures("upgrade")
+def test_writers_do_not_wait_for_the_comparison(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a lock that is kept while the schema is compared, which takes seconds."""
+    compare, compared = schema._differences, []
+
+    def gated(*given: object) -> list[str]:
+        with database.connect() as writer:
+            writer.execute("SET lock_timeout = '2s'")
+            compared.append(insert(writer))
+        return compare(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(schema, "_differences", gated)
+    assert schema.migrate(database.settings) == ["0010_more"]
+    assert len(compared) == 2
+
+
+@pytest.mark.usefixtures("upgrade")
+def test_an_upgrade_gives_up_and_changes_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a deployment that hangs behind a forgotten transaction."""
+    monkeypatch.setattr(schema, "PATIENCE", 0.0)
+    before = database.rows(RECORDS)
+    with (
+        _idle_writer(database),
+        pytest.raises(UnavailableError, match=r"kept a lock on the outbox.*nothing was changed"),
+    ):
+        schema.migrate(database.settings)
+    assert database.rows(RECORDS) == before
+
+
+def test_a_newer_schema_is_named(database: Database) -> None:
+    """Guards against an older version whose message has an operator undo what the newer one made."""
+    database.rows("INSERT INTO outbox_migrations (name) VALUES ('0010_future')")
+    refused, checked = database.outbox("migrate"), database.outbox("migrate", "--check")
+    assert (refused.exit_code, checked.exit_code) == (2, 1)
+    for output in (refused.output, checked.output):
+        assert "made by a newer version of outbox-pipelines (0010_future)" in output
+        assert "undo" not in output
+        assert output.count("\n") == 1
+
+
+def test_a_grant_that_gives_nothing_is_refused(empty: Database) -> None:
+    """Guards against a WARNING instead of a right: the owner of the outbox may not own its schema."""
+    owner, app = empty.role(), empty.role()
+    name = empty.value("SELECT current_database()")
+    empty.rows(
+        f"CREATE SCHEMA app; GRANT CREATE, USAGE ON SCHEMA app TO {owner}; "
+        f"GRANT CREATE ON DATABASE {name} TO {owner}"
+    )
+    theirs = replace(empty, dsn=f"{empty.dsn} user={owner}", schema="app")
+    assert theirs.outbox("migrate").exit_code == 0
+    here = replace(empty, schema="app")
+    for kind in ("writer", "relay", "operator", "analyst"):
+        with (
+            here.connect(user=owner) as session,
+            pytest.raises(
+                psycopg.errors.InsufficientPrivilege, match=f"could not grant to {app}: USAGE ON SCHEMA app"
+            ),
+        ):
+            session.execute(f"SELECT outbox_grant_{kind}('{app}')".encode())
+    empty.rows(f"GRANT USAGE ON SCHEMA app TO {app}")
+    for kind in ("writer", "relay", "operator", "analyst"):
+        with here.connect(user=owner) as session:
+            session.execute(f"SELECT outbox_grant_{kind}('{app}')".encode())
+    assert theirs.outbox("migrate", "--check").output == "the schema is up to date\n"
+    empty.rows(f"REVOKE USAGE ON SCHEMA app FROM {app}")
+    checked = theirs.outbox("migrate", "--check")
+    assert checked.exit_code == 1
+    assert f"role {app} has rights on the outbox and none on its schema" in checked.output
+    assert f"GRANT USAGE ON SCHEMA app TO {app}" in checked.output
