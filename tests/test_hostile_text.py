@@ -176,12 +176,12 @@ def test_the_tables_of_status_and_partitions_steer_no_terminal(monkeypatch: pyte
         assert len(text.splitlines()) == lines
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
-def test_a_terminal_that_cannot_show_it_gets_escapes(encoding: str) -> None:
+def test_a_terminal_that_cannot_show_it_gets_escapes() -> None:
     """Guards against a traceback on a terminal that is not UTF-8."""
     done = subprocess.run(
         command("--help"),
-        env=clean_environment() | {"PYTHONIOENCODING": encoding},
+        # For ASCII, click itself shortens with periods.
+        env=clean_environment() | {"PYTHONIOENCODING": "latin-1"},
         capture_output=True,
         timeout=300,
     )
