@@ -159,8 +159,8 @@ def test_every_definition_has_its_own_io_manager() -> None:
         if isinstance(each, dg.AssetsDefinition) and each.is_executable
     ]
     assert len(executed) == 11
-    for each in executed:
-        assert "io_manager" not in each.required_resource_keys, each
+    for asset in executed:
+        assert "io_manager" not in asset.required_resource_keys, asset
 
 
 def test_an_asset_of_the_project_depends_on_ours(

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines import schema, scripts
 from outbox_pipelines.errors import UnavailableError
 from tests.conftest import wait_until
 from tests.schema.events import insert
@@ -115,7 +115,7 @@ INSERT INTO outbox_migrations (name) VALUES ('0010_more')"""
 def upgrade(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The package has a further file."""
     (tmp_path / "0010_more.sql").write_text(UPGRADE)
-    every = [*schema.files(), tmp_path / "0010_more.sql"]
+    every = [*scripts.files(), tmp_path / "0010_more.sql"]
     monkeypatch.setattr(schema, "files", lambda: every)
 
 
