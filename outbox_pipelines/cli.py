@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the thing asked about is not so; 2 usage or set-up, with o
 from __future__ import annotations
 
 import dataclasses
+import codecs
 import io
 import json
 import sys
@@ -47,7 +48,7 @@ class _Cli(click.Group):
     def main(self, *given: Any, **named: Any) -> Any:
         # What a terminal cannot show is written as an escape, and ends no command.
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
+            if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
                 stream.reconfigure(errors="backslashreplace")
         return super().main(*given, **named)
 

@@ -22,7 +22,8 @@ archive day, archive restore, cdc drop, cdc setup, consumer dead-letters discard
 dead-letters replay, consumer drain, consumer migrate, consumer prune,
 consumer receive, consumer run, cutover, dead-letters discard, dead-letters replay, lint-writes,
 local down, local run, local env, local up, migrate, partitions attach, partitions
-close, partitions drop, partitions ensure, partitions purge, partitions reopen, relay, shards set,
+close, partitions drop, partitions ensure, partitions purge, partitions reopen, quality day, relay,
+shards set,
 table clean, table months
 """
 _ARGUMENTS = {

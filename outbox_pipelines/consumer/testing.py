@@ -248,6 +248,9 @@ class _Tested(Work):
     async def _is_spoilt(self) -> bool:
         return False
 
+    async def _secure(self) -> None:
+        """No offset is kept, and the transaction is the test's."""
+
     async def _surely(self, do: Callable[[], Awaitable[_Result]]) -> _Result:
         return await do()
 

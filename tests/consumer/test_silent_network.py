@@ -17,6 +17,7 @@ from sqlalchemy import orm
 
 from outbox_pipelines.consumer import AsyncConsumer, Consumer, connecting, patience
 from outbox_pipelines.database import reading_dsn
+from outbox_pipelines.errors import UnavailableError
 from tests.conftest import wait_until
 from tests.consumer import test_async
 from tests.consumer.place import Place, effect, running, uuid7
@@ -155,7 +156,7 @@ def test_a_question_about_the_inbox_ends(place: Place) -> None:
         consumer: Consumer = place.consumer(dsn=_through(place.dsn, network))
         network.swallow()
         began = time.monotonic()
-        with pytest.raises(psycopg.OperationalError):
+        with pytest.raises(UnavailableError, match="cannot use its database"):
             consumer.backlog()
         assert time.monotonic() - began < 30
         network.heal()

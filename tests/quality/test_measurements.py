@@ -95,6 +95,7 @@ def test_what_is_published_is_not_read(database: Database) -> None:
         "cap": CAP,
         "lock": "",
         "waiting": "",
+        "fleet": "",
         "setup_lock": "",
         "archives": False,
         "drops_unarchived": False,
@@ -115,7 +116,7 @@ def test_a_backlog_is_read_up_to_the_cap(database: Database) -> None:
     database.rows("ANALYZE outbox")
     given = {
         **{"cap": 500, "retention": 30, "archives": False, "drops_unarchived": False},
-        **{"lock": "", "waiting": "", "setup_lock": ""},
+        **{"lock": "", "waiting": "", "fleet": "", "setup_lock": ""},
     }
     with database.connect() as connection:
         connection.execute(measurements.TUNE)

@@ -128,5 +128,6 @@ def test_a_command_that_hangs_is_ended_with_what_it_started(
         return len(done) == 6
 
     wait_until(are_ended, what="all to be ended")
-    assert caplog.text.count("took more than") == 6
+    # Of equal lines the first, and a count each minute.
+    assert caplog.text.count("took more than") == 1
     assert runs.close() == 0

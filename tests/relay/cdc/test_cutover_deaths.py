@@ -133,6 +133,8 @@ def test_every_statement(outbox: Outbox, is_thorough: bool) -> None:
             # The next command continues, in one direction or the other.
             commands.run(point.target if deaths % 2 else point.source)
         commands.run("polling")
+    # What the writers committed at their end.
+    with running(settings):
         wait_until_relayed(outbox)
     assert deaths > 4
     assert numbers_by_key(outbox.messages()) == {key: list(range(count)) for key, count in counts.items()}
