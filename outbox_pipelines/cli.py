@@ -5,8 +5,8 @@ Exit codes: 0 done; 1 the thing asked about is not so; 2 usage or set-up, with o
 
 from __future__ import annotations
 
-import dataclasses
 import codecs
+import dataclasses
 import io
 import json
 import sys

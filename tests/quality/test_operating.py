@@ -15,9 +15,9 @@ from outbox_pipelines.quality.measured import age
 from outbox_pipelines.quality.rules import RULES, Rule, judge
 from outbox_pipelines.quality.slots import size
 from outbox_pipelines.settings import load_settings
+from tests.defs.conftest import EVERYTHING, serving
 from tests.deploy.files import DEPLOY, ROOT, check_command, check_settings
 from tests.deploy.files import alerts as alerts_of_prometheus
-from tests.defs.conftest import EVERYTHING, serving
 from tests.quality.test_rules import SHARD, WELL
 
 PAGE = ROOT / "docs" / "operating.md"
