@@ -59,6 +59,8 @@ def in_dagster(outbox: Outbox, archive: Path) -> Served:
             "topic": settings.topic,
             "archive": str(archive / settings.name),
             "session_seconds": 1.0,
+            # Also in the first hour of a day.
+            "close_after_minutes": 0.0,
         },
     )
 

@@ -178,6 +178,7 @@ def test_a_death_while_the_server_makes_the_slot(outbox: Outbox, server: str) ->
             assert waits()
         said: list[str] = []
         cutover.run(outbox.settings, "polling", seconds=30, say=said.append)
-        assert said == ["relays read between snapshots"]
+        # The server may not yet have removed what it had begun.
+        assert said[-1] == "relays read between snapshots"
         found = read(outbox.settings)
         assert (found.slot, found.exists, found.problems) == (None, False, [])
