@@ -189,7 +189,9 @@ def test_without_an_outbox(database: Database) -> None:
 
 def test_status_says_which_days_are_late(database: Database, tmp_path: Path) -> None:
     """Guards against maintenance that has failed for days, unnoticed."""
-    settings = days.archiving(database, tmp_path).model_copy(update={"retention_days": 0})
+    # Also in the first hour of a day.
+    given = {"retention_days": 0, "close_after_minutes": 0.0}
+    settings = days.archiving(database, tmp_path).model_copy(update=given)
     days.fill(database)
     assert measurements.read(settings).days_late == Late(2, 0, 0)
     shown = database.outbox("status").output
