@@ -5,7 +5,7 @@ Invariants:
 - The job itself purges six days of the seven. Ticks are Dagster's own to purge: a day of them is there.
 """
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import os
 import shutil
 import sqlite3

@@ -205,7 +205,7 @@ def migrate(settings: Settings) -> list[str]:
             raise SetupError(f"{newer}; nothing was changed")
         known, missing = _divided(applied)
         if known:
-            # Before, because comparing takes seconds, in which nobody may wait for the locks of a file.
+            # Before, because comparing takes seconds, in which no writer may wait for the locks of a file.
             _require_equal(connection, settings.db_schema, known, "nothing was changed: ")
             connection.commit()
             _apply_briefly(connection, missing)

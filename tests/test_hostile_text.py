@@ -207,7 +207,7 @@ def test_a_password_in_a_wrong_place_is_not_shown(tmp_path: Path, monkeypatch: p
 
 
 def test_all_servers_are_named_if_none_answers() -> None:
-    """Guards against an operator who looks after the last of several servers only."""
+    """Guards against an operator who checks the last of several servers only."""
     result = CliRunner().invoke(cli, ["status"], env={"OUTBOX_DSN": "host=127.0.0.1,127.0.0.2 port=1,2"})
     assert result.exit_code == 2
     assert "(the last of 2 servers; none could be used: 127.0.0.1:1, 127.0.0.2:2)" in result.output

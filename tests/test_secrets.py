@@ -1,6 +1,6 @@
 """No secret is shown, wherever it stands and however it is mistyped: canaries are put in and looked for."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import logging
 import sys
 from collections.abc import Iterator

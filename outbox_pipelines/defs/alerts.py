@@ -1,6 +1,6 @@
 """The sensor that sends alerts: failed checks and failed runs."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import json
 import re
 import time

@@ -1,6 +1,6 @@
 """Closed days as Parquet files: the asset, the check that verifies them, the job and its schedule."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import time
 from typing import TYPE_CHECKING, Any, Final
 

@@ -1,6 +1,6 @@
 """The check that every event type is documented, its job and its schedule."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg

@@ -1,6 +1,6 @@
 """Debezium's connector of an outbox: the asset, which exists only where Kafka Connect is named."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 

@@ -1,6 +1,6 @@
 """The checks of an archived day's events, by Great Expectations."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import time
 import warnings
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Days dropped from the table: the asset, the job and its schedule."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import time
 from typing import TYPE_CHECKING, Final
 

@@ -1,6 +1,6 @@
 """The health of the outbox: the asset, a check for each rule, the sensor that reports them, and a job."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import json
 import time
 import warnings
@@ -192,7 +192,6 @@ def last_hour(outbox: Outbox) -> dg.AssetChecksDefinition:
         import psycopg
 
         from outbox_pipelines.expectations import checkpoint, hour
-        from outbox_pipelines.secret import first_line
 
         found: list[checkpoint.Finding] = []
         error = None
@@ -201,7 +200,7 @@ def last_hour(outbox: Outbox) -> dg.AssetChecksDefinition:
             found = [] if settings.table_file is not None else hour.validate(settings)
         except (SetupError, psycopg.Error) as failure:
             # The check `database` is the one that an operator is notified of.
-            error = first_line(failure)
+            error = said(outbox, failure)
         status = Status.WARN if error else checkpoint.worst(found)
         return dg.AssetCheckResult(
             passed=status is Status.OK,

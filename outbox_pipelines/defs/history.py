@@ -1,6 +1,6 @@
 """The job and the schedule that remove Dagster's history of old runs."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

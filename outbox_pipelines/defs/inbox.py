@@ -1,6 +1,6 @@
 """Inboxes of consumers: the asset, the check, the job that drains them and the sensor."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import dataclasses
 import json
 import time

@@ -1,6 +1,6 @@
 """The job and the schedule that make the coming months of an existing table."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 from typing import TYPE_CHECKING, Final
 
 import dagster as dg

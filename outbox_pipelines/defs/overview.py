@@ -5,7 +5,7 @@ Invariants:
   nothing.
 """
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """The job and the schedule that maintain the partitions."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import dataclasses
 from typing import TYPE_CHECKING, Final
 

@@ -1,6 +1,6 @@
 """Reconciliation of a day with the topics and the consumers: the asset, its check, and the job."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final

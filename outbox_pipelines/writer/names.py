@@ -1,4 +1,4 @@
-"""Check the names and the id of an event: that each is text, and stands in its own argument.
+"""Check the names and the id of an event: that each is text, and is in its own argument.
 
 Invariants:
 - An id has a text of its own: never an address in memory, the fields of an object, or a missing value.

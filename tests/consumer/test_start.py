@@ -125,7 +125,7 @@ def _run(there: Place, driver: str) -> None:
 
 
 def test_a_login_that_is_refused_later_is_waited_for(place: Place) -> None:
-    """Guards against a running consumer that ends while somebody changes a password."""
+    """Guards against a running consumer that ends while its password is changed."""
     calls: list[int] = []
 
     def connect() -> Any:

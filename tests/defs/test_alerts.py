@@ -1,6 +1,6 @@
 """The sensor `alerts`: what it tells, over ticks and restarts."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import time
 from collections.abc import Iterator
 from uuid import uuid4

@@ -1,6 +1,6 @@
 """The job `purge_history`: what goes, what stays, in SQLite's files and in PostgreSQL's tables."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -38,7 +38,7 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 
 def test_every_job_is_decided_about() -> None:
-    """Guards against a new job that Dagster repeats although nobody has asked whether it may."""
+    """Guards against a new job that Dagster repeats without a decision whether it may."""
     jobs = {job.name for job in outbox_definitions(serving(**EVERYTHING)).jobs or ()}
     assert jobs == ONCE | REPEATED
 

@@ -101,7 +101,7 @@ def test_every_error_is_a_short_reason(
 def test_the_page_of_many_outboxes_is_short(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a reason of several thousand characters, in which nobody finds what is wrong."""
+    """Guards against a reason of several thousand characters, in which what is wrong cannot be found."""
     names = [f"shop_{number}" for number in range(50)]
     sensor = Faulty(*names, monkeypatch=monkeypatch)
     assert len(sensor.tick(instance)) < 400

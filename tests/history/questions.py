@@ -26,7 +26,7 @@ WITH free AS (
     FROM free WHERE free.seq = p.seq AND was = 'retrying' RETURNING p.seq
 )
 INSERT INTO outbox_audit (on_behalf_of, action, reason, filter, events)
-SELECT 'history', 'replay', 'mended', '{}', array_agg(seq)
+SELECT 'history', 'replay', 'corrected', '{}', array_agg(seq)
 FROM (SELECT seq FROM replayed UNION ALL SELECT seq FROM hurried) tried HAVING count(*) > 0"""
 _MEND_TABLE = """
 UPDATE events SET retry_count = 0, next_attempt_at = NULL

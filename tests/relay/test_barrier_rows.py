@@ -47,7 +47,7 @@ def test_a_relay_pauses_between_ticks(outbox: Outbox, more: LiteralString, is_pa
     ],
 )
 def test_a_relay_has_reached_the_barrier(outbox: Outbox, more: LiteralString, is_there: bool) -> None:
-    """Guards against shards that are divided anew although one of them is behind."""
+    """Guards against shards that are divided again although one of them is behind."""
     with outbox.connect() as connection:
         connection.execute(_CHANGING.format(barrier="'7:7:'", target="NULL"))
         if more:

@@ -1,6 +1,6 @@
 """The asset of the published events, and the op that relays a shard."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import logging
 import time
 from typing import Any, Final

@@ -1,6 +1,6 @@
 """The change between polling and CDC in Dagster's launchpad: the same as `outbox cutover`."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 from typing import Final, Literal
 
 import dagster as dg

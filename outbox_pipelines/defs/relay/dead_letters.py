@@ -1,6 +1,6 @@
 """Dead letters in Dagster's launchpad: the same actions as `outbox dead-letters`."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID

@@ -1,6 +1,6 @@
 """The two jobs that run the relay."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+# No postponed annotations here: Dagster reads those of the functions it decorates as written.
 from typing import Any, Final
 
 import dagster as dg

@@ -27,7 +27,6 @@ _STATUS_SECONDS: Final = 5.0
 # While positions move.
 _CONFIRM_SECONDS: Final = 0.5
 _DATA: Final = ord("w")
-_KEEPALIVE: Final = ord("k")
 _DATA_HEADER: Final = 25
 _ALIVE: Final = Struct(">cQQB")
 _STATUS: Final = Struct(">cQQQQB")
