@@ -1,4 +1,4 @@
-"""All SQL of what an operator asks a consumer's tables: dead letters, offsets, rows that are removed."""
+"""All SQL of what an operator asks a consumer's tables: dead letters, and rows that are removed."""
 
 from __future__ import annotations
 
