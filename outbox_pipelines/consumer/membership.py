@@ -60,8 +60,14 @@ _NOT_OURS: Final = (
     KafkaError._ASSIGNMENT_LOST,
     KafkaError.UNKNOWN_MEMBER_ID,
 )
-# The group is rebalancing, and accepts no offsets for a moment.
-_IN_BETWEEN: Final = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION)
+# The group is rebalancing, or moves to another broker, and accepts no offsets for a moment.
+_IN_BETWEEN: Final = (
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+)
 _IN_BETWEEN_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.02
 # Kinds of repeated lines, beside the codes of errors.

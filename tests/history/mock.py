@@ -19,6 +19,7 @@ import confluent_kafka
 
 _PRODUCER = 0
 _PRODUCE_REQUEST = 0
+OFFSET_COMMIT_REQUEST = 8
 _BROKER = 1
 
 
@@ -47,10 +48,10 @@ class Mock:
         push = _library().rd_kafka_mock_broker_push_request_error_rtts
         _check(push(self._cluster, _BROKER, _PRODUCE_REQUEST, count, *(late * count)))
 
-    def answer(self, *codes: int) -> None:
-        """The next batches are answered with these error codes, one each."""
+    def answer(self, *codes: int, request: int = _PRODUCE_REQUEST) -> None:
+        """The next requests of a kind, by default batches, are answered with these error codes, one each."""
         push = _library().rd_kafka_mock_push_request_errors_array
-        push(self._cluster, _PRODUCE_REQUEST, len(codes), (ctypes.c_int * len(codes))(*codes))
+        push(self._cluster, request, len(codes), (ctypes.c_int * len(codes))(*codes))
 
     def lead(self, topic: str, partition: int, broker: int) -> None:
         """From now on this broker (from 1) leads the partition; all others refuse it."""
