@@ -29,6 +29,7 @@ _LOG = logging.getLogger(__name__)
 _SECONDS: Final = 30.0
 # The Kafka client reports a timeout first.
 _GRACE_SECONDS: Final = 5.0
+_PAUSE_SECONDS: Final = 0.1
 # Offsets to look back for a record at first: control records and aborted ones take some.
 _LOOK_BACK: Final = 1000
 _NOT_ALLOWED: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
@@ -47,11 +48,11 @@ def create_topic(settings: Settings, name: str, shards: int) -> None:
         made = admin.create_topics([topic], request_timeout=_SECONDS)
         if _was_made(made[name], KafkaError.TOPIC_ALREADY_EXISTS):
             return
-        if len(admin.list_topics(name, timeout=_SECONDS).topics[name].partitions) < shards:
-            more = admin.create_partitions([NewPartitions(name, shards)], request_timeout=_SECONDS)
-            # The relays of all shards ask for them at once: one is first, and that is enough.
-            _was_made(more[name], KafkaError.INVALID_PARTITIONS)
-        _require_kept(admin, name)
+        deadline = time.monotonic() + _SECONDS
+        while not _fits(admin, name, shards):
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"the progress topic {name} was made, but no broker knows it yet")
+            time.sleep(_PAUSE_SECONDS)
     except TimeoutError:
         raise UnavailableError(
             f"the progress topic {name} cannot be created: the Kafka client gives no answer"
@@ -64,6 +65,29 @@ def create_topic(settings: Settings, name: str, shards: int) -> None:
             f"exactly_once needs the topic {name}, which cannot be created ({reason.str()}): create it with "
             "a partition for each shard and cleanup.policy=compact, or allow the relay to create it"
         ) from None
+
+
+def _fits(admin: Any, name: str, shards: int) -> bool:
+    """Correct a topic that is there; False while the broker that is asked has not yet heard of it.
+
+    Raises:
+        SetupError: Kafka would delete records of it.
+        KafkaException: anything else.
+    """
+    try:
+        found = admin.list_topics(name, timeout=_SECONDS).topics[name]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        if len(found.partitions) < shards:
+            more = admin.create_partitions([NewPartitions(name, shards)], request_timeout=_SECONDS)
+            # The relays of all shards ask for them at once: one is first, and that is enough.
+            _was_made(more[name], KafkaError.INVALID_PARTITIONS)
+        _require_kept(admin, name)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return False
+        raise
+    return True
 
 
 def _require_kept(admin: Any, name: str) -> None:
