@@ -181,6 +181,21 @@ def _committed(client: confluent_kafka.Consumer, partitions: list[TopicPartition
     return found
 
 
+def commit(client: confluent_kafka.Consumer, offsets: list[TopicPartition]) -> None:
+    """A group's offsets, by a client that is no member: it may know no coordinator of a new one yet."""
+
+    def is_done() -> bool:
+        try:
+            client.commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_COORDINATOR:
+                raise
+            return False
+        return True
+
+    wait_until(is_done, what="a commit of offsets")
+
+
 def _ends(client: confluent_kafka.Consumer, at: TopicPartition) -> tuple[int, int]:
     """Where a partition begins and ends; of a new topic the client may know no leader yet."""
     found: list[tuple[int, int]] = []

@@ -21,7 +21,7 @@ from outbox_pipelines.reconciliation.report import Finding, Report, Side
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 from tests.conftest import Message, Outbox
-from tests.consumer.place import uuid7
+from tests.consumer.place import commit, uuid7
 
 TODAY: Final = datetime.now(UTC).date()
 DAY: Final = TODAY - timedelta(3)
@@ -152,7 +152,7 @@ class Place:
             ends[message.partition] = max(message.offset + 1, ends.get(message.partition, 0))
         if ends:
             offsets = [TopicPartition(self.topic, *place) for place in ends.items()]
-            client.commit(offsets=offsets, asynchronous=False)
+            commit(client, offsets)
         client.close()
 
     # --- the reconciliation -----------------------------------------------------------------------------

@@ -111,7 +111,8 @@ def test_in_a_transaction_the_span_is_passed_on_too(outbox: Outbox, spans: InMem
     _write(outbox, SAMPLED)
     _drain(outbox, delivery="exactly_once")
     (message,) = outbox.messages()
-    (span,) = spans.get_finished_spans()
+    # A broker that stood still for as long as a transaction may take has had one aborted.
+    *_, span = spans.get_finished_spans()
     assert message.headers["traceparent"] == _passed_on(span)
     assert span.status.status_code is StatusCode.UNSET
 
