@@ -55,7 +55,9 @@ def test_today_stays_open(database: Database) -> None:
     assert shown.exit_code == 1
     assert "ends at midnight" in shown.output
     at_once = database.settings.model_copy(update={"close_after_minutes": 0.0})
-    assert [each.day for each in close.close(at_once)] == [TODAY - timedelta(1)]
+    ahead.ensure(database.settings, since=DAY)
+    past = [DAY + timedelta(n) for n in range((TODAY - DAY).days)]
+    assert [each.day for each in close.close(at_once)] == past
 
 
 def test_a_day_that_has_just_ended_waits(database: Database) -> None:

@@ -161,6 +161,12 @@ def test_a_role_that_does_not_own_the_table(database: Database) -> None:
     dsn = psycopg.conninfo.make_conninfo(database.dsn, user=role)
     with pytest.raises(SetupError, match="only the role that owns the outbox can create partitions"):
         ahead.ensure(database.settings.model_copy(update={"dsn": dsn}))
+    # A relay of this role, which owns another table, does not try.
+    database.rows(f"CREATE TABLE another (n int); ALTER TABLE another OWNER TO {role}")
+    for user, made in ((role, 0), ("postgres", 1)):
+        with database.connect(user=user) as connection:
+            assert ahead.top_up(connection, 14) is None
+        assert _ahead(database) == 13 + made
 
 
 def test_a_table_in_the_way(database: Database) -> None:
