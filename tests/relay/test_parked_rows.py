@@ -403,6 +403,7 @@ def test_what_is_parked_must_be_present_once(outbox: Outbox) -> None:
         ((at,),) = connection.execute("SELECT created_at::text FROM outbox WHERE seq = %s", [seqs[0]])
         assert present(at, "infinity") == (2, None)
         assert present("-infinity", at) == (0, None)
+        assert present("now", "infinity") == (0, None)
         connection.execute("SELECT setval('outbox_seq', %s, false)", [seqs[1]])
         assert outbox.write(4) == [seqs[1]]
         assert present("-infinity", "infinity") == (2, seqs[1])

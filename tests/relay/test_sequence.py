@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.shards.rebase import rebase
+from outbox_pipelines.relay.shards.rebase import Rebased, rebase
 from outbox_pipelines.relay.shards.resharding import change
 from outbox_pipelines.sequence import SequenceError
+from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import numbers_by_key, parked_rows, write
 from tests.relay.threads import quick, relays
@@ -107,6 +110,46 @@ def test_two_events_with_one_number_in_a_tick(
     service.relay(settings, until_empty=True)
     found = numbers_by_key(outbox.messages())
     assert {key: sorted(numbers) for key, numbers in found.items()} == {f"k{n}": [0, 1] for n in range(8)}
+
+
+def test_new_numbers_are_for_these_rows_alone(outbox: Outbox) -> None:
+    """Guards against a published row that gets the number of one with the same id, or the same time."""
+    outbox.write("published")
+    service.relay(outbox.settings, until_empty=True)
+    with outbox.connect(autocommit=False) as connection:
+        ((id, at),) = connection.execute("SELECT id, created_at FROM outbox").fetchall()
+        for key, its_id, its_time in (
+            ("same id", id, at + timedelta(microseconds=1)),
+            ("same time", uuid4(), at),
+        ):
+            connection.execute("SELECT setval('outbox_seq', 1, false)")
+            connection.execute("SET LOCAL outbox.backfill = on")
+            connection.execute(
+                "INSERT INTO outbox (id, created_at, aggregate_type, aggregate_id, event_type, payload) "
+                "VALUES (%s, %s, 'order', %s, 'order.placed', '{}')",
+                [its_id, its_time, key],
+            )
+    assert rebase(outbox.settings) is not None
+    with outbox.connect() as connection:
+        rows = connection.execute("SELECT aggregate_id, seq FROM outbox ORDER BY seq").fetchall()
+    assert rows == [("published", 1), ("same time", 2), ("same id", 3)]
+    service.relay(outbox.settings, until_empty=True)
+    assert _keys(outbox) == ["published", "same id", "same time"]
+    assert outbox.write("next") == [4]
+
+
+def test_events_from_before_keep_their_numbers(outbox: Outbox) -> None:
+    """Guards against the first of two events that gets the higher number: both are from before."""
+    with outbox.connect(autocommit=False) as older:
+        older.execute("SELECT pg_current_xact_id()")
+        write(outbox, ("x", {"n": 0}), ("x", {"n": 1}))
+        emit(older, "order", "y", "order.placed", {"n": 0})
+    with outbox.connect() as connection:
+        # As a copy of the sequence from the moment between the two.
+        connection.execute("SELECT setval('outbox_seq', 1)")
+    assert rebase(outbox.settings) == Rebased(None, None, (1, 3), 0)
+    service.relay(outbox.settings, until_empty=True)
+    assert numbers_by_key(outbox.messages()) == {"x": [0, 1], "y": [0]}
 
 
 @pytest.mark.parametrize("to", [2, 12])

@@ -95,6 +95,20 @@ def test_the_owner_has_it(outbox: Outbox) -> None:
         owner.execute(_TAKE, [_LOCK, 0])
         connection.execute(_OWNED_BY, [pid])
         assert _answers(connection, pid) == (True, True, [], [pid], False)
+        # Another shard has an owner of its own.
+        with outbox.connect() as second:
+            connection.execute("UPDATE outbox_shards SET shards = 2")
+            connection.execute(
+                "INSERT INTO outbox_shards (shard, shards, done, system_identifier, database, owner, pid) "
+                "SELECT 1, 2, done, system_identifier, database, 'another relay', %s FROM outbox_shards",
+                [second.info.backend_pid],
+            )
+            second.execute(_TAKE, [_LOCK, 1])
+            assert _answers(connection, pid)[2:4] == ([], [pid])
+            owner_of = connection.execute(queries.OWNER, {"shard": 1}).fetchall()
+            assert [name for name, _ in owner_of] == ["another relay"]
+            connection.execute("DELETE FROM outbox_shards WHERE shard = 1")
+            connection.execute("UPDATE outbox_shards SET shards = 1")
         assert _answers(connection, other.info.backend_pid)[1] is False
         # A row that another session left, and one that its relay has released.
         connection.execute(_OWNED_BY, [other.info.backend_pid])

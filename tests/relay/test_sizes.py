@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.relay import service
+from outbox_pipelines.relay import queries, service
 from tests.conftest import Outbox
 from tests.relay.parked import parked_rows
 from tests.relay.sizes import SIZES, WIDE, assert_peak, insert, numbers
@@ -131,3 +131,38 @@ def test_large_events_come_from_both_sides(outbox: Outbox, delivery: str) -> Non
 def _make_topic(outbox: Outbox, largest: int = 1_000_000) -> None:
     """Small, and there when the relay starts: the first look-up takes seconds on a busy broker."""
     create(outbox.settings.kafka, outbox.topic(), 1, **{"max.message.bytes": str(largest)})
+
+
+def test_what_fits_into_a_read(outbox: Outbox) -> None:
+    """Guards against sizes that leave out a column, or content that is cut where it fits exactly."""
+    whole = {"type": "t" * 10, "key": "k" * 10, "event": "e" * 10, "payload": "p" * 60, "metadata": "m" * 10}
+
+    def read(most: int = 100, **changed: str | None) -> dict[str, str | None]:
+        query = f"""
+            SELECT {queries.FITTING}
+            FROM (SELECT 1, gen_random_uuid(), %(type)s::text, %(key)s::text, %(event)s::text,
+                         %(payload)s::text, %(metadata)s::text)
+                 AS event (seq, id, aggregate_type, aggregate_id, event_type, payload, metadata)"""
+        with outbox.connect() as connection:
+            row = connection.execute(query.encode(), {"most": most, **whole, **changed}).fetchone()
+        assert row is not None
+        return dict(zip(whole, row[2:], strict=True))
+
+    assert read() == whole
+    for name, text in whole.items():
+        more = {name: text + "x"}
+        assert read(**more) == whole | more | {"payload": None}
+    # As much without metadata; as little where the metadata is too large as it is stored.
+    without = {"payload": "p" * 70, "metadata": None}
+    assert read(**without) == whole | without
+    assert read(metadata="") == whole | {"payload": None, "metadata": ""}
+    for name in ("type", "key", "event"):
+        exact, longer = {name: "x" * 1000}, {name: "x" * 1001}
+        assert read(1000, **exact) == whole | exact | {"payload": None}
+        assert read(1000, **longer) == whole | {name: "x" * 999, "payload": None}
+    for most in (100, 1000):
+        assert read(most, metadata="x" * most)["metadata"] == "x" * most
+        assert read(most, metadata="x" * (most + 1))["metadata"] is None
+    limit = queries.MOST_METADATA
+    assert read(3 * limit, metadata="x" * limit) == whole | {"metadata": "x" * limit}
+    assert read(3 * limit, metadata="x" * (limit + 1)) == whole | {"payload": None, "metadata": None}

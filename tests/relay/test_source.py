@@ -203,6 +203,20 @@ def test_a_jump_of_the_sequence_is_crossed_at_once(
     assert _seqs(_all(source)) == expected
 
 
+def test_events_of_midnight(outbox: Outbox, connection: psycopg.Connection[Any]) -> None:
+    """Guards against a day that is read from its second microsecond on."""
+    source = _source(connection, batch_events=10, batch_bytes=100_000)
+    with outbox.connect() as writer, writer.transaction():
+        writer.execute("SET LOCAL outbox.backfill = on")
+        at_midnight = INSERT.replace("payload)", "payload, created_at)").replace(
+            "FROM", ", date_trunc('day', now(), 'UTC') FROM"
+        )
+        expected = [seq for (seq,) in writer.execute(at_midnight, [10, 15])]
+        writer.execute("SELECT setval('outbox_seq', 1000000000)")
+        expected += [seq for (seq,) in writer.execute(at_midnight, [20_000, 15])]
+    assert _seqs(_all(source)) == expected
+
+
 def test_large_payloads_make_small_batches(outbox: Outbox, connection: psycopg.Connection[Any]) -> None:
     """Guards against 5,000 events of a megabyte each in memory."""
     source = _source(connection, batch_bytes=100_000)

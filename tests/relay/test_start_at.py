@@ -51,6 +51,13 @@ def test_a_snapshot(outbox: Outbox) -> None:
     assert _keys(outbox) == ["new", "slow"]
 
 
+def test_a_snapshot_of_this_moment(outbox: Outbox) -> None:
+    """Guards against a snapshot that counts as one of another database because nothing was written since."""
+    outbox.write("old")
+    assert start_at(outbox.settings, _snapshot(outbox)) is not None
+    assert _keys(outbox) == []
+
+
 def test_a_time(outbox: Outbox) -> None:
     """Guards against newer events that are lost; old ones published because of a slow session elsewhere."""
     with psycopg.connect(outbox.settings.dsn) as elsewhere:
@@ -60,21 +67,24 @@ def test_a_time(outbox: Outbox) -> None:
 
 def _since_a_time(outbox: Outbox) -> None:
     outbox.write("old")
-    with outbox.connect() as connection:
-        row = connection.execute("SELECT clock_timestamp()").fetchone()
-    assert row is not None
-    with outbox.connect(autocommit=False) as slow:
+    with outbox.connect(autocommit=False) as slow, outbox.connect(autocommit=False) as later:
         emit(slow, "order", "slow", "order.placed", {})
-        outbox.write("new")
+        outbox.write("first")
+        emit(later, "order", "later", "order.placed", {})
+        outbox.write("second")
+        with outbox.connect() as connection:
+            row = connection.execute("SELECT created_at FROM outbox WHERE aggregate_id = 'first'").fetchone()
+        assert row is not None
         start_at(outbox.settings, row[0].isoformat())
-    assert _keys(outbox) == ["new", "slow"]
+    assert _keys(outbox) == ["first", "later", "second", "slow"]
 
 
 def test_a_time_after_all_events(outbox: Outbox) -> None:
-    """Guards against a start in the future that loses a transaction which is open now."""
+    """Guards against a start in the future that loses a transaction which is open now, or repeats others."""
     outbox.write("old")
     with outbox.connect(autocommit=False) as slow:
         emit(slow, "order", "slow", "order.placed", {})
+        outbox.write("younger")
         start_at(outbox.settings, "2100-01-01T00:00:00Z")
     assert _keys(outbox) == ["slow"]
 
