@@ -179,8 +179,10 @@ def emit_many(
     """
     way = way_through(target)
     around = surroundings()
-    if hasattr(events, "__event_type__"):
-        raise OutboxError(f"emit_many was given one {type(events).__qualname__}: give a list, or use emit")
+    is_one = isinstance(events, NewEvent) or hasattr(events, "__event_type__")
+    if is_one or not isinstance(events, Iterable):
+        given = f"{'one' if is_one else 'a'} {type(events).__qualname__}"
+        raise OutboxError(f"emit_many was given {given}: give a list of events")
     rows = [_checked(number, event, around) for number, event in enumerate(events)]
     queries = list(statements.many(rows))
     if way.asynchronous:

@@ -80,7 +80,9 @@ def row(event: NewEvent, around: Surroundings) -> Row:
         causation_id = around.causation_id
     made = Row(
         name("aggregate_type", aggregate_type),
-        str(aggregate_id) if type(aggregate_id) is int else name("aggregate_id", aggregate_id),
+        str(aggregate_id)
+        if type(aggregate_id) is int and aggregate_id.bit_length() < 64
+        else name("aggregate_id", aggregate_id),
         name("event_type", event_type),
         _payload(payload),
         None if headers is None else _headers(to_json("headers", _not_reserved(dict(headers)))),

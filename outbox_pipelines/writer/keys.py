@@ -39,7 +39,8 @@ def derive_key(aggregate_id: object, event_type: str, payload: object, *, style:
 
     names = [name("aggregate_id", aggregate_id), name("event_type", event_type)]
     if style == "sha256":
-        return sha256(to_json("payload", [*names, payload], _CANONICAL).encode()).hexdigest()
+        parts = [*map(_CANONICAL, names), to_json("payload", payload, _CANONICAL)]
+        return sha256(f"[{','.join(parts)}]".encode()).hexdigest()
     if style != "sha256-32":
         raise OutboxError(f"style is {style!r}: give sha256 or sha256-32")
     for column, value in ("aggregate_id", aggregate_id), ("event_type", event_type):

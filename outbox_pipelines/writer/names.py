@@ -16,8 +16,8 @@ from uuid import UUID
 from outbox_pipelines.writer.errors import OutboxError
 
 _ORDER: Final = "the arguments are aggregate_type, aggregate_id, event_type, payload"
-# What rows of SQLAlchemy and Django have; their text is for people.
-_OF_MODELS: Final = ("_sa_instance_state", "_meta")
+# What rows of SQLAlchemy and Django have, and SQLAlchemy's columns and expressions; their text is for people.
+_OF_MODELS: Final = ("_sa_instance_state", "_meta", "__clause_element__", "compile")
 _LIKE_AN_ID: Final = re.compile(r"\d+|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
@@ -42,7 +42,13 @@ def id_as_text(value: object) -> str:
         value = value.value
     kind = type(value)
     if isinstance(value, str | UUID) or (isinstance(value, int) and not isinstance(value, bool)):
-        return str(value)
+        try:
+            return str(value)
+        except ValueError as error:
+            # Python converts no integer of more than 4,300 digits.
+            raise OutboxError(
+                "aggregate_id is an integer of thousands of digits: give a short one"
+            ) from error
     if is_missing(value):
         raise OutboxError(f"aggregate_id is {value}, a missing value: give the id")
     # An id from a column with missing values is a float: 42.0.
@@ -51,7 +57,7 @@ def id_as_text(value: object) -> str:
     is_several = hasattr(kind, "__len__") or isinstance(value, memoryview)
     # That of `object` is an address or the fields; so is that of a model of pydantic.
     has_no_text = kind.__str__ is object.__str__ or _is_pydantics(kind.__str__)
-    is_row = isinstance(value, type) or any(hasattr(value, name) for name in _OF_MODELS)
+    is_row = isinstance(value, type | BaseException) or any(hasattr(value, name) for name in _OF_MODELS)
     if is_float or is_truth or is_several or has_no_text or is_row:
         raise OutboxError(
             f"aggregate_id is of type {kind.__qualname__}: give text, an integer or a UUID; the text of this "

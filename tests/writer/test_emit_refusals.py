@@ -210,7 +210,7 @@ def test_no_event_is_sent_where_one_is_refused(
 def test_one_event_where_many_belong(connection: Connection) -> None:
     """Guards against an event, which is a tuple, taken for a list of events."""
     write_many: Any = emit_many
-    with pytest.raises(OutboxError, match="event 0 is a str: give a NewEvent"):
+    with pytest.raises(OutboxError, match="given one NewEvent: give a list of events"):
         write_many(connection, NewEvent("order", 1, "e", {}))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pydantic
 import pytest
+import sqlalchemy
 from sqlalchemy import orm
 
 from outbox_pipelines.writer import NewEvent, OutboxError, derive_key, emit, emit_many
@@ -74,6 +75,7 @@ class Number(enum.IntEnum):
 
 WRONG: list[Any] = [
     *(Plain(), Data(), Attrs(), Model(), Row(id=42), DjangoRow(), object(), Plain, pytest, len, lambda: 42),
+    *(Row.id, sqlalchemy.null(), sqlalchemy.func.now(), sqlalchemy.literal(5), ValueError("42"), 10**5000),
     *(True, np.True_, 42.0, np.float32(42), float("nan"), pd.NaT, pd.NA, decimal.Decimal("NaN")),
     *(
         (1, 2),

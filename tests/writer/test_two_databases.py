@@ -60,6 +60,23 @@ def test_rows_in_another_database(
             split.rollback()
 
 
+@pytest.mark.parametrize("flushed", [True, False])
+def test_rows_in_another_database_after_the_event(
+    engines: tuple[sqlalchemy.Engine, sqlalchemy.Engine], shared: Database, flushed: bool
+) -> None:
+    """Guards against the same where the event is first; a transaction without events is not refused."""
+    with session(*engines) as split:
+        emit(split, "order", 1, "order.placed", {})
+        split.add(Order())
+        if flushed:
+            split.flush()
+        with pytest.raises(OutboxError, match=r"written to two databases, .* commit separately"):
+            split.commit()
+        split.rollback()
+        split.add(Order())
+        split.commit()
+
+
 def test_rows_that_are_only_read(
     engines: tuple[sqlalchemy.Engine, sqlalchemy.Engine], shared: Database
 ) -> None:
@@ -118,3 +135,47 @@ def test_emit_in_a_listener(engines: tuple[sqlalchemy.Engine, sqlalchemy.Engine]
         flushed.flush()
         assert flushed.scalar(sqlalchemy.text("SELECT count(*) FROM outbox")) == 1
         flushed.rollback()
+
+
+@pytest.mark.parametrize("ends", ["flush", "commit"])
+def test_an_event_recorded_after_the_flush_has_written(shared: Database, ends: str) -> None:
+    """Guards against an event that is lost in silence; the session is as before after a rollback."""
+    engine = targets.engine(shared)
+    Base.metadata.create_all(engine)
+    with orm.Session(engine) as bound:
+        order = Order()
+        bound.add(order)
+        late = lambda *_: order.record("order.late", {})  # noqa: E731 - to be removed again
+        sqlalchemy.event.listen(bound, "after_flush", late)
+        with pytest.raises(OutboxError, match=r"order\.late was recorded in an after_flush listener"):
+            getattr(bound, ends)()
+        sqlalchemy.event.remove(bound, "after_flush", late)
+        bound.rollback()
+        bound.add(order)
+        order.record("order.placed", {})
+        bound.flush()
+        order.record("order.paid", {})
+        bound.flush()
+        found = bound.scalars(sqlalchemy.text("SELECT event_type FROM outbox ORDER BY seq")).all()
+        assert found == ["order.placed", "order.paid"]
+        bound.rollback()
+    Base.metadata.drop_all(engine)
+
+
+def test_a_flush_of_some_objects(shared: Database) -> None:
+    """Guards against events that are written before their rows, and stay if the rows are then discarded."""
+    engine = targets.engine(shared)
+    Base.metadata.create_all(engine)
+    with orm.Session(engine) as bound:
+        one, other = Order(), Order()
+        bound.add_all([one, other])
+        other.record("order.placed", {})
+        with (
+            pytest.warns(sqlalchemy.exc.SADeprecationWarning),
+            pytest.raises(
+                OutboxError, match=r"given a part of the objects, and Order, which is none of them"
+            ),
+        ):
+            bound.flush([one])
+        bound.rollback()
+    Base.metadata.drop_all(engine)

@@ -151,8 +151,13 @@ def test_what_is_no_typed_event(event: object, message: str) -> None:
 
 def test_one_event_for_emit_many() -> None:
     """Guards against `object is not iterable`, an error of Python, in the wrong place."""
-    with captured(), pytest.raises(OutboxError, match="given one Placed: give a list, or use emit"):
-        write_many(None, PLACED)
+    for given, kind in (
+        (PLACED, "one Placed"),
+        (NewEvent("order", 42, "order.placed", {}), "one NewEvent"),
+        (None, "a N"),
+    ):
+        with captured(), pytest.raises(OutboxError, match=f"given {kind}.*: give a list of events"):
+            write_many(None, given)
 
 
 def test_arguments_beside_it() -> None:

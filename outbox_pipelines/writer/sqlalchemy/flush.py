@@ -22,6 +22,7 @@ from outbox_pipelines.writer.errors import OutboxError
 from outbox_pipelines.writer.events import Emitted
 from outbox_pipelines.writer.sqlalchemy.event import OutboxEventMixin
 from outbox_pipelines.writer.sqlalchemy.recording import (
+    HAS_WRITTEN,
     Recorded,
     RecordsEvents,
     discard,
@@ -64,6 +65,7 @@ def listen() -> None:
     """Register the listeners for every session of the process."""
     event.listen(Session, "before_flush", _before_flush)
     event.listen(Session, "after_flush", _after_flush)
+    event.listen(Session, "after_flush_postexec", _flushed)
     event.listen(Session, "before_commit", _before_commit)
     event.listen(Session, "after_commit", _after_commit)
     # If the flush fails, its new objects are still pending.
@@ -78,9 +80,16 @@ def listen() -> None:
     )
 
 
-def _before_flush(session: Session, context: object, instances: object) -> None:
+def _before_flush(session: Session, context: object, instances: Sequence[object] | None) -> None:
+    # Of a flush that failed.
+    session.info.pop(HAS_WRITTEN, None)
     added = [one for one in session.new if isinstance(one, OutboxEventMixin)]
     recording = _recording(session)
+    if instances and (apart := [one for one in recording if one not in instances]):
+        raise OutboxError(
+            f"session.flush was given a part of the objects, and {type(apart[0]).__name__}, which is none of "
+            "them, has recorded events: call session.flush() without arguments"
+        )
     for one in added:
         if "_row" not in one.__dict__:
             raise OutboxError(
@@ -107,6 +116,11 @@ def _before_flush(session: Session, context: object, instances: object) -> None:
 
 def _after_flush(session: Session, context: object) -> None:
     _write(session)
+    session.info[HAS_WRITTEN] = True
+
+
+def _flushed(session: Session, context: object) -> None:
+    session.info.pop(HAS_WRITTEN, None)
 
 
 def _before_commit(session: Session) -> None:
@@ -175,6 +189,7 @@ def _restore(session: Session, instance: object) -> None:
 
 def _forget(session: Session, previous: SessionTransaction) -> None:
     session.info.pop(_WAITING, None)
+    session.info.pop(HAS_WRITTEN, None)
     written: list[_Written] = session.info.get(_WRITTEN, [])
     _undo(entry for entry in written if entry.is_within(previous))
     written[:] = [entry for entry in written if not entry.is_within(previous)]

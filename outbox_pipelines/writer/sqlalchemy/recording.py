@@ -70,6 +70,12 @@ class RecordsEvents:
                     f"{type(self).__name__} cannot record {event.event_type}, an event of "
                     f"{event.aggregate_type}: __aggregate_type__ of the row is {self.__aggregate_type__!r}"
                 )
+        session = sqlalchemy.orm.object_session(self)
+        if session is not None and HAS_WRITTEN in session.info:
+            raise OutboxError(
+                f"{event.event_type} was recorded in an after_flush listener, when the flush had written its "
+                "events: it would be lost. Record in a before_flush listener, registered with insert=True"
+            )
         row = content.row(event, surroundings())
         recorded = Recorded(next(_NUMBERS), row, _changes(self))
         self._outbox_recorded = [*(self._outbox_recorded or ()), recorded]
@@ -86,6 +92,8 @@ class RecordsEvents:
         return key[0]
 
 
+# A key in `session.info`: the flush that is going on has written its events.
+HAS_WRITTEN: Final = "outbox_pipelines.has_written"
 _NUMBERS: Final = itertools.count()
 _NOT_YET: Final = "drawn by the flush"
 

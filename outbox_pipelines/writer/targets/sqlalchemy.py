@@ -57,7 +57,24 @@ def _on_session(session: orm.Session, query: Query) -> Sequence[Any]:
     # The business rows first: their locks determine the order of an aggregate's events.
     session.flush()
     refuse_split(session, connection)
+    _refuse_later(session)
     return _execute(connection, query)
+
+
+def _refuse_later(session: orm.Session) -> None:
+    """Look again at the commit, if the session's rows may be in several databases."""
+    # `__binds` is private; without it only what was written before the event is known.
+    if not getattr(session, "_Session__binds", None) and "get_bind" not in type(session).__dict__:
+        return
+    if _EMITTED_IN not in session.info:
+        sqlalchemy.event.listen(session, "before_commit", _look_again)
+    session.info[_EMITTED_IN] = session.get_transaction()
+
+
+def _look_again(session: orm.Session) -> None:
+    if session.info[_EMITTED_IN] is session.get_transaction():
+        session.flush()
+        refuse_split(session, session.connection())
 
 
 def refuse_split(session: orm.Session, connection: sqlalchemy.Connection) -> None:
@@ -75,6 +92,8 @@ def refuse_split(session: orm.Session, connection: sqlalchemy.Connection) -> Non
             )
 
 
+# A key in `session.info`: the transaction in which an event was last written.
+_EMITTED_IN: Final = "outbox_pipelines.emitted_in"
 _HAS_WRITTEN: Final = "SELECT pg_current_xact_id_if_assigned() IS NOT NULL"
 
 
