@@ -30,18 +30,10 @@ _FORGET_SECONDS = 7 * 86_400.0
 
 
 _ALERTS: Final = """\
-Sends alerts to OUTBOX_ALERTS: checks that fail with an error, an unavailable database,
-and failed runs. Each problem gets one message when it begins and one when it is resolved.
-
-Use: set OUTBOX_ALERTS to addresses of apprise (mail, Slack, webhooks, …) and OUTBOX_UI_URL to the address of
-these pages; test with `outbox alerts test`. Without OUTBOX_ALERTS the sensor does nothing. Warnings are not
-sent. A problem is reported once it has lasted for OUTBOX_ALERT_AFTER_SECONDS; restarts do not repeat it. A
-failed run is resolved when a run of the same job and day, or shard, succeeds.
-
-An address that does not accept a message gets it again at each tick; the tick's reason says why.
-
-When a tick fails, it is skipped with the reason: which setting is wrong.
-Prometheus has the same rules (deploy/prometheus), and also alerts when Dagster itself is down.
+Sends alerts to OUTBOX_ALERTS: failed checks, an unavailable database, failed runs. Each problem has one
+message when it has lasted for OUTBOX_ALERT_AFTER_SECONDS, and one when it is resolved. Test it with outbox
+alerts test. Set OUTBOX_UI_URL to the address of these pages. A skipped tick says which address refuses
+messages.
 """
 
 

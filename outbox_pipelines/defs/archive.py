@@ -145,13 +145,8 @@ def archive_day(outbox: Outbox) -> Any:
 
 
 _ARCHIVE_DAYS: Final = """\
-Launches `archive_day` every hour for each day that is closed and not archived.
-
-Use: leave it on; without OUTBOX_ARCHIVE it does nothing. A day that fails is retried an hour later, but not
-while one of its runs is in progress.
-
-When a tick fails, it is skipped with the reason: what to correct (settings, database, schema). Nothing is
-lost: days stay in the table until they are archived.
+Launches `archive_day` every hour for each day that is closed and not archived. Leave it on. A day that fails
+is retried an hour later, and stays in the table until it is archived. A skipped tick says what to correct.
 """
 
 

@@ -106,12 +106,7 @@ def check_catalog(outbox: Outbox) -> Any:
 
 
 _CHECK_CATALOG_SCHEDULE: Final = """\
-Runs the job `check_catalog` every day.
-
-Use: leave it on; without OUTBOX_CATALOG_FILE it skips, with the reason.
-
-When a tick fails, it is skipped with the reason: which setting is wrong. When a run fails, see the job: its
-error says what is wrong in the event catalog.
+Runs the job `check_catalog` every day. Leave it on. A skipped tick says which setting is wrong.
 """
 
 

@@ -66,13 +66,8 @@ def clean_table(outbox: Outbox) -> dg.JobDefinition:
 
 
 _CLEAN_TABLE_SCHEDULE: Final = """\
-Runs the job `clean_table` every hour, if OUTBOX_TABLE_FILE and OUTBOX_CLEAN_AFTER_HOURS
-are set.
-
-Use: leave it on; without these settings it skips.
-
-When a tick fails, it is skipped with the reason: what to correct in the settings. No event is lost: rows stay
-in the table until they are removed.
+Runs the job `clean_table` every hour. Leave it on. A skipped tick says what to correct in the settings; rows
+stay in the table until they are removed.
 """
 
 

@@ -112,13 +112,9 @@ def drop_day(outbox: Outbox) -> dg.JobDefinition:
 
 
 _DROP_DAYS: Final = """\
-Launches `drop_day` every hour for each archived day that is past OUTBOX_RETENTION_DAYS.
-
-Use: leave it on. A day whose file and rows differ stays in the table and fails every hour until someone
-corrects it: see its run.
-
-When a tick fails, it is skipped with the reason: what to correct (settings, database, schema). Nothing is
-lost: days stay in the table until they are dropped.
+Launches `drop_day` every hour for each archived day that is past OUTBOX_RETENTION_DAYS. Leave it on. A day
+whose file and rows differ stays in the table and fails every hour: see its run. A skipped tick says what to
+correct.
 """
 
 

@@ -59,6 +59,9 @@ does not fail the run.
 
 When it fails: the run says in one line what to correct.
 """
+_CHECK_HEALTH_SCHEDULE: Final = """\
+Runs the job `check_health` every hour, for the check `last_hour`. Leave it on.
+"""
 _LAST_HOUR: Final = """\
 Whether events were published in time during the last hour, and without failures.
 
@@ -69,16 +72,8 @@ of the lag, dead letters, and events that were published only after a rejection.
 When it fails: nothing is lost. The metadata has each expectation; `outbox quality hour` prints the same.
 """
 _HEALTH_SENSOR: Final = """\
-Measures the outbox, and reports the checks of `outbox/health`, without a run.
-
-Use: leave it on. A tick is one statement in the database. It shows as skipped, with its findings. A changed
-result is reported at once (at most ten changes an hour of a check), a failing one again while its numbers
-change, all others once a day: an entry of a check without a run stays in Dagster's storage permanently.
-
-When a check fails: see its description. An unavailable database or a wrong setting fails the check
-`database`, not the tick. The same check fails if another code location of this Dagster instance has an outbox
-of this name, because their checks have equal keys. Until this is corrected, the other checks keep their last
-results.
+Measures the outbox with one statement, and reports the checks of `outbox/health`, without a run. Leave it on.
+Ticks are skipped, with their findings; what to do is in the description of each check.
 """
 _NAMES: Final = {*(rule.name for rule in RULES), _DATABASE}
 
@@ -223,7 +218,7 @@ def check_health_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
         cron_schedule=outbox.cron("check_health", "17 * * * *"),
         execution_timezone="UTC",
         default_status=outbox.schedule_status,
-        description=outbox.text(_CHECK_HEALTH),
+        description=outbox.line(_CHECK_HEALTH_SCHEDULE),
     )
 
 

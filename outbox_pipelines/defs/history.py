@@ -124,11 +124,8 @@ def purge_history(outbox: Outbox) -> dg.JobDefinition:
 
 
 _PURGE_HISTORY_SCHEDULE: Final = """\
-Runs the job `purge_history` every night at 03:07 UTC.
-
-Use: leave it on, or Dagster's storage grows without limit. Turn it off if another tool prunes this instance.
-
-When a run fails: see the job. A few missed nights only cost disk space.
+Runs the job `purge_history` every night. Leave it on, or Dagster's storage grows without limit. Turn it off
+if another tool prunes this instance. A few missed nights only cost disk space.
 """
 
 
@@ -142,5 +139,5 @@ def purge_history_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
         cron_schedule=outbox.cron("purge_history", "7 3 * * *"),
         execution_timezone="UTC",
         default_status=outbox.schedule_status,
-        description=outbox.text(_PURGE_HISTORY_SCHEDULE),
+        description=outbox.line(_PURGE_HISTORY_SCHEDULE),
     )

@@ -118,13 +118,8 @@ def handled(outbox: Outbox) -> dg.AssetChecksDefinition:
 
 
 _INBOX_SENSOR: Final = """\
-Starts `drain_inbox` for each consumer of OUTBOX_DRAIN_CONSUMERS that has due events in its
-inbox, one run per consumer at a time. Reports the check `handled` of `outbox/inbox` and observes the backlog
-there: when it changes, and every hour. Without OUTBOX_DRAIN_CONSUMERS it does nothing: consumers drain
-their own inboxes.
-
-When a tick fails, it is skipped with the reason: a name in OUTBOX_DRAIN_CONSUMERS is wrong, or a consumer's
-database is unavailable. It is retried within a minute.
+Starts `drain_inbox` for each consumer of OUTBOX_DRAIN_CONSUMERS that has due events in its inbox, and reports
+the check `handled` of `outbox/inbox`. A skipped tick names a wrong consumer or an unavailable database.
 """
 
 

@@ -51,12 +51,7 @@ def make_months(outbox: Outbox) -> dg.JobDefinition:
 
 
 _MAKE_MONTHS_SCHEDULE: Final = """\
-Runs the job `make_months` four times a day, if OUTBOX_TABLE_FILE and OUTBOX_MONTHS_AHEAD
-are set.
-
-Use: leave it on; without these settings it skips.
-
-When a tick fails, it is skipped with the reason: what to correct in the settings.
+Runs the job `make_months` four times a day. Leave it on. A skipped tick says what to correct in the settings.
 """
 
 

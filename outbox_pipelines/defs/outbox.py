@@ -237,11 +237,18 @@ class Outbox:
 
     def text(self, description: str) -> str:
         """Return a description with the names of this outbox."""
-        description = self.by_its_variables(description)
+        description = self._renamed(description)
         if not self._has_prefix:
             return description
-        settings = f"\nOUTBOX_… are the settings of the outbox `{self.name}`: see docs/dagster.md.\n"
-        return _MENTIONED.sub(self._mentioned, description) + settings
+        return f"{description}\nOUTBOX_… are the settings of the outbox `{self.name}`: see docs/dagster.md.\n"
+
+    def line(self, description: str) -> str:
+        """Return the description of a sensor or a schedule, whose page shows plain text in one paragraph."""
+        return plain_line(self._renamed(description))
+
+    def _renamed(self, description: str) -> str:
+        description = self.by_its_variables(description)
+        return _MENTIONED.sub(self._mentioned, description) if self._has_prefix else description
 
     def _mentioned(self, found: re.Match[str]) -> str:
         asset, name = found.groups()
@@ -303,6 +310,11 @@ class Outbox:
     @property
     def _has_prefix(self) -> bool:
         return self._prefix != (ONLY,)
+
+
+def plain_line(description: str) -> str:
+    """Return a description as one paragraph without Markdown."""
+    return " ".join(description.replace("`", "").split())
 
 
 def _shifted(cron: str, name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import dagster as dg
 
 from outbox_pipelines.defs import ticks
-from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.outbox import Outbox, plain_line
 from outbox_pipelines.defs.reports import HOUR
 from outbox_pipelines.quality.measured import age
 from outbox_pipelines.quality.rules import RULES
@@ -42,11 +42,8 @@ Use: look here first; then open the checks of the outboxes that are not OK. Mate
 When a row is UNKNOWN: the outbox has not been measured for two hours. Its sensor `health` is off or new.
 """
 _SENSOR: Final = """\
-Reports the asset `outboxes` when the state of an outbox changes, and every hour.
-
-Use: leave it on. A tick reads Dagster's storage only.
-
-When a tick fails: Dagster's storage is unavailable. The next tick retries.
+Reports the asset `outboxes` when the state of an outbox changes, and every hour. Leave it on: a tick reads
+Dagster's storage only.
 """
 
 
@@ -81,7 +78,7 @@ def sensors(outboxes: Sequence[Outbox], status: dg.DefaultSensorStatus) -> list[
         target=dg.AssetSelection.assets(KEY),
         minimum_interval_seconds=30,
         default_status=status,
-        description=_SENSOR,
+        description=plain_line(_SENSOR),
     )
     def overview_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         now = time.time()

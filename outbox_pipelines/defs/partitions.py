@@ -139,10 +139,8 @@ def maintain_partitions(outbox: Outbox) -> dg.JobDefinition:
 
 
 _MAINTAIN_PARTITIONS_SCHEDULE: Final = """\
-Runs the job `maintain_partitions` every hour.
-
-Use: leave it on. When a run fails: see the job. Writers are not affected for two weeks, until the last future
-day with a partition is over; past days are not closed until then.
+Runs the job `maintain_partitions` every hour. Leave it on. When a run fails, writers are not affected for two
+weeks; past days are not closed until then.
 """
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import dagster as dg
 
 from outbox_pipelines.defs import failures
-from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.outbox import Outbox, plain_line
 from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
@@ -116,12 +116,15 @@ def sensor(
         reads: whether `one` needs the measurements.
     """
 
+    first = outboxes[0]
+    is_shared = len(outboxes) > 1
+
     @dg.sensor(
-        name=outboxes[0].name_of(name) if len(outboxes) == 1 else f"{SHARED}{name}",
+        name=f"{SHARED}{name}" if is_shared else first.name_of(name),
         jobs=jobs or None,
         minimum_interval_seconds=seconds,
-        default_status=outboxes[0].sensor_status,
-        description=outboxes[0].text(description) if len(outboxes) == 1 else _SHARED + description,
+        default_status=first.sensor_status,
+        description=plain_line(_SHARED + description) if is_shared else first.line(description),
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         found = _joined(context, outboxes, one, reads)
@@ -156,7 +159,7 @@ def schedule(
         cron_schedule=outbox.cron(name, cron),
         execution_timezone="UTC",
         default_status=outbox.schedule_status,
-        description=outbox.text(description),
+        description=outbox.line(description),
     )
     def tick(context: dg.ScheduleEvaluationContext) -> Any:
         try:
@@ -169,7 +172,7 @@ def schedule(
 
 
 Requests = dg.RunRequest | list[dg.RunRequest] | dg.SkipReason
-_SHARED: Final = "For all outboxes of this code location, each by its own settings.\n\n"
+_SHARED: Final = "For all outboxes of this code location, each by its own settings. "
 
 
 def _joined(

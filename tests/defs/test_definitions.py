@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -57,8 +58,6 @@ def test_everything_says_what_it_is_for() -> None:
     described = [
         *loaded.resolve_all_asset_specs(),
         *(loaded.jobs or ()),
-        *(loaded.sensors or ()),
-        *(loaded.schedules or ()),
         *(check for checks in loaded.asset_checks or () for check in checks.check_specs),
     ]
     for definition in described:
@@ -69,6 +68,18 @@ def test_everything_says_what_it_is_for() -> None:
     groups = {spec.key.path[0]: spec.group_name for spec in loaded.resolve_all_asset_specs()}
     assert groups == {"outbox": "outbox", "application": "application"}
     assert all(spec.kinds for spec in loaded.resolve_all_asset_specs())
+
+
+def test_pages_of_sensors_and_schedules_have_a_short_description() -> None:
+    """Guards against a wall of text: these pages show Markdown as plain text, in one paragraph."""
+    outboxes = [dataclasses.replace(serving(**EVERYTHING), name=name) for name in ("outbox", "orders")]
+    for given in (outboxes[:1], outboxes[1:], outboxes):
+        loaded = outbox_definitions(*given)
+        for definition in (*(loaded.sensors or ()), *(loaded.schedules or ())):
+            description = definition.description
+            assert description, definition.name
+            assert 60 < len(description) < 400, definition.name
+            assert not set("`\n") & set(description), definition.name
 
 
 def test_events_are_partitioned_by_utc_day(loaded: dg.Definitions) -> None:

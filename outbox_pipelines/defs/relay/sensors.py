@@ -24,16 +24,10 @@ _FINISHED: Final = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg
 # Reasons in a tick.
 _SHOWN: Final = 3
 _RELAY_SUPERVISOR: Final = """\
-Keeps every shard relayed: launches `relay_session` for a shard without an active relay,
-and a successor shortly before the owner's time is over. A skipped tick names the owner of each shard.
-
-Use: leave it on. The sensor launches nothing for a shard that a standalone `outbox relay` owns; if the relay
-runs as a separate service, the sensor only watches. To stop relaying, turn the sensor off, then terminate the
-run.
-
-When a tick fails, it is skipped with the reason: what to correct (settings, database, schema). The relay is
-not supervised until then; a running session continues. When several sessions fail in a row, the next
-attempts wait for 10 s, 20 s, and so on up to 5 minutes: the failed run says what to correct.
+Launches `relay_session` for each shard without an active relay, and a successor shortly before the owner's
+time is over. Leave it on: it launches nothing for a shard that a relay outside Dagster owns. To stop
+relaying, turn it off, then terminate the run. A skipped tick names the owner of each shard, or what to
+correct.
 """
 
 
