@@ -199,7 +199,11 @@ def _ids(found: Sequence[Any]) -> list[str]:
     ids: list[str] = []
     for each in found:
         value = each.get("id") if isinstance(each, dict) else each
-        ids += map(str, value) if isinstance(value, list) else [str(value)]
+        ids += [
+            # pandas has NaN for a missing text.
+            str(one) if isinstance(one, str) else "no id"
+            for one in (value if isinstance(value, list) else [value])
+        ]
     return [*dict.fromkeys(ids)][:MOST_IDS]
 
 

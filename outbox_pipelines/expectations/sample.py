@@ -52,7 +52,7 @@ _RANDOM: Final = "hash(id, seq) <= $until"
 # is in order. Of each event type some rows are added, so that a rare type has payloads in the sample.
 _UNUSUAL: Final = f"""
 NOT ({_RANDOM}) AND (
-    status <> 'PROCESSED' OR attempts > 0 OR created_at < $start OR created_at >= $stop
+    id IS NULL OR status <> 'PROCESSED' OR attempts > 0 OR created_at < $start OR created_at >= $stop
     OR aggregate_type = '' OR aggregate_id = '' OR event_type = '' OR idempotency_key = ''
     OR $known IS NOT NULL AND NOT list_contains($known, event_type)
     OR hash(id) IN (SELECT hash(id) FROM day GROUP BY 1 HAVING count(*) > 1 LIMIT $most)

@@ -48,7 +48,10 @@ def write(
     """
     columns = tuple(Column(name=name, type="integer", stored=name) for name in added)
     listed = [dict(row) for row in rows]
-    table = pa.Table.from_pylist(listed, schema_with(columns))
+    schema = schema_with(columns)
+    # A file that the archive writes has no row without an id; one that another tool has replaced may.
+    schema = schema.set(schema.get_field_index("id"), schema.field("id").with_nullable(True))
+    table = pa.Table.from_pylist(listed, schema)
     path = root / key(day, "events-0123456789abcdef.parquet")
     path.parent.mkdir(parents=True)
     pq.write_table(table, path)

@@ -59,6 +59,8 @@ def test_each_check_finds_its_own(tmp_path: Path) -> None:
     rows = [event(n) for n in range(300)]
     planted = {
         "early": event(300, created_at=event(0)["created_at"] - timedelta(hours=1)),  # type: ignore[operator]
+        "late": event(312, created_at=event(0)["created_at"] + timedelta(days=1)),  # type: ignore[operator]
+        "no_id": event(313, id=None),
         "unknown": event(301, event_type=HOSTILE),
         "elsewhere": event(311, aggregate_type="invoice"),
         "nameless": event(302, aggregate_id=""),
@@ -76,9 +78,9 @@ def test_each_check_finds_its_own(tmp_path: Path) -> None:
     assert found == {
         "ids_unique": (
             Status.ERROR,
-            sorted({twice, str(rows[0]["id"]), id["same_seq"], id["same_key"]}),
+            sorted({twice, str(rows[0]["id"]), id["same_seq"], id["same_key"], "no id"}),
         ),
-        "times_within_day": (Status.ERROR, [id["early"]]),
+        "times_within_day": (Status.ERROR, [id["early"], id["late"]]),
         "types_known": (Status.WARN, sorted([id["unknown"], id["elsewhere"], id["nameless"]])),
         "payloads_valid": (
             Status.WARN,
@@ -86,6 +88,14 @@ def test_each_check_finds_its_own(tmp_path: Path) -> None:
         ),
         "no_dead_letters": (Status.WARN, [id["dead"]]),
     }
+
+
+def test_a_name_is_not_empty(tmp_path: Path) -> None:
+    """Guards against an empty name, which without an event catalog nothing else finds."""
+    names = ("aggregate_type", "aggregate_id", "event_type", "idempotency_key")
+    rows = [event(n, **{name: ""}) for n, name in enumerate(names)]
+    found = wrong(day.validate(write(tmp_path, rows), DAY))
+    assert found == {"types_known": (Status.WARN, [row["id"] for row in rows])}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +112,15 @@ def test_the_lag_is_judged_by_its_distribution(
         row["published_at"] = row["created_at"] + timedelta(seconds=seconds)  # type: ignore[operator]
     found = wrong(day.validate(write(tmp_path, rows), DAY))
     assert [*found] == (["delivery_in_time"] if fails else [])
+
+
+@pytest.mark.parametrize(("rejected", "fails"), [(1, False), (2, True)])
+def test_rejections_are_judged_by_their_share(tmp_path: Path, rejected: int, fails: bool) -> None:
+    """Guards against a day with many rejections, all of which were published in time, without a word."""
+    rows = [event(n, attempts=int(n < rejected)) for n in range(100)]
+    result = day.validate(write(tmp_path, rows), DAY)
+    ids = sorted(str(row["id"]) for row in rows[:rejected])
+    assert wrong(result) == ({"delivery_in_time": (Status.WARN, ids)} if fails else {})
 
 
 @pytest.mark.parametrize(("events", "fails"), [(10, True), (50, False), (400, True)])
@@ -124,6 +143,7 @@ def test_a_sample_has_what_is_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         event(4001, id=twice),
         event(4002, event_type="order.shipped", payload="[]"),
         event(4003, status="FAILED"),
+        event(4004, id=None),
     ]
     for before in range(1, 4):
         earlier = DAY - timedelta(before)
@@ -133,11 +153,11 @@ def test_a_sample_has_what_is_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not result.sample.is_whole
     assert 100 < result.sample.random < 320
     assert len(result.sample.frame) < 400
-    assert str(result.sample).startswith(f"a sample: {result.sample.random} of 4,004 events at random, and ")
+    assert str(result.sample).startswith(f"a sample: {result.sample.random} of 4,005 events at random, and ")
     # The sum of the weights is the day's number of events, three times the median is 4,200.
-    assert result.sample.frame["weight"].sum() == pytest.approx(4004)
+    assert result.sample.frame["weight"].sum() == pytest.approx(4005)
     assert wrong(result) == {
-        "ids_unique": (Status.ERROR, [twice]),
+        "ids_unique": (Status.ERROR, sorted([twice, "no id"])),
         "payloads_valid": (Status.WARN, [planted[2]["id"]]),
         "no_dead_letters": (Status.WARN, [planted[3]["id"]]),
     }
