@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from outbox_pipelines.defs.dagster_internals import LOCATION
 from outbox_pipelines.errors import SetupError
 from tests.catalog.conftest import CATALOG
 from tests.cleaning.conftest import Cleaning, make
@@ -126,7 +127,7 @@ def test_runs_are_deleted_once(
         "defs.history",
         "_delete_runs",
         lambda: test_history.ids(instance),
-        tags={test_history.LOCATION: test_history.OURS},
+        tags={LOCATION: test_history.OURS},
     )
 
 

@@ -93,7 +93,7 @@ def test_each_check_finds_its_own(tmp_path: Path) -> None:
 def test_a_name_is_not_empty(tmp_path: Path) -> None:
     """Guards against an empty name, which without an event catalog nothing else finds."""
     names = ("aggregate_type", "aggregate_id", "event_type", "idempotency_key")
-    rows = [event(n, **{name: ""}) for n, name in enumerate(names)]
+    rows = [{**event(n), name: ""} for n, name in enumerate(names)]
     found = wrong(day.validate(write(tmp_path, rows), DAY))
     assert found == {"types_known": (Status.WARN, [row["id"] for row in rows])}
 
