@@ -112,7 +112,7 @@ def test_two_events_with_one_number_in_a_tick(
     assert {key: sorted(numbers) for key, numbers in found.items()} == {f"k{n}": [0, 1] for n in range(8)}
 
 
-def test_new_numbers_are_for_these_rows_alone(outbox: Outbox) -> None:
+def test_renumbered_rows_are_these_alone(outbox: Outbox) -> None:
     """Guards against a published row that gets the number of one with the same id, or the same time."""
     outbox.write("published")
     service.relay(outbox.settings, until_empty=True)

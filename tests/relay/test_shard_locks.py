@@ -76,6 +76,9 @@ def test_another_lock_is_not_the_shards(outbox: Outbox, kind: str) -> None:
     with outbox.connect() as connection, _stranger(outbox, kind) as pid:
         connection.execute(_OWNED_BY, [pid])
         assert _answers(connection, pid) == (False, False, [], [], True)
+        # Its session is no intruder either.
+        connection.execute(_OWNED_BY, [0])
+        assert _answers(connection, pid) == (False, False, [], [], True)
 
 
 def test_a_session_that_waits_for_the_lock_has_none(outbox: Outbox) -> None:
@@ -86,6 +89,8 @@ def test_a_session_that_waits_for_the_lock_has_none(outbox: Outbox) -> None:
         assert (held, by_it, idle, unowned) == (True, False, [], True)
         assert len(intruders) == 1
         assert intruders != [pid]
+        connection.execute(_OWNED_BY, [0])
+        assert _answers(connection, pid)[2] == intruders
 
 
 def test_the_owner_has_it(outbox: Outbox) -> None:
@@ -113,6 +118,8 @@ def test_the_owner_has_it(outbox: Outbox) -> None:
         # A row that another session left, and one that its relay has released.
         connection.execute(_OWNED_BY, [other.info.backend_pid])
         assert _answers(connection, pid) == (True, True, [pid], [], True)
+        ((_, who),) = psycopg.ClientCursor(connection).execute(queries.INTRUDER, _GIVEN).fetchall()
+        assert f"session {pid} of role postgres (no application name, since " in who
         connection.execute("UPDATE outbox_shards SET owner = NULL, pid = %s", [pid])
         assert _answers(connection, pid) == (True, True, [pid], [], True)
         # It does something.

@@ -133,7 +133,7 @@ def _make_topic(outbox: Outbox, largest: int = 1_000_000) -> None:
     create(outbox.settings.kafka, outbox.topic(), 1, **{"max.message.bytes": str(largest)})
 
 
-def test_what_fits_into_a_read(outbox: Outbox) -> None:
+def test_fitting_and_larger_content(outbox: Outbox) -> None:
     """Guards against sizes that leave out a column, or content that is cut where it fits exactly."""
     whole = {"type": "t" * 10, "key": "k" * 10, "event": "e" * 10, "payload": "p" * 60, "metadata": "m" * 10}
 

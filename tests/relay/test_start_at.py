@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import service
+from outbox_pipelines.relay import queries, service
 from outbox_pipelines.relay.start import start_at
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox
@@ -52,10 +52,16 @@ def test_a_snapshot(outbox: Outbox) -> None:
 
 
 def test_a_snapshot_of_this_moment(outbox: Outbox) -> None:
-    """Guards against a snapshot that counts as one of another database because nothing was written since."""
-    outbox.write("old")
-    assert start_at(outbox.settings, _snapshot(outbox)) is not None
-    assert _keys(outbox) == []
+    """Guards against a snapshot that counts as unknown because nothing, or a slow transaction, came since."""
+    with outbox.connect() as connection, connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        ((now,),) = connection.execute("SELECT pg_current_snapshot()::text").fetchall()
+        assert connection.execute(queries.IS_KNOWN, {"at": now}).fetchall() == [(True,)]
+    with outbox.connect(autocommit=False) as slow:
+        emit(slow, "order", "slow", "order.placed", {})
+        outbox.write("old")
+        assert start_at(outbox.settings, _snapshot(outbox)) is not None
+    assert _keys(outbox) == ["slow"]
 
 
 def test_a_time(outbox: Outbox) -> None:
@@ -117,6 +123,7 @@ def test_refused_once_it_was_relayed(outbox: Outbox) -> None:
         ("7:5:", "not a snapshot of this database"),
         ("0:0:", "not a snapshot of this database"),
         ("900000000000:900000000001:", "not a snapshot of this database"),
+        ("3:900000000001:", "not a snapshot of this database"),
         ("99999999999999999999:99999999999999999999:", "not a snapshot of this database"),
     ],
 )
