@@ -160,6 +160,65 @@ def test_what_another_has_is_waited_for_in_peace(place: Place) -> None:
         wait_until(lambda: place.inbox() == {"processed": 1}, what="its end")
 
 
+def test_what_a_key_waits_for(place: Place) -> None:
+    """Guards against a key that waits for what is over, or passes a dead letter that it has to wait for."""
+    received(place, 1)
+    [(topic, key)] = place.rows("SELECT topic, key FROM inbox")
+    given = {"source": "billing", "topics": array([topic]), "keys": array([key])}
+
+    def is_taken(state: str, *, block: bool) -> object:
+        with psycopg.connect(place.dsn, autocommit=True) as connection:
+            connection.execute("UPDATE inbox SET state = %s", [state])
+            return connection.execute(queries.TAKEN.encode(), {**given, "block": block}).fetchall()[0][0]
+
+    states = ("waiting", "failed", "processed", "discarded")
+    assert [is_taken(state, block=False) for state in states] == [True, False, False, False]
+    assert [is_taken(state, block=True) for state in states] == [True, True, False, False]
+
+
+def test_the_first_of_each_key(place: Place) -> None:
+    """Guards against order within a key that holds by chance, and keys of others that count as one's own."""
+    rows = {
+        "another source": ("other", "t", "d", "waiting", "now"),
+        "another topic": ("billing", "u", "d", "waiting", "now"),
+        "done": ("billing", "t", "a", "processed", "now"),
+        "first": ("billing", "t", "a", "waiting", "now"),
+        "second": ("billing", "t", "a", "waiting", "now"),
+        "dead": ("billing", "t", "b", "failed", "now"),
+        "behind it": ("billing", "t", "b", "waiting", "now"),
+        "not due": ("billing", "t", "c", "waiting", "infinity"),
+        "behind that": ("billing", "t", "c", "waiting", "now"),
+        "discarded": ("billing", "t", "d", "discarded", "now"),
+        "last": ("billing", "t", "d", "waiting", "now"),
+    }
+    all_types = {"held": "{}", "named": "{}", "other_held": False, "limit": 100}
+    # In one transaction: what is due at this moment is due.
+    with psycopg.connect(place.dsn) as connection:
+        names = {}
+        for name, row in rows.items():
+            ((seq,),) = connection.execute(
+                "INSERT INTO inbox (message_id, source, topic, key, state, next_attempt_at, partition, "
+                '"offset", event_type, headers, sent_at) '
+                "VALUES (gen_random_uuid(), %s, %s, %s, %s, %s, 0, 0, 'x', '[]', now()) RETURNING seq",
+                row,
+            ).fetchall()
+            names[seq] = name
+
+        def heads(*, block: bool) -> list[str]:
+            given = {"source": "billing", "block": block, **all_types}
+            return [names[seq] for seq, *_ in connection.execute(queries.HEADS.encode(), given)]
+
+        def behind(name: str) -> list[str]:
+            (at,) = (seq for seq, its in names.items() if its == name)
+            return [names[seq] for seq, *_ in connection.execute(queries.NEXT.encode(), {"seq": at})]
+
+        assert heads(block=False) == ["another topic", "first", "behind it", "last"]
+        assert heads(block=True) == ["another topic", "first", "last"]
+        assert behind("done") == ["first"]
+        assert behind("discarded") == ["last"]
+        assert behind("not due") == []
+
+
 def test_receiver_and_drain_at_once(place: Place) -> None:
     place.load(500)
     with at_work(place.consumer(), "receive"), at_work(place.consumer(), "drain"):
