@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from types import ModuleType
 from typing import Any, Final, LiteralString
+from uuid import uuid4
 
 import pytest
 
@@ -64,6 +65,31 @@ def test_another_shard_or_an_old_epoch_is_left_alone(outbox: Outbox, name: str) 
         after = rows()
         assert after[1] == before[1]
         assert after[0] != before[0]
+
+
+def test_what_a_relay_writes_about_itself(outbox: Outbox) -> None:
+    """Guards against a status that shows another state, and an error that is written again each time."""
+    shown = "SELECT breaker, breaker_reason, top_up_error, xmin::text FROM outbox_shards"
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_shards SET epoch = 5, heartbeat = '2000-01-01'")
+        connection.execute(queries.BREAKER, _GIVEN)
+        connection.execute(queries.TOP_UP_ERROR, _GIVEN)
+        before = connection.execute(shown).fetchall()
+        assert before[0][:3] == ("open", "a reason", "an error")
+        connection.execute(queries.TOP_UP_ERROR, _GIVEN)
+        assert connection.execute(shown).fetchall() == before
+        # Its position. Without an own tick, that of the last one in exactly_once stays.
+        place = "SELECT ctid::text, pg_current_snapshot()::text FROM outbox_shards"
+        ((ctid, now),) = connection.execute(place)
+        tick, given = uuid4(), _GIVEN | {"done": now, "ctid": ctid}
+        moved = (
+            "SELECT done::text, target::text, last_seq, tick_id, heartbeat > '2000-01-02' FROM outbox_shards"
+        )
+        more = {"target": now, "last_seq": 7, "tick": tick}
+        ((ctid,),) = connection.execute(queries.SETTLE, given | more)
+        assert connection.execute(moved).fetchone() == (now, now, 7, tick, True)
+        connection.execute(queries.SETTLE, given | {"ctid": ctid})
+        assert connection.execute(moved).fetchone() == (now, None, None, tick, True)
 
 
 @pytest.mark.parametrize(
