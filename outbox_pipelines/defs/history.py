@@ -100,7 +100,7 @@ def _runs_in_view(instance: dg.DagsterInstance, outbox: Outbox) -> set[str]:
 _PURGE_HISTORY: Final = """\
 Removes Dagster's history of runs that ended more than OUTBOX_RUN_RETENTION_DAYS ago (14), of the jobs that
 recur all day: relay sessions, `maintain_partitions`, `clean_table`, `make_months`, `drain_inbox` and this
-one, in this code location. Dagster itself never removes runs; a busy outbox adds about 60 MB a day in SQLite.
+one, in this code location. Dagster itself never removes runs; a busy outbox adds about 35 MB a day in SQLite.
 
 The newest run of each job stays, and so do the runs with the newest entry that a page shows for an asset or a
 topic. All runs of days stay (archive, drop, reconcile), and your own. The outbox itself, its events and its
