@@ -2,6 +2,7 @@
 
 Invariants:
 - A set of jars is one flat directory; it appears under its name by a rename, so it is complete or absent.
+- The jars of a set with digests are those, and no others: before they are kept, and before each use.
 - jgo prints, logs and imports a lot: it runs in a process of its own (`fetch`).
 """
 
@@ -26,6 +27,8 @@ KAFKA = (
     "org.apache.kafka:kafka-clients:4.1.0",
     "org.slf4j:slf4j-simple:1.7.36",
 )
+# For each set the SHA-256 of every jar, as `sha256sum *.jar` prints them.
+DIGESTS = {KAFKA: Path(__file__).with_name("kafka.sha256")}
 
 
 def place(coordinates: tuple[str, ...], cache: Path) -> Path:
@@ -43,10 +46,11 @@ def jars(coordinates: tuple[str, ...], cache: Path) -> Path:
         cache: where sets of jars are kept.
 
     Raises:
-        SetupError: they cannot be fetched.
+        SetupError: they cannot be fetched, or are not those of `DIGESTS`.
     """
     target = place(coordinates, cache)
     if target.is_dir():
+        _require_digests(coordinates, target, f"delete {target}, which is fetched again")
         return target
     if importlib.util.find_spec("jgo") is None:
         raise SetupError("jgo is missing: pip install 'outbox-pipelines[local]'")
@@ -54,6 +58,7 @@ def jars(coordinates: tuple[str, ...], cache: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as work:
             _fetch(coordinates, Path(work))
+            _require_digests(coordinates, Path(work) / "jars", "they were not kept; check the repository")
             _settle(Path(work) / "jars", target)
     except OSError as error:
         raise SetupError(f"cannot write jars to {cache} ({error}): set OUTBOX_LOCAL_JARS") from None
@@ -78,6 +83,19 @@ def _fetch(coordinates: tuple[str, ...], work: Path) -> None:
         raise SetupError(
             f"the jars of {coordinates[0]} could not be fetched from Maven Central ({problem[:300]}): "
             "correct the network or the proxy, or set OUTBOX_DSN and OUTBOX_KAFKA to existing servers"
+        )
+
+
+def _require_digests(coordinates: tuple[str, ...], directory: Path, remedy: str) -> None:
+    if coordinates not in DIGESTS:
+        return
+    lines = (line.split() for line in DIGESTS[coordinates].read_text().splitlines())
+    wanted = {(name, digest) for digest, name in lines}
+    found = {(jar.name, hashlib.sha256(jar.read_bytes()).hexdigest()) for jar in directory.iterdir()}
+    if wrong := sorted({name for name, _ in wanted ^ found}):
+        raise SetupError(
+            f"the jars of {coordinates[0]} are not those that were published: {', '.join(wrong[:3])} "
+            f"{'and others have' if wrong[3:] else 'has'} another SHA-256, or is missing or unknown: {remedy}"
         )
 
 

