@@ -4,6 +4,8 @@ Invariants:
 - Each statement finds out itself what is missing: it can be run again, or saved and run elsewhere.
 - A file is one statement without placeholders, so that every driver runs it, in the tool's own transaction.
 - A statement does not change the session's search_path.
+- Writers wait 50 ms at a time for it at most: it gives up a lock that is not free, and tries for a minute.
+  What a tool's transaction has changed stays locked until that transaction ends.
 """
 
 from __future__ import annotations
@@ -75,6 +77,8 @@ DO $outbox$
 DECLARE
     wanted text := coalesce(%s, current_schema());
     path text := current_setting('search_path');
+    patience text := current_setting('lock_timeout');
+    until timestamptz := clock_timestamp() + interval '1 minute';
     applied boolean := false;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('outbox migrate'));
@@ -90,11 +94,21 @@ _APPLY: Final = """\
     IF to_regclass('outbox_migrations') IS NOT NULL THEN
         applied := EXISTS (SELECT FROM outbox_migrations WHERE name = '%s');
     END IF;
-    IF NOT applied THEN
-        EXECUTE $outbox_file$
+    WHILE NOT applied LOOP
+        BEGIN
+            PERFORM set_config('lock_timeout', '50ms', true);
+            EXECUTE $outbox_file$
 %s
 $outbox_file$;
-    END IF;"""
+            applied := true;
+        EXCEPTION WHEN lock_not_available THEN
+            IF clock_timestamp() > until THEN
+                RAISE;
+            END IF;
+            PERFORM pg_sleep(1);
+        END;
+    END LOOP;
+    PERFORM set_config('lock_timeout', patience, true);"""
 
 _DROP: Final = """\
     IF to_regclass('outbox_migrations') IS NOT NULL THEN
