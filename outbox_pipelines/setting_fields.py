@@ -24,11 +24,13 @@ from outbox_pipelines.setting_types import (
     Dsn,
     FlatMembers,
     HeaderNames,
+    KafkaConfigFile,
     Limits,
     Link,
     OutboxesFile,
     OutboxName,
     Replicas,
+    SchemaName,
     SecretCommand,
     TableFile,
     Topic,
@@ -61,7 +63,7 @@ class Fields(BaseSettings):
         default=Secret(), description="Connection string or URL of the database, in the format of libpq."
     )
     kafka: Brokers = Field(default="", description="Bootstrap servers as `host:port`, separated by commas.")
-    kafka_config_file: Path | None = Field(
+    kafka_config_file: KafkaConfigFile = Field(
         default=None,
         description="File of librdkafka settings, a line `name=value` each (`security.protocol=SASL_SSL`). "
         "The relay refuses settings that would break a guarantee.",
@@ -77,7 +79,7 @@ class Fields(BaseSettings):
         "the outbox's name.",
     )
     # Not `schema`: that name belongs to pydantic.
-    db_schema: str = Field(
+    db_schema: SchemaName = Field(
         default="public", alias="OUTBOX_SCHEMA", description="Schema of the outbox tables."
     )
     table_file: TableFile = Field(

@@ -18,6 +18,7 @@ from outbox_pipelines.parsers.connect_url import connect_urls
 from outbox_pipelines.parsers.consumers_file import read_consumers
 from outbox_pipelines.parsers.flat_members import flat_members
 from outbox_pipelines.parsers.header_names import header_names
+from outbox_pipelines.parsers.kafka_config import read_config
 from outbox_pipelines.parsers.outboxes_file import NAME, read_outboxes
 from outbox_pipelines.parsers.table_mapping import read_mapping
 from outbox_pipelines.parsers.thresholds import read_thresholds
@@ -85,13 +86,19 @@ def _alerts(value: Secret) -> Secret:
     return value
 
 
+def _schema(value: str) -> str:
+    if "://" in value:
+        raise ValueError("write the name of a schema; the address of the database belongs in OUTBOX_DSN")
+    return value
+
+
 def _command(value: Secret) -> Secret:
     register(value.reveal())
     return value
 
 
 def _brokers(value: str) -> str:
-    if "@" in value or "://" in value:
+    if "@" in value or "://" in value or "=" in value:
         raise ValueError(
             "write host:port, separated by commas; user and password belong in the file of "
             "OUTBOX_KAFKA_CONFIG_FILE"
@@ -156,8 +163,10 @@ def _lower(value: object) -> object:
 
 OutboxName = Annotated[str, AfterValidator(_name)]
 OutboxesFile = Annotated[Path | None, _read_by(read_outboxes)]
+KafkaConfigFile = Annotated[Path | None, _read_by(read_config)]
 TableFile = Annotated[Path | None, _read_by(read_mapping)]
 ConsumersFile = Annotated[Path | None, _read_by(read_consumers)]
+SchemaName = Annotated[str, AfterValidator(_schema)]
 Dsn = Annotated[Secret, AfterValidator(_dsn)]
 Brokers = Annotated[str, AfterValidator(_brokers)]
 ConnectUrls = Annotated[Secret, AfterValidator(_connect)]

@@ -25,7 +25,7 @@ from pydantic_settings import (
 )
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.secret import Secret, register, register_dsn, register_variables
+from outbox_pipelines.secret import Secret, first_line, register, register_dsn, register_variables
 from outbox_pipelines.setting_fields import Fields
 
 _LOG: Final = logging.getLogger(__name__)
@@ -115,7 +115,12 @@ def load_settings_with(given: Mapping[str, Any]) -> Settings:
         raise SetupError(
             f"OUTBOX_SETTINGS_FILE names {path}, which is not a file: correct the path or unset it"
         )
-    in_file = DotEnvSettingsSource(Settings, env_file=path).env_vars if path else {}
+    try:
+        in_file = DotEnvSettingsSource(Settings, env_file=path).env_vars if path else {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(
+            f"OUTBOX_SETTINGS_FILE={path} cannot be read as UTF-8 text: {first_line(error)}"
+        ) from None
     _warn_of_mistyped({name.upper() for name in (*os.environ, *in_file)})
     try:
         return Settings(_env_file=path, **given)
@@ -173,6 +178,8 @@ def _one_line(problem: Any) -> str:
         *SECRET,
         "archive",
         "kafka",
+        "kafka_config_file",
+        "schema",
         "ui_url",
         "runbook_url",
     }

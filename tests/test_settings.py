@@ -50,3 +50,21 @@ def test_a_mistyped_name_is_said(
         "OUTBOX_DELIVERI is not a setting and has no effect: did you mean OUTBOX_DELIVERY?",
         "OUTBOX_RETENTION_DAY is not a setting and has no effect: did you mean OUTBOX_RETENTION_DAYS?",
     ]
+
+
+def test_a_settings_file_that_is_not_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a traceback of pages for one wrong character in a password."""
+    file = tmp_path / "outbox.env"
+    file.write_bytes("OUTBOX_DSN=password=Müller".encode("latin-1"))
+    monkeypatch.setenv("OUTBOX_SETTINGS_FILE", str(file))
+    with pytest.raises(SetupError, match=r"^OUTBOX_SETTINGS_FILE=.* cannot be read as UTF-8 text: [^\n]*$"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    "given", [{"kafka": "broker:9092,password=x"}, {"db_schema": "postgresql://u:x@h/d"}]
+)
+def test_what_is_no_broker_and_no_schema(given: dict[str, str]) -> None:
+    """Guards against a password that passes as a host, and an address that passes as a schema."""
+    with pytest.raises(SetupError, match=r"OUTBOX_(KAFKA|SCHEMA) write "):
+        load_settings(**given)

@@ -5,7 +5,7 @@ Invariants:
   and with waiting when partitions are revoked and at the end.
 - Partitions are assigned and revoked only within `poll` and `wait`. Current messages of a revoked partition
   no longer belong to this member.
-- A client that has lost all brokers is replaced, and ends in a thread of its own, where it reports nothing.
+- A client that stands still for good is replaced, and ends in a thread of its own, where it reports nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.clients import CLIENT_LOG
 from outbox_pipelines.consumer.errors import ConsumerError
-from outbox_pipelines.consumer.lost_brokers import LostBrokers
+from outbox_pipelines.consumer.lost_clients import LostClients
 from outbox_pipelines.consumer.reading import Place, place_of
 from outbox_pipelines.errors import RefusedError, SetupError
 from outbox_pipelines.refusals import is_refused_by_kafka
@@ -47,6 +47,11 @@ _FIXED: Final[dict[str, Any]] = {
     "enable.partition.eof": False,
 }
 _DEFAULTS: Final[dict[str, Any]] = {"isolation.level": "read_committed"}
+_REFUSED: Final = {
+    "default.topic.config": "it would set others; give each under its own name",
+    "topic.blacklist": "the events of these topics would never be handled",
+    "test.mock.num.brokers": "the events of brokers that exist only in the client would be handled",
+}
 _SAME: Final = {"smallest": "earliest", "beginning": "earliest"}
 _DENIED: Final = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -83,16 +88,22 @@ def settings(given: Mapping[str, Any], group: str) -> dict[str, Any]:
     """
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise SetupError('kafka is no dictionary by name: give {"bootstrap.servers": "broker:9092"}')
+    for name, why in _REFUSED.items():
+        if name in given:
+            raise SetupError(f"kafka has {name}: remove it: {why}")
     for name, ours in _FIXED.items():
-        theirs = str(given.get(name, ours)).lower()
+        # librdkafka takes settings of topics under two names.
+        theirs = str(given.get(f"topic.{name}", given.get(name, ours))).lower()
         if _SAME.get(theirs, theirs) != str(ours).lower():
             raise SetupError(
-                f"kafka has {name}={given[name]}: remove it, the consumer requires {str(ours).lower()}"
+                f"kafka has {name}={theirs}: remove it, the consumer requires {str(ours).lower()}"
             )
     register(*(str(value) for name, value in given.items() if SECRET_NAME.search(name)))
     brokers = given.get("bootstrap.servers")
     if not isinstance(brokers, str) or not brokers:
         raise SetupError('kafka has no broker: give {"bootstrap.servers": "broker:9092"}')
+    if given.get("group.id", group) == "":
+        raise SetupError("kafka has an empty group.id: give the group's name, or leave it out")
     return {**_DEFAULTS, "group.id": group, **given, **_FIXED}
 
 
@@ -108,7 +119,7 @@ class Member:
         self._topics = list(topics)
         self._lines = RepeatedLines(_LOG)
         self._client = self._subscribed()
-        self._brokers = LostBrokers(self._new_client)
+        self._lost_clients = LostClients(self._new_client, self._topics[0])
         self._stored = False
         self._commit_at = 0.0
         self._patience = limits.silence(settings)
@@ -162,12 +173,10 @@ class Member:
             messages += self._client.consume(at_once - len(messages), 0)
         if self._refusal:
             raise RefusedError(f"Kafka refuses the credentials: {self._refusal}. Correct them in kafka=…")
-        if messages:
-            self._brokers.received()
-        elif seconds and self._brokers.are_lost(self._client):
-            # Not where the caller does not wait: the question can take two seconds.
+        # Not where the caller does not wait: the question can take some seconds.
+        if (messages or seconds) and self._lost_clients.are_lost(self._client, is_idle=not messages):
             self._replace()
-        if _OUTAGE in self._lines and self._brokers.has_answered:
+        if _OUTAGE in self._lines and self._lost_clients.has_answered:
             self._lines.end(_OUTAGE, "Kafka is available again")
         self._polled_at = time.monotonic()
         if self._polled_at >= self._lag_at:
@@ -262,7 +271,7 @@ class Member:
         """Join the group with a new client; its partitions are lost until they are assigned again."""
         _LOG.warning("Kafka answers, but not this client: joining the group again with a new one")
         lost, self._client = self._client, self._subscribed()
-        self._brokers.received()
+        self._lost_clients.renewed()
         self._leave(lost.assignment())
         self._stored = False
         # Its end waits for a broker, as long as its session would last.
@@ -334,7 +343,7 @@ class Member:
         if not self._is_known and is_refused_by_kafka(error):
             self._refusal = error.str()
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._brokers.failed()
+            self._lost_clients.failed()
             self._lines.log(_OUTAGE, "Kafka is unavailable: %s", error.str())
         else:
             self._lines.log(error.code(), "Kafka: %s", error.str())

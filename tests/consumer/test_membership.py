@@ -12,7 +12,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from outbox_pipelines.consumer import lost_brokers, membership, reading
+from outbox_pipelines.consumer import lost_clients, membership, reading
 from outbox_pipelines.local.server import free_port
 from tests.conftest import headers_of
 from tests.consumer.place import Place
@@ -90,10 +90,11 @@ def test_a_client_that_cannot_leave_is_given_up(
 
 
 class _Lost:
-    """Kafka's client, which has lost all brokers: nothing arrives, and no question is answered."""
+    """Kafka's client that stands still: nothing arrives."""
 
-    def __init__(self, client: confluent_kafka.Consumer) -> None:
+    def __init__(self, client: confluent_kafka.Consumer, **answers: Any) -> None:
         self._client = client
+        self.__dict__.update(answers)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -101,15 +102,27 @@ class _Lost:
     def poll(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def list_topics(self, topic: str, timeout: float) -> None:
-        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+def _unanswered(topic: str, timeout: float) -> None:
+    raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
 
-def test_a_client_that_has_lost_all_brokers_is_replaced(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"list_topics": _unanswered},
+        {"memberid": lambda: None},
+        {"get_watermark_offsets": lambda at, cached: (-1001, -1001)},
+        # Of an earlier assignment of the partition it has an end.
+        {},
+    ],
+    ids=["no broker", "not in the group", "reads nothing", "reads nothing again"],
+)
+def test_a_client_that_stands_still_is_replaced(
+    place: Place, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]
 ) -> None:
     """Guards against a consumer that stands still until somebody restarts it."""
-    monkeypatch.setattr(lost_brokers, "_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.2)
     given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
     deadline = time.monotonic() + 180
     with contextlib.closing(membership.Member(given, [place.topic])) as member:
@@ -117,7 +130,7 @@ def test_a_client_that_has_lost_all_brokers_is_replaced(
         while len(client.assignment()) < 4 and time.monotonic() < deadline:
             assert member.poll() == []
         assert len(member.changes()[1]) == 4
-        lost: Any = _Lost(client)
+        lost: Any = _Lost(client, **answers)
         member._client = lost
         sent = place.send(*(uuid.uuid4() for _ in range(40)), keys=20)
         seen: list[str] = []
@@ -130,10 +143,54 @@ def test_a_client_that_has_lost_all_brokers_is_replaced(
     assert len(left) == 4
 
 
+def test_a_client_that_is_busy_elsewhere_is_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against one partition that stands still while messages of others arrive."""
+    monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.05)
+    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    deadline = time.monotonic() + 180
+    with contextlib.closing(membership.Member(given, [place.topic])) as member:
+        client: Any = member._client
+        lost: Any = _Lost(
+            client,
+            poll=client.poll,
+            get_watermark_offsets=lambda at, cached: (0, -1001 if at.partition == 3 else 1),
+        )
+        member._client = lost
+        while member._client is lost and time.monotonic() < deadline:
+            place.load(100)
+            member.poll(100)
+        assert member._client is not lost
+
+
+def test_a_member_without_work_is_not_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a group that is rebalanced again and again: nothing to read, no partition of its own."""
+    monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.05)
+    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    with contextlib.ExitStack() as stack:
+        members = [membership.Member(given, [place.topic]) for _ in range(5)]
+        for member in members:
+            stack.callback(member.close)
+        clients = [member._client for member in members]
+        asked: list[bool] = []
+        ask = lost_clients.LostClients._stands_still
+        monkeypatch.setattr(
+            lost_clients.LostClients,
+            "_stands_still",
+            lambda *given: asked.append(found := ask(*given)) or found,
+        )
+        deadline = time.monotonic() + 180
+        while sum(len(client.assignment()) for client in clients) < 4 or asked[-50:] != [False] * 50:
+            assert time.monotonic() < deadline
+            for member in members:
+                assert member.poll(seconds=0.01) == []
+        assert [member._client for member in members] == clients
+        assert sorted(len(client.assignment()) for client in clients) == [0, 1, 1, 1, 1]
+
+
 def test_during_an_outage_no_client_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against members that leave and join in an outage, and a group that is rebalanced for each."""
-    monkeypatch.setattr(lost_brokers, "_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(lost_brokers, "_ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(lost_clients, "_ANSWER_SECONDS", 0.05)
     given = membership.settings({"bootstrap.servers": f"127.0.0.1:{free_port()}"}, "nobody")
     with contextlib.closing(membership.Member(given, ["nothing"])) as member:
         client = member._client

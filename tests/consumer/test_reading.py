@@ -139,6 +139,14 @@ def test_a_body_that_looks_like_an_envelope_is_not_opened(place: Place) -> None:
             "auto.offset.reset=latest: remove it, the consumer requires earliest",
         ),
         ({"partition.assignment.strategy": "range"}, "the consumer requires cooperative-sticky"),
+        ({"topic.auto.offset.reset": "latest"}, "auto.offset.reset=latest: remove it"),
+        (
+            {"default.topic.config": {"auto.offset.reset": "latest"}},
+            "kafka has default.topic.config: remove it",
+        ),
+        ({"topic.blacklist": "order-events"}, "would never be handled"),
+        ({"test.mock.num.brokers": 1}, "exist only in the client"),
+        ({"group.id": ""}, "kafka has an empty group.id"),
         ({"bootstrap.servers": ""}, "kafka has no broker"),
     ],
 )

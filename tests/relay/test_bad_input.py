@@ -197,7 +197,7 @@ def test_wrong_settings_of_kafka(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against a setting that would break the guarantees, and against one that is misspelt."""
     config = tmp_path / "kafka.properties"
     for line, says in (
-        ("acks=1", "remove acks from"),
+        ("acks=1", "has acks: remove it: "),
         ("compression.tpye=zstd", "compression.tpye"),
         ("security.protocol=s3cr3t", "value *** for configuration property"),
         ("no equals", "is not name=value"),

@@ -12,7 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.kafka import client, reserved
+from outbox_pipelines.parsers import kafka_config
+from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.kafka.brokers import Brokers
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.topics import Topics
@@ -57,6 +58,10 @@ _CHANGES = [
     "retry.backoff.max.ms",
     "batch.size",
     "topic.blacklist",
+    # A second name of each setting of a topic.
+    "topic.acks",
+    "topic.partitioner",
+    "topic.message.timeout.ms",
 ]
 # What a user may set, although a relay's producer has it: with each value the same is published, in the same
 # order, and reported.
@@ -166,8 +171,15 @@ def _settings(tmp_path: Path, line: str) -> Settings:
 @pytest.mark.parametrize("name", _CHANGES)
 def test_they_are_refused_by_name_with_the_reason(tmp_path: Path, name: str) -> None:
     """Guards against a line that silently changes what is published, or ends in a traceback."""
-    with pytest.raises(SetupError, match=rf"OUTBOX_KAFKA_CONFIG_FILE: remove {name} from .*: \w"):
-        client.config(_settings(tmp_path, f"{name}=1"))
+    with pytest.raises(SetupError, match=rf"OUTBOX_KAFKA_CONFIG_FILE has {name}: remove it: \w"):
+        _settings(tmp_path, f"{name}=1")
+
+
+def test_a_file_that_has_changed_since(tmp_path: Path) -> None:
+    settings = _settings(tmp_path, "linger.ms=1")
+    (tmp_path / "kafka.properties").write_text("acks=1")
+    with pytest.raises(SetupError, match=r"OUTBOX_KAFKA_CONFIG_FILE has acks: remove it: \w"):
+        client.config(settings)
 
 
 def _names(tmp_path: Path) -> dict[str, set[str]]:
@@ -190,11 +202,11 @@ def test_each_setting_of_the_client_is_decided(tmp_path: Path) -> None:
     """Guards against a setting that nothing was decided about, such as one of a new client."""
     names = _names(tmp_path)
     assert len(names) > 150
-    reserved_ones = {name for name in names if reserved.reason(name) is not None}
+    reserved_ones = {name for name in names if kafka_config.reason(name) is not None}
     consumers = {name for name, kinds in names.items() if kinds == {"C"}} - reserved_ones
     ours = names.keys() - reserved_ones - consumers
     harmless = {name for name in ours if name in _HARMLESS or name.startswith(_CREDENTIALS)}
-    assert ours - harmless == set(), "refuse each in reserved.py, or add it to _HARMLESS"
+    assert ours - harmless == set(), "refuse each in kafka_config.py, or add it to _HARMLESS"
     assert consumers - set(_CONSUMERS) == set(), "does a producer's file mean anything by it?"
     # No entry of the lists is left over from an older client.
     assert set(_HARMLESS) | set(_CONSUMERS) <= names.keys() - reserved_ones
@@ -225,7 +237,7 @@ def test_what_the_relay_sets_is_reserved(monkeypatch: pytest.MonkeyPatch) -> Non
     }
     assert trials.keys() == {None, "transactional"}
     assert {"retry.backoff.ms", "transactional.id", "batch.size"} < found
-    assert {name for name in found - _OF_TRIALS if reserved.reason(name) is None} == set()
+    assert {name for name in found - _OF_TRIALS if kafka_config.reason(name) is None} == set()
 
 
 @pytest.mark.parametrize(

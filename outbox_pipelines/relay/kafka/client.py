@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from pathlib import Path
 from types import MethodType
 from typing import Any, Final
 from weakref import WeakMethod
@@ -18,8 +17,8 @@ from weakref import WeakMethod
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.kafka import reserved
-from outbox_pipelines.secret import SECRET_NAME, first_line, register
+from outbox_pipelines.parsers.kafka_config import read_config
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _FIXED: Final[dict[str, Any]] = {
@@ -66,8 +65,6 @@ _CONNECTION: Final = (
     # The source of the OAuth token, and the certificates to trust there.
     "https.",
 )
-# The form of librdkafka's setting names.
-_NAME: Final = re.compile(r"[A-Za-z0-9._]+")
 # The client's log is shown only on request; important problems are raised as errors.
 LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
 LOG.addHandler(logging.NullHandler())
@@ -81,16 +78,25 @@ def config(settings: Settings, **own: Any) -> dict[str, Any]:
     """
     return {
         **_DEFAULTS,
-        **read_config(settings.kafka_config_file),
+        **_given(settings),
         **_FIXED,
         "bootstrap.servers": settings.require_kafka(),
         **own,
     }
 
 
+def _given(settings: Settings) -> dict[str, Any]:
+    path = settings.kafka_config_file
+    try:
+        return {} if path is None else read_config(path)
+    except ValueError as error:
+        # It was right when the settings were loaded.
+        raise SetupError(f"OUTBOX_KAFKA_CONFIG_FILE {error}") from None
+
+
 def consumer_config(settings: Settings) -> dict[str, Any]:
     """Return the settings of a consumer: of the user's file, only those that concern the connection."""
-    given = read_config(settings.kafka_config_file)
+    given = _given(settings)
     ours = {name: value for name, value in given.items() if name.startswith(_CONNECTION)}
     return {**ours, "bootstrap.servers": settings.require_kafka()}
 
@@ -150,32 +156,3 @@ def flush(producer: Producer, seconds: float) -> None:
         if not isinstance(cause, KafkaException):
             raise
         raise cause from None
-
-
-def read_config(path: Path | None) -> dict[str, Any]:
-    """Return the lines ``name=value`` of the user's librdkafka settings; skip blank lines and comments."""
-    if path is None:
-        return {}
-    try:
-        lines = path.read_text().splitlines()
-    except UnicodeDecodeError:
-        raise SetupError(
-            f"OUTBOX_KAFKA_CONFIG_FILE: {path} is not UTF-8 text: name a file of lines name=value"
-        ) from None
-    except OSError as error:
-        raise SetupError(f"OUTBOX_KAFKA_CONFIG_FILE: {error}: name a file of lines name=value") from None
-    found: dict[str, Any] = {}
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if not line or line.startswith("#"):
-            continue
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if not equals or not _NAME.fullmatch(name):
-            # Never show the line: it may contain a password.
-            raise SetupError(
-                f"OUTBOX_KAFKA_CONFIG_FILE: line {number} of {path} is not name=value: correct it"
-            )
-        if (why := reserved.reason(name)) is not None:
-            raise SetupError(f"OUTBOX_KAFKA_CONFIG_FILE: remove {name} from {path}: {why}")
-        found[name] = value
-    register(*(value for name, value in found.items() if SECRET_NAME.search(name)))
-    return found

@@ -100,7 +100,7 @@ def _read(settings: Settings) -> TableStatus:
         assert failed is not None
         return TableStatus(
             table=str(mapping),
-            owner=", ".join(sorted(shown(name, pid) for pid, name, *_ in owners)) or None,
+            owner="; ".join(sorted(shown(name, pid) for pid, name, *_ in owners)) or None,
             owned_seconds=max((seconds for *_, seconds, _ in owners if seconds is not None), default=None),
             backlog=backlog[0],
             oldest_seconds=backlog[1],

@@ -29,7 +29,7 @@ from outbox_pipelines.consumer import (
     crash_guard,
     handling,
     inbox,
-    lost_brokers,
+    lost_clients,
     membership,
     processor,
 )
@@ -37,7 +37,7 @@ from outbox_pipelines.consumer import consumer as blocking
 from outbox_pipelines.consumer.run_sync import drive
 from tests.model.relay.tape import DifferentError, EndOfTapeError, Tape
 
-_TIMED: Final = (attempts, blocking, handling, lost_brokers, membership, processor)
+_TIMED: Final = (attempts, blocking, handling, lost_clients, membership, processor)
 _LEAVING: Final = "outbox-leaving"
 _LOST: Final = "outbox-lost-client"
 _CALLBACK: Final = "callback"

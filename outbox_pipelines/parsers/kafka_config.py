@@ -1,6 +1,7 @@
-"""Settings of Kafka's client that a user's file may not have, each with the reason.
+"""The file of settings of Kafka's client, and which it may not have, each with the reason.
 
 Invariants:
+- No message shows a line: it may contain a password.
 - A setting is reserved if it changes what is published, in which order, or what the client reports about it.
 - What the relay sets itself is reserved: a line that has no effect is an error, not a silence.
 - Aliases are reserved with the names they stand for.
@@ -8,8 +9,14 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from pathlib import Path
+from typing import Any, Final
 
+from outbox_pipelines.secret import SECRET_NAME, register
+
+# The form of librdkafka's setting names.
+_NAME: Final = re.compile(r"[A-Za-z0-9._]+")
 _ADDRESS: Final = "OUTBOX_KAFKA names the brokers"
 _EXPIRY: Final = "a message that expires would be overtaken by the next one of its key"
 _RETRIES: Final = "a message that the client abandons is sent again by another producer, and duplicated"
@@ -66,7 +73,35 @@ _REASONS: Final = {
 
 def reason(name: str) -> str | None:
     """Return why a setting may not be in the file; None if it may."""
-    if name in _REASONS:
-        return _REASONS[name]
+    # librdkafka takes each setting of a topic under two names: `acks` is `topic.acks` too.
+    for one in name, name.removeprefix("topic."):
+        if one in _REASONS:
+            return _REASONS[one]
     # Of librdkafka, and of its Python client.
     return "a file has no callback" if name.endswith(("_cb", ".cb", "on_commit")) else None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the lines ``name=value``; skip blank lines and comments.
+
+    Raises:
+        ValueError: the file cannot be read, a line is not valid, or has a reserved setting.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8 text: name a file of lines name=value") from None
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror}): name a file of lines name=value") from None
+    found: dict[str, Any] = {}
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line.startswith("#"):
+            continue
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not equals or not _NAME.fullmatch(name):
+            raise ValueError(f"has a line that is not name=value: correct line {number}")
+        if (why := reason(name)) is not None:
+            raise ValueError(f"has {name}: remove it: {why}")
+        found[name] = value
+    register(*(value for name, value in found.items() if SECRET_NAME.search(name)))
+    return found
