@@ -197,8 +197,7 @@ def _write(settings: Settings, asked: duckdb.DuckDBPyRelation, file: Path) -> No
     # fails half-way.
     begun = file.with_name(f".{file.name}.begun")
     try:
-        # Two columns of one name get different names.
-        rows = asked.project("*").to_arrow_reader(_AT_ONCE)
+        rows = rendering.storable(asked).to_arrow_reader(_AT_ONCE)
         with pq.ParquetWriter(begun, rows.schema, compression="zstd") as writer:
             for batch in rows:
                 writer.write_batch(batch)

@@ -1,4 +1,4 @@
-"""Values of a query as text: for the table, CSV and JSON.
+"""Values of a query as text: for the table, CSV and JSON, and for Parquet where it has no exact type.
 
 Invariants:
 - A value is printed as PostgreSQL prints it, with ISO 8601 intervals and hexadecimal bytes; offsets of times
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
@@ -20,10 +20,23 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import duckdb
 
+Scalar = Callable[[str, str], str | None]
+"""Gives the expression for a value of a type by its name; None if it needs none."""
+
 _TIMES: Final = frozenset(
     {
         *("date", "time", "time_ns", "time with time zone"),
-        *("timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"),
+        *("timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns"),
+        *("timestamp with time zone", "timestamptz_ns"),
+    }
+)
+# What a Parquet file holds exactly. Of other types, Arrow writes other values (an unsigned 128-bit integer,
+# an offset of a time) or the bytes of DuckDB's memory, or refuses them (intervals, unions).
+_EXACT: Final = frozenset(
+    {
+        *("boolean", "tinyint", "smallint", "integer", "bigint", "hugeint", "utinyint", "usmallint"),
+        *("uinteger", "ubigint", "float", "double", "decimal", "varchar", "blob", "uuid", "enum", "null"),
+        *("date", "time", "time_ns", "timestamp", "timestamp_ns", "timestamp with time zone"),
     }
 )
 # The offset has hours alone, unless it has minutes; PostgreSQL prints the era at the end.
@@ -31,6 +44,7 @@ _TIME: Final = (
     "regexp_replace(regexp_replace({x}::VARCHAR, '(:[0-9.]+[+-][0-9][0-9])$', '\\1:00'), "
     "'^(.*) [(]BC[)](.*)$', '\\1\\2 BC')"
 )
+_NESTED: Final = ("list", "array", "struct", "tuple", "map", "union")
 _PARTS: Final = (("year", "Y"), ("month", "M"), ("day", "D")), (("hour", "H"), ("minute", "M"))
 # datepart(microsecond) has the seconds, too.
 _SECONDS: Final = (
@@ -43,10 +57,19 @@ _SECONDS: Final = (
 
 def rendered(asked: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
     """Return the rows with every value as Python can hold it, under distinct names."""
+    return _project(asked, _for_python)
+
+
+def storable(asked: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+    """Return the rows with every value as a Parquet file can hold it, under distinct names."""
+    return _project(asked, _for_parquet)
+
+
+def _project(asked: duckdb.DuckDBPyRelation, scalar: Scalar) -> duckdb.DuckDBPyRelation:
     # Of two columns of one name, the second is called name_1.
     named = asked.project("*")
     parts = [
-        f"{_expression(quoted(name), kind)} AS {quoted(name)}"
+        f"{_expression(quoted(name), kind, scalar)} AS {quoted(name)}"
         for name, kind in zip(named.columns, named.types, strict=True)
     ]
     return named.project(", ".join(parts))
@@ -97,39 +120,62 @@ def _scalar(value: object) -> str:
     return str(value)
 
 
-def _expression(x: str, kind: Any) -> str:
-    """Return what makes a value of this type one that Python can hold."""
-    name = str(kind.id)
+def _for_python(x: str, name: str) -> str | None:
     if name in _TIMES:
         return _TIME.format(x=x)
     if name == "interval":
         return _interval(x)
-    if name == "float":
-        return f"{x}::VARCHAR::DOUBLE"
-    if not _is_lossy(kind):
+    return f"{x}::VARCHAR::DOUBLE" if name == "float" else None
+
+
+def _for_parquet(x: str, name: str) -> str | None:
+    if name in _EXACT:
+        return None
+    # In seconds and milliseconds, infinity has no place.
+    if name in ("timestamp_s", "timestamp_ms"):
+        return f"{x}::TIMESTAMP"
+    return _for_python(x, name) or f"{x}::VARCHAR"
+
+
+def _expression(x: str, kind: Any, scalar: Scalar) -> str:
+    """Return what makes a value of this type one that Python, or a Parquet file, can hold."""
+    if not _is_lossy(kind, scalar):
         return x
+    name = str(kind.id)
+    if name not in _NESTED:
+        return scalar(x, name) or x
     parts: list[tuple[str, Any]] = kind.children
     if name in ("list", "array"):
-        return f"list_transform({x}::{parts[0][1]}[], lambda e: {_expression('e', parts[0][1])})"
+        each = _expression("e", parts[0][1], scalar)
+        return f"list_transform({x}::{parts[0][1]}[], lambda e: {each})"
     if name == "struct":
         members = (
-            f"{quoted(member)} := {_expression(f'({x}).{quoted(member)}', each)}" for member, each in parts
+            f"{quoted(member)} := {_expression(f'({x}).{quoted(member)}', each, scalar)}"
+            for member, each in parts
         )
         return f"CASE WHEN {x} IS NOT NULL THEN struct_pack({', '.join(members)}) END"
+    if name == "tuple":
+        members = (
+            _expression(f"struct_extract_at({x}, {number})", each, scalar)
+            for number, (_, each) in enumerate(parts, 1)
+        )
+        return f"CASE WHEN {x} IS NOT NULL THEN row({', '.join(members)}) END"
     if name == "map":
         keys, values = (
-            f"list_transform(map_{part}({x}), lambda e: {_expression('e', each)})"
+            f"list_transform(map_{part}({x}), lambda e: {_expression('e', each, scalar)})"
             for part, (_, each) in zip(("keys", "values"), parts, strict=True)
         )
         return f"CASE WHEN {x} IS NOT NULL THEN map({keys}, {values}) END"
     return f"{x}::VARCHAR"
 
 
-def _is_lossy(kind: Any) -> bool:
+def _is_lossy(kind: Any, scalar: Scalar) -> bool:
     name = str(kind.id)
-    if name in _TIMES or name in ("interval", "float"):
+    if name not in _NESTED:
+        return scalar("", name) is not None
+    if name == "union" and scalar is _for_parquet:
         return True
-    return name in ("list", "array", "struct", "map", "union") and any(map(_is_lossy, _types(kind)))
+    return any(_is_lossy(each, scalar) for each in _types(kind))
 
 
 def _types(kind: Any) -> Iterable[Any]:

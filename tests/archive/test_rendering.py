@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import duckdb
@@ -96,6 +97,7 @@ def test_every_type(server: Postgres) -> None:
         ),
         ("MAP {'a': TIMESTAMPTZ 'infinity'}", {"a": "infinity"}),
         ("MAP {DATE '2013-01-02': 0.1::FLOAT}", {"2013-01-02": 0.1}),
+        ("row(interval '1 month', 2)", ["P1M", 2]),
         ("NULL::STRUCT(a INTERVAL)", None),
         ("NULL::INTERVAL[]", None),
         ("NULL::MAP(VARCHAR, DATE)", None),
@@ -104,6 +106,44 @@ def test_every_type(server: Postgres) -> None:
 def test_inside_of_others(sql: str, wanted: object) -> None:
     """Guards against a renderer that knows columns only."""
     assert json.loads(rendering.json_of(_printed(sql))) == wanted
+
+
+# What a Parquet file has no exact type for, and its text.
+TEXTS = {
+    "340282366920938463463374607431768211455::uhugeint": "340282366920938463463374607431768211455",
+    "'23:59:59+05:30'::timetz": "23:59:59+05:30",
+    "'101'::bit": "101",
+    "interval '1 month 1 day'": "P1M1D",
+    "union_value(n := 2)": "2",
+    "union_value(n := interval '1 month')": "1 month",
+    "12345678901234567890123456789012345678901234567890::bignum": (
+        "12345678901234567890123456789012345678901234567890"
+    ),
+    "'POINT(1 2)'::geometry": "POINT (1 2)",
+    "1::variant": "1",
+    "[interval '1 month', NULL]": ["P1M", None],
+    "[['1'::bit, '0'::bit]]": [["1", "0"]],
+    "['1'::bit]::bit[1]": ["1"],
+    "{'a': '10:00:00+02'::timetz, 'b': 1}": {"a": "10:00:00+02:00", "b": 1},
+    "row(interval '1 month', 2)": {"element1": "P1M", "element2": 2},
+    "MAP {'a': 1::uhugeint}": [("a", "1")],
+    "NULL::INTERVAL": None,
+}
+
+
+def test_parquet_has_every_value_of_the_table(tmp_path: Path) -> None:
+    """Guards against -1 for the greatest integer, a time without its offset, and pyarrow's refusals."""
+    three_days(tmp_path / "archive")
+    file = tmp_path / "made.parquet"
+    columns = ", ".join(f"{sql} AS c{number}" for number, sql in enumerate(TEXTS))
+    made = ask(tmp_path / "archive", f"SELECT {columns}", "--parquet", str(file))
+    assert (made.exit_code, made.stderr) == (0, f"written to {file}\n")
+    assert list(pq.read_table(file).to_pylist()[0].values()) == list(TEXTS.values())
+    sql = "SELECT 'infinity'::timestamp_s AS s, 'infinity'::timestamp_ms AS ms, 1.5 AS d, 0.1::float AS f"
+    assert ask(tmp_path / "archive", sql, "--parquet", str(file)).exit_code == 0
+    with duckdb.connect() as connection:
+        kept = connection.execute(f"SELECT s::VARCHAR, ms::VARCHAR, d, typeof(f) FROM '{file}'").fetchall()
+    assert kept == [("infinity", "infinity", Decimal("1.5"), "FLOAT")]
 
 
 def test_columns_of_one_name(tmp_path: Path) -> None:
