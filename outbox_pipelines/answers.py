@@ -1,7 +1,8 @@
 """Sessions that do not wait for an answer without end once their program must stop.
 
 Invariants:
-- Until a stop is asked for, a statement may take any time: it may wait for a lock, or read much.
+- Until a stop is asked for, or the session is known to be lost, a statement may take any time: it may wait
+  for a lock, or read much.
 - Afterwards, a session waits for answers for `PATIENCE` seconds in all; then it is closed, and its statement
   fails. A network, or a pooler in between, may acknowledge everything and answer nothing or late: the kernel
   sees no fault.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -23,17 +24,21 @@ import psycopg
 from outbox_pipelines.session import is_canceled_wait
 
 PATIENCE: Final = 10.0
-_stop: Final[ContextVar[threading.Event | None]] = ContextVar("stop", default=None)
+_stops: Final[ContextVar[tuple[threading.Event, ...]]] = ContextVar("stops", default=())
 
 
 @contextmanager
-def limited_after(stop: threading.Event) -> Iterator[None]:
-    """Limit the waits of sessions that the block opens, also in threads that inherit its context."""
-    token = _stop.set(stop)
+def limited_after(*stops: threading.Event) -> Iterator[None]:
+    """Limit the waits of sessions that the block opens, also in threads that inherit its context.
+
+    Args:
+        stops: after any of these; in addition to those of an outer block.
+    """
+    token = _stops.set((*_stops.get(), *stops))
     try:
         yield
     finally:
-        _stop.reset(token)
+        _stops.reset(token)
 
 
 class Session(psycopg.Connection[tuple[Any, ...]]):
@@ -41,9 +46,11 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._stop = _stop.get()
+        self._stops = _stops.get()
         self._waited = 0.0
         """Seconds, since the stop."""
+        self.waits_since: float | None = None
+        """Since when it waits for an answer, by the monotonic clock."""
         self._is_canceled_wait = False
         self.add_notice_handler(self._heard)
 
@@ -52,9 +59,13 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
 
     def wait(self, gen: Any, *given: Any, **named: Any) -> Any:
         """Have psycopg wait for the end of one exchange with the server."""
-        if self._stop is not None:
-            gen = self._limited(gen, self._stop)
-        answer = super().wait(gen, *given, **named)
+        if self._stops:
+            gen = self._limited(gen, self._stops)
+        self.waits_since = time.monotonic()
+        try:
+            answer = super().wait(gen, *given, **named)
+        finally:
+            self.waits_since = None
         if self._is_canceled_wait:
             self.pgconn.finish()
             raise psycopg.OperationalError(
@@ -63,19 +74,19 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
             )
         return answer
 
-    def _limited(self, gen: Any, stop: threading.Event) -> Generator[Any, Any, Any]:
+    def _limited(self, gen: Any, stops: Sequence[threading.Event]) -> Generator[Any, Any, Any]:
         try:
             wanted = next(gen)
             while True:
                 began = time.monotonic()
                 # psycopg comes back every 0.1 s, if only with nothing.
                 ready = yield wanted
-                if stop.is_set():
+                if any(stop.is_set() for stop in stops):
                     self._waited += time.monotonic() - began
                     if self._waited >= PATIENCE:
                         self.pgconn.finish()
                         raise psycopg.OperationalError(
-                            f"waiting for the database's answers has taken {PATIENCE:g} s since the stop"
+                            f"no answer of the database for {PATIENCE:g} s, after which it is not waited for"
                         )
                 wanted = gen.send(ready)
         except StopIteration as end:

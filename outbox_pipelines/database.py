@@ -39,7 +39,7 @@ def connect(
     beside: Connection | None = None,
     setting: str = "OUTBOX_DSN",
     replication: bool = False,
-) -> Connection:
+) -> Session:
     """Open a connection in autocommit mode, shown in pg_stat_activity under `name`.
 
     Args:

@@ -18,6 +18,11 @@ class Ownership(Protocol):
 
     shard: int
     """Its number; 0 for a marked table."""
+    pid: int
+    """The server process of the session that owns it."""
+
+    def waits_since(self) -> float | None:
+        """Return since when that session waits for an answer; from any thread."""
 
     def try_wait(self) -> bool:
         """Become the one that waits; return False if another one does already."""

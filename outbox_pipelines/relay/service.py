@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -31,6 +32,7 @@ from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.host import ALONE, Host
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+from outbox_pipelines.relay.lost_sessions import noticing
 from outbox_pipelines.relay.marked_table.ownership import TableOwnership
 from outbox_pipelines.relay.marked_table.worker import MarkedTableWorker, make_marked_table_worker
 from outbox_pipelines.relay.memory import collecting_rarely, return_large_blocks
@@ -154,6 +156,9 @@ def relay(
         while True:
             place: Ownership | None = None
             worker: Worker | MarkedTableWorker | None = None
+            lost = threading.Event()
+            sessions = ExitStack()
+            sessions.enter_context(limited_after(lost))
             try:
                 kind.check(settings)
                 blocked = SharedBlockedAggregates()
@@ -162,6 +167,7 @@ def relay(
                 place = kind.own(settings, shard, owner)
                 has_worked = True
                 metrics.reached()
+                sessions.enter_context(noticing(settings, place, lost))
                 if not _take(place, standby, stop, producer.idle):
                     break
                 # The worker sends its own heartbeats, but only once it runs.
@@ -211,6 +217,7 @@ def relay(
                     totals += worker.totals
                 if place is not None:
                     place.release()
+                sessions.close()
                 metrics.released()
             stop.wait(next(pauses))
     return totals

@@ -131,7 +131,7 @@ def test_a_body_that_looks_like_an_envelope_is_not_opened(place: Place) -> None:
     [
         (
             {"enable.auto.commit": True},
-            "kafka has enable.auto.commit=True: remove it, the consumer requires f",
+            "kafka has enable.auto.commit=true: remove it, the consumer requires f",
         ),
         ({"enable.auto.offset.store": "true"}, "enable.auto.offset.store=true: remove it"),
         (

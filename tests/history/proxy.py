@@ -30,6 +30,7 @@ class Proxy:
         self._target = target
         self._questions = threading.Event()
         self._answers = threading.Event()
+        self._forgotten: list[threading.Event] = []
         self._refuses = False
         self.refused = 0
         """Connections that were reset at once."""
@@ -65,6 +66,13 @@ class Proxy:
         healed, the answers are lost although the work was done."""
         self._answers.clear()
 
+    def forget(self) -> None:
+        """Passes nothing on of the open connections, as a pooler that has lost them; new ones pass."""
+        self.swallow()
+        self._forgotten += [self._questions, self._answers]
+        self._questions, self._answers = threading.Event(), threading.Event()
+        self.heal()
+
     def delay(self, seconds: float) -> None:
         """Passes whatever comes on so much later."""
         self._delay = seconds
@@ -89,8 +97,8 @@ class Proxy:
     def close(self) -> None:
         """Ends it, with everything in it."""
         self._closed.set()
-        self._questions.set()
-        self._answers.set()
+        for flows in (*self._forgotten, self._questions, self._answers):
+            flows.set()
         self.cut()
         for thread in self._threads:
             thread.join(10)

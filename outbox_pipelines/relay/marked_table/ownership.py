@@ -86,7 +86,7 @@ class TableOwnership:
             as_json=self._settings.value_format != "payload",
         )
         self._refuse_other_descriptions()
-        self._pid = _pid(self._connection)
+        self.pid = _pid(self._connection)
         self._connection.execute(queries.SET_PATIENCE)
         # A silent session loses the table: otherwise a stopped process would keep it indefinitely.
         self._set("idle_session_timeout", lease(self._settings))
@@ -127,6 +127,10 @@ class TableOwnership:
             self.execute(queries.OWNER, {"key": key(_WAITS, self._oid)})
         )
 
+    def waits_since(self) -> float | None:
+        """Return since when the session that owns the table waits for an answer; from any thread."""
+        return self._connection.waits_since
+
     def end_silent(self) -> None:
         """Do nothing: the database ends the session of a frozen relay after the lease."""
 
@@ -153,7 +157,7 @@ class TableOwnership:
         query = sql.SQL(queries.BEGIN).format(
             claims=key(_CLAIMS, self._oid),
             key=key(_HOLDS, self._oid),
-            pid=self._pid,
+            pid=self.pid,
             table=adoption.regclass(self.mapping),
             oid=self._oid,
         )
@@ -195,7 +199,7 @@ class TableOwnership:
         except psycopg.errors.InFailedSqlTransaction:
             # The claiming thread has just had an error, and reports it.
             return
-        if found != [(self._pid,)]:
+        if found != [(self.pid,)]:
             raise ShardLostError(f"the session of table {self.mapping} is not the one that took it")
 
     def show_kafka(self, breaker: Breaker) -> None:

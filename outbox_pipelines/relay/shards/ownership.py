@@ -69,6 +69,7 @@ class ShardOwnership:
         require_own_session(settings, self._connection)
         # Plans are kept, also from a time when no event was parked.
         self._connection.execute(queries.BY_INDEX)
+        ((self.pid,),) = self._connection.execute(queries.PID).fetchall()
         # A silent session loses the shard, or its turn as successor: otherwise a stopped process would keep
         # it indefinitely.
         self._connection.execute(
@@ -178,6 +179,10 @@ class ShardOwnership:
             ShardLostError: the session has ended.
         """
         self.execute(queries.HEARTBEAT, {})
+
+    def waits_since(self) -> float | None:
+        """Return since when the session that owns the shard waits for an answer; from any thread."""
+        return self._connection.waits_since
 
     def end_silent(self) -> None:
         """End the session of a relay that has been idle for twice the lease, by this process's clock.

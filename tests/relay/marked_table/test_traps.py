@@ -132,7 +132,7 @@ def test_a_successor_waits_until_no_claim_of_its_predecessor_is_left(table: Tabl
         claim = source.claim([])
         assert claim is not None
         table.write(("a", {"n": 3}))
-        connection.execute("SELECT pg_terminate_backend(%s)", [first._pid])
+        connection.execute("SELECT pg_terminate_backend(%s)", [first.pid])
         second = TableOwnership(table.settings, "second")
         try:
             wait_until(lambda: second.try_take() or second._has_lock, what="the lock")
