@@ -163,7 +163,7 @@ WHERE n.nspname = %(schema)s AND c.relname LIKE 'outbox%%' AND row_security_acti
 _RECORDED: Final = "SELECT description FROM outbox_migrations ORDER BY name DESC LIMIT 1"
 _ENSURE_PARTITIONS: Final = "SELECT outbox_ensure_partitions(%(days)s)"
 # Of the session: it lasts over the transactions of a migration.
-_LOCK: Final = "SELECT pg_advisory_lock(hashtext('outbox migrate'))"
+LOCK: Final = "SELECT pg_advisory_lock(hashtext('outbox migrate'))"
 # Roles that a REVOKE, or the owner of the schema, has left without the schema: for them no table or function
 # exists.
 _WITHOUT_SCHEMA: Final = """
@@ -182,7 +182,7 @@ ORDER BY 1"""
 # 50 ms.
 PATIENCE: Final = 60.0
 _PAUSE: Final = 1.0
-_PATIENTLY: Final = f"SET lock_timeout = '{PATIENCE:g}s'"
+PATIENTLY: Final = f"SET lock_timeout = '{PATIENCE:g}s'"
 _BRIEFLY: Final = "SET LOCAL lock_timeout = '50ms'"
 
 
@@ -341,8 +341,8 @@ def _session(settings: Settings) -> Iterator[Connection]:
         connection.autocommit = False
         try:
             if not is_reading():
-                connection.execute(_PATIENTLY)
-            connection.execute(_LOCK)
+                connection.execute(PATIENTLY)
+            connection.execute(LOCK)
             yield connection
         except psycopg.errors.LockNotAvailable as error:
             if is_reading():
