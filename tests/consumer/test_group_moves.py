@@ -31,7 +31,12 @@ def test_the_last_commit_is_repeated(code: int, times: int) -> None:
             membership.settings({"bootstrap.servers": cluster.bootstrap}, "billing"), ["events"]
         )
         messages: list[confluent_kafka.Message] = []
-        wait_until(lambda: messages.extend(member.poll()) or messages, what="the message")
+
+        def has_come() -> bool:
+            messages.extend(member.poll())
+            return bool(messages)
+
+        wait_until(has_come, what="the message")
         member.done(messages)
         cluster.answer(*[code] * times, request=mock.OFFSET_COMMIT_REQUEST)
         member.close()

@@ -173,11 +173,12 @@ def test_a_member_without_work_is_not_replaced(place: Place, monkeypatch: pytest
         clients = [member._client for member in members]
         asked: list[bool] = []
         ask = lost_clients.LostClients._stands_still
-        monkeypatch.setattr(
-            lost_clients.LostClients,
-            "_stands_still",
-            lambda *given: asked.append(found := ask(*given)) or found,
-        )
+
+        def noted(*given: Any) -> bool:
+            asked.append(ask(*given))
+            return asked[-1]
+
+        monkeypatch.setattr(lost_clients.LostClients, "_stands_still", noted)
         deadline = time.monotonic() + 180
         while sum(len(client.assignment()) for client in clients) < 4 or asked[-50:] != [False] * 50:
             assert time.monotonic() < deadline

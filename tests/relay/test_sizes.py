@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -137,32 +137,32 @@ def test_fitting_and_larger_content(outbox: Outbox) -> None:
     """Guards against sizes that leave out a column, or content that is cut where it fits exactly."""
     whole = {"type": "t" * 10, "key": "k" * 10, "event": "e" * 10, "payload": "p" * 60, "metadata": "m" * 10}
 
-    def read(most: int = 100, **changed: str | None) -> dict[str, str | None]:
+    def read(most: int = 100, changed: Mapping[str, str | None] | None = None) -> dict[str, str | None]:
         query = f"""
             SELECT {queries.FITTING}
             FROM (SELECT 1, gen_random_uuid(), %(type)s::text, %(key)s::text, %(event)s::text,
                          %(payload)s::text, %(metadata)s::text)
                  AS event (seq, id, aggregate_type, aggregate_id, event_type, payload, metadata)"""
         with outbox.connect() as connection:
-            row = connection.execute(query.encode(), {"most": most, **whole, **changed}).fetchone()
+            row = connection.execute(query.encode(), {"most": most, **whole, **(changed or {})}).fetchone()
         assert row is not None
         return dict(zip(whole, row[2:], strict=True))
 
     assert read() == whole
     for name, text in whole.items():
         more = {name: text + "x"}
-        assert read(**more) == whole | more | {"payload": None}
+        assert read(100, more) == whole | more | {"payload": None}
     # As much without metadata; as little where the metadata is too large as it is stored.
     without = {"payload": "p" * 70, "metadata": None}
-    assert read(**without) == whole | without
-    assert read(metadata="") == whole | {"payload": None, "metadata": ""}
+    assert read(100, without) == whole | without
+    assert read(100, {"metadata": ""}) == whole | {"payload": None, "metadata": ""}
     for name in ("type", "key", "event"):
         exact, longer = {name: "x" * 1000}, {name: "x" * 1001}
-        assert read(1000, **exact) == whole | exact | {"payload": None}
-        assert read(1000, **longer) == whole | {name: "x" * 999, "payload": None}
+        assert read(1000, exact) == whole | exact | {"payload": None}
+        assert read(1000, longer) == whole | {name: "x" * 999, "payload": None}
     for most in (100, 1000):
-        assert read(most, metadata="x" * most)["metadata"] == "x" * most
-        assert read(most, metadata="x" * (most + 1))["metadata"] is None
+        assert read(most, {"metadata": "x" * most})["metadata"] == "x" * most
+        assert read(most, {"metadata": "x" * (most + 1)})["metadata"] is None
     limit = queries.MOST_METADATA
-    assert read(3 * limit, metadata="x" * limit) == whole | {"metadata": "x" * limit}
-    assert read(3 * limit, metadata="x" * (limit + 1)) == whole | {"payload": None, "metadata": None}
+    assert read(3 * limit, {"metadata": "x" * limit}) == whole | {"metadata": "x" * limit}
+    assert read(3 * limit, {"metadata": "x" * (limit + 1)}) == whole | {"payload": None, "metadata": None}
