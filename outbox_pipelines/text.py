@@ -26,8 +26,8 @@ def plain(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Return the text for a page that renders Markdown: no link, image or HTML begins in it."""
-    return _MARKUP.sub(r"\\\g<0>", text)
+    """Return the text as one line for a page that renders Markdown: no link, image or HTML begins in it."""
+    return _MARKUP.sub(r"\\\g<0>", plain(text))
 
 
 def to_json(value: Any, *, indent: int | None = None, **more: Any) -> str:

@@ -10,7 +10,7 @@ from outbox_pipelines.defs import pages, places, ticks
 from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import NO_DAYS, requests
-from outbox_pipelines.text import markdown
+from outbox_pipelines.text import markdown, plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings
@@ -104,7 +104,7 @@ def archive_equals_table(outbox: Outbox) -> dg.AssetChecksDefinition:
 
             proof = days.verify(outbox.load_settings(), day)
         for difference in proof.differences:
-            context.log.error(f"{day}: {difference}")
+            context.log.error(plain(f"{day}: {difference}"))
         return dg.AssetCheckResult(
             passed=proof.equal,
             severity=dg.AssetCheckSeverity.ERROR,

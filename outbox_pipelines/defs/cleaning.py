@@ -9,6 +9,7 @@ import dagster as dg
 from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings
@@ -27,7 +28,7 @@ def remove_published_rows(outbox: Outbox) -> dg.OpDefinition:
 
             cleaned = clean(outbox.load_settings())
         for note in cleaned.notes:
-            context.log.warning(note)
+            context.log.warning(plain(note))
         context.add_output_metadata(
             {
                 "table": cleaned.table,

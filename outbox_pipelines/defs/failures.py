@@ -11,6 +11,7 @@ import dagster as dg
 
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.text import plain
 
 _MOST_SECONDS: Final = 86_400
 
@@ -23,9 +24,9 @@ def said(outbox: Outbox, error: BaseException) -> str | None:
     from outbox_pipelines.secret import first_line
 
     if isinstance(error, SetupError):
-        return outbox.by_its_variables(str(error))
+        return plain(outbox.by_its_variables(str(error)))
     if isinstance(error, psycopg.Error):
-        return f"the database refuses: {first_line(error)}"
+        return plain(f"the database refuses: {first_line(error)}")
     return None
 
 

@@ -10,6 +10,7 @@ from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import NO_DAYS
+from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings
@@ -49,7 +50,7 @@ def close_days(outbox: Outbox) -> dg.OpDefinition:
         if closed:
             context.log.info(f"closed: {', '.join(closed)}")
         for day, why_not in still_open.items():
-            context.log.warning(f"{day} stays open: {why_not}")
+            context.log.warning(plain(f"{day} stays open: {why_not}"))
         context.add_output_metadata({"closed": closed, "stay_open": still_open})
 
     return close_days

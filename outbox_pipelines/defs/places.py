@@ -14,6 +14,7 @@ from typing import Final
 import dagster as dg
 
 from outbox_pipelines.defs.outbox import ONLY, Outbox
+from outbox_pipelines.text import plain
 
 # Tag of a run that relays; `dagster.yaml` limits the runs with one value.
 SHARD: Final = "outbox/shard"
@@ -63,7 +64,7 @@ def mark(
     here = of_tick(context) if isinstance(context, dg.SensorEvaluationContext) else of_run(context.run)
     wrong = _clash(context.instance, outbox, here, time.time())
     if wrong:
-        context.log.warning(wrong)
+        context.log.warning(plain(wrong))
     return ({"code_location": here} if here else {}) | ({OTHERS: wrong} if wrong else {})
 
 

@@ -10,7 +10,7 @@ import dagster as dg
 from outbox_pipelines.defs import pages, places
 from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.outbox import Outbox
-from outbox_pipelines.text import markdown
+from outbox_pipelines.text import markdown, plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.reconciliation.report import Report
@@ -78,9 +78,11 @@ def reconciliation(outbox: Outbox) -> dg.AssetsDefinition:
             from outbox_pipelines.quality.rules import Status
             from outbox_pipelines.reconciliation import day as days
 
-            report = days.reconcile(outbox.load_settings(), day_of(context), progress=context.log.info)
+            report = days.reconcile(
+                outbox.load_settings(), day_of(context), progress=lambda line: context.log.info(plain(line))
+            )
         for line in report.lines():
-            context.log.info(line)
+            context.log.info(plain(line))
         is_error = report.status is Status.ERROR
         yield dg.MaterializeResult(
             metadata={

@@ -14,6 +14,7 @@ import pytest
 from dagster._core.event_api import PartitionKeyFilter
 
 from outbox_pipelines.defs.reconciliation import reconciliation
+from outbox_pipelines.text import plain
 from tests.conftest import Outbox
 from tests.defs.conftest import failure_of, job_of, metadata_of, served_of, serving
 from tests.reconciliation.place import DAY, Place
@@ -74,16 +75,32 @@ def test_each_day_has_its_counts_and_its_own_result(place: Place, instance: dg.D
 IMAGE = "order\n```\n![x](/graphql?query=mutation) <img src=x> [a](b) \\[c](d) `"
 
 
-def test_text_of_events_is_no_markup_of_a_page(place: Place, instance: dg.DagsterInstance) -> None:
-    """Guards against a writer whose event type makes an operator's browser launch a job."""
-    place.write(2, event_type=IMAGE, aggregate_id=IMAGE)
+CONTROL = "order\x1b[31m\x1b]0;a title\x07\r\n2026-01-01 - dagster - INFO - all well\u202e\u2028"
+
+
+def _run_jobs(place: Place, instance: dg.DagsterInstance, text: str) -> None:
+    """Run the jobs that report events, for events whose type and aggregate are this text."""
+    place.write(2, event_type=text, aggregate_id=text)
     place.pass_over()
-    place.write(1, event_type=IMAGE, aggregate_id=IMAGE, aggregate_type=IMAGE)
+    place.write(1, event_type=text, aggregate_id=text, aggregate_type=text)
     place.relay()
     served = served_of(place.outbox)
     _run(place, instance, DAY)
     job_of(served, "check_health").execute_in_process(instance=instance)
     job_of(served, "dead_letters").execute_in_process(instance=instance)
+
+
+def test_text_of_events_controls_no_terminal(place: Place, instance: dg.DagsterInstance) -> None:
+    """Guards against a writer whose event type runs escape sequences where Dagster's log is shown."""
+    _run_jobs(place, instance, CONTROL)
+    lines = [log.message for run in instance.get_runs() for log in instance.all_logs(run.run_id)]
+    assert any(r"\x1b[31m\x1b]0;a title\x07\r\n2026" in line for line in lines)
+    assert [line for line in lines if plain(line) != line] == []
+
+
+def test_text_of_events_is_no_markup_of_a_page(place: Place, instance: dg.DagsterInstance) -> None:
+    """Guards against a writer whose event type makes an operator's browser launch a job."""
+    _run_jobs(place, instance, IMAGE)
     texts = []
     for run in instance.get_runs():
         for event in instance.all_logs(run.run_id):

@@ -9,6 +9,7 @@ from pydantic import Field
 from outbox_pipelines.defs import pages
 from outbox_pipelines.defs.failures import one_line, require_seconds
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.text import plain
 
 
 class CutoverConfig(dg.Config):
@@ -39,7 +40,12 @@ def change_source(outbox: Outbox) -> dg.OpDefinition:
                 other = "polling" if read(settings).source == "cdc" else "cdc"
                 context.log.info(f"a change to {other} would do: " + "; ".join(cutover.plan(settings, other)))
             else:
-                cutover.run(settings, config.to, seconds=config.seconds, say=context.log.info)
+                cutover.run(
+                    settings,
+                    config.to,
+                    seconds=config.seconds,
+                    say=lambda line: context.log.info(plain(line)),
+                )
             found = read(settings)
         context.add_output_metadata(
             {

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from outbox_pipelines.defs.failures import one_line, require_seconds
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.relay.marked_table import dead_letters as marked
@@ -133,7 +134,7 @@ def _tell_replayed(context: dg.OpExecutionContext, replayed: "Replayed", seconds
             "a relay is active and Kafka is available; a relay tries them once both are"
         )
     if replayed.again:
-        first = "; ".join(f"{row.id} ({row.error})" for row in replayed.again[:_NAMED])
+        first = "; ".join(plain(f"{row.id} ({row.error})") for row in replayed.again[:_NAMED])
         more = len(replayed.again) - _NAMED
         raise dg.Failure(
             f"{len(replayed.again):,} of {replayed.done:,} replayed events are dead letters again: {first}"
