@@ -5,7 +5,6 @@ Exit codes: 0 no findings; 1 findings, including files that cannot be parsed; 2 
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +14,9 @@ import click
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.lint.check import Options, check, read_sources, sources_of
 from outbox_pipelines.lint.files import python_files
-from outbox_pipelines.lint.finding import APART, DEFAULT, RULES, Finding
+from outbox_pipelines.lint.finding import APART, DEFAULT, RULES, UNREADABLE, Finding
 from outbox_pipelines.lint.report import Place, places
+from outbox_pipelines.text import plain, to_json
 
 
 class _Codes(click.ParamType[frozenset[str]]):
@@ -89,17 +89,18 @@ def lint_writes(
     """
     try:
         files = python_files(paths, exclude)
-        selected = (select | ({APART.code} if after_commit else frozenset())) - ignore
+        also = {UNREADABLE.code, APART.code} if after_commit else {UNREADABLE.code}
+        selected = (select | also) - ignore
         options = Options(selected, strict_inserts, atomic_requests)
         if report:
             _report(places(read_sources(sources_of(files), options)), as_json=as_json)
             return
         found = check(files, options)
     except SetupError as error:
-        click.echo(f"outbox: {error}", err=True)
+        click.echo(plain(f"outbox: {error}"), err=True)
         sys.exit(2)
     if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in found], indent=2, ensure_ascii=False))
+        click.echo(to_json([asdict(finding) for finding in found], indent=2))
     else:
         for finding in found:
             click.echo(_annotation(finding) if github else _lines(finding))
@@ -111,20 +112,29 @@ def lint_writes(
 
 def _report(found: list[Place], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([asdict(place) for place in found], indent=2, ensure_ascii=False))
+        click.echo(to_json([asdict(place) for place in found], indent=2))
         return
     for place in found:
-        click.echo(f"{place.path}:{place.line}: {place.function}: {place.order}")
+        click.echo(plain(f"{place.path}:{place.line}: {place.function}: {place.order}"))
         for what, lines in (("writes", place.writes), ("publishes", place.publishes)):
-            click.echo(f"    {what}: " + "; ".join(lines))
+            click.echo(plain(f"    {what}: " + "; ".join(lines)))
     click.echo(f"{len(found) or 'no'} functions write and publish", err=True)
 
 
 def _lines(finding: Finding) -> str:
     place = f"{finding.path}:{finding.line}:{finding.column}"
-    return f"{place}: {finding.code} {finding.name}: {finding.why}\n    {finding.mend}"
+    return f"{plain(f'{place}: {finding.code} {finding.name}: {finding.why}')}\n    {finding.mend}"
 
 
 def _annotation(finding: Finding) -> str:
-    place = f"file={finding.path},line={finding.line},col={finding.column}"
-    return f"::error {place},title={finding.code} {finding.name}::{finding.why}; {finding.mend}"
+    place = f"file={_property(finding.path)},line={finding.line},col={finding.column}"
+    return f"::error {place},title={finding.code} {finding.name}::{_data(f'{finding.why}; {finding.mend}')}"
+
+
+def _data(text: str) -> str:
+    """Return a text as GitHub reads it in a workflow command: a line break would begin another command."""
+    return plain(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

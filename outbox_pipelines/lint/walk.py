@@ -41,6 +41,17 @@ class Walk(Expressions):
         if thing and thing.role is Role.PRODUCER and thing.library is not Library.CELERY:
             self.step(Act.PUBLISH, decorator, thing, implicit=True)
 
+    def _is_unread(self, name: str) -> bool:
+        """Return whether nothing reads this name of the function; names of modules can be imported."""
+        if not isinstance(self.story.node, Function):
+            return False
+        return not any(
+            name in node.names
+            if isinstance(node, ast.Global | ast.Nonlocal)
+            else isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+            for node in ast.walk(self.story.node)
+        )
+
     def _statement(self, node: ast.stmt) -> None:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -52,6 +63,10 @@ class Walk(Expressions):
             case ast.Expr(value=value):
                 self.expression(value, dropped=True)
             case ast.Assign(targets=[ast.Name(id="_")], value=value):
+                self.expression(value, dropped=True)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as value) if self._is_emit(
+                value
+            ) and self._is_unread(name):
                 self.expression(value, dropped=True)
             case ast.Assign(targets=targets, value=value):
                 self.expression(value, bound=all(isinstance(target, ast.Name) for target in targets))

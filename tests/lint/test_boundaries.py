@@ -418,11 +418,22 @@ def test_a_decorator_of_ones_own_opens_a_transaction() -> None:
 
 
 def test_a_coroutine_that_is_named_for_nothing() -> None:
-    """Guards against an event that is not written, because its coroutine was given to `_`."""
+    """Guards against an event that is not written, because its coroutine got a name that nothing reads."""
     holds("""
         from sqlalchemy.ext.asyncio import AsyncSession
 
         async def f(session: AsyncSession):
             _ = emit(session, "o", 1, "e", {})  # finds OB004
             _ = await emit(session, "o", 1, "e", {})
+            unread = emit(session, "o", 1, "e", {})  # finds OB004
+            unread = 1
+            written = await emit(session, "o", 1, "e", {})
+            awaited = emit(session, "o", 1, "e", {})
+            await awaited
+            given = emit(session, "o", 1, "e", {})
+            return lambda: given
+
+        async def g(session: AsyncSession):
+            global kept
+            kept = emit(session, "o", 1, "e", {})
         """)

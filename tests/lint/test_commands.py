@@ -64,6 +64,31 @@ def test_github(application: Path) -> None:
     assert first.startswith(f"::error file={application}/orders.py,line=5,col=1,title=OB001 emit-outside-")
 
 
+def test_a_file_name_is_only_a_name(tmp_path: Path) -> None:
+    """Guards against a pull request whose file name is a command to the workflow, or controls a terminal."""
+    name = "a\x1b[31m,b:c%\n::error::x.py"
+    (tmp_path / name).write_text(BAD)
+    first, _ = lint("--github", tmp_path).stdout.splitlines()
+    assert first.startswith(
+        rf"::error file={tmp_path}/a\x1b[31m%2Cb%3Ac%25%0A%3A%3Aerror%3A%3Ax.py,line=5,col=1,title=OB001"
+    )
+    (tmp_path / name).write_text("import outbox_pipelines\n" + "x = (")
+    for options in (["--github"], [], ["--json"], ["--report"]):
+        said = lint(*options, tmp_path).output
+        assert "\x1b" not in said
+        assert not any(line.startswith("::error::") for line in said.splitlines())
+    assert json.loads(lint("--json", tmp_path).stdout)[0]["path"] == f"{tmp_path}/{name}"
+
+
+@pytest.mark.parametrize("options", [[], ["--select", "OB001"], ["--select", "OB001", "--after-commit"]])
+def test_a_file_that_cannot_be_parsed_is_never_clean(tmp_path: Path, options: list[str]) -> None:
+    """Guards against a workflow that checks one rule and passes over a file that nothing has read."""
+    (tmp_path / "orders.py").write_text(BAD + "x = (")
+    assert lint(*options, tmp_path).exit_code == 1
+    assert [one["code"] for one in json.loads(lint("--json", *options, tmp_path).stdout)] == ["OB000"]
+    assert lint(*options, "--ignore", "OB000", tmp_path).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("options", "codes"),
     [
