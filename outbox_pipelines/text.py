@@ -25,6 +25,11 @@ def plain(text: str) -> str:
     return _UNSAFE.sub(_escape, text)
 
 
+def plain_lines(text: str) -> str:
+    """Return a text of several lines, each as `plain` returns it."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
 def markdown(text: str) -> str:
     """Return the text as one line for a page that renders Markdown: no link, image or HTML begins in it."""
     return _MARKUP.sub(r"\\\g<0>", plain(text))

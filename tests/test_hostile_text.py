@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import re
 import socket
 import subprocess
@@ -27,7 +29,8 @@ from outbox_pipelines.relay.marked_table import status as claims_status
 from outbox_pipelines.relay.marked_table.findings import Finding
 from outbox_pipelines.relay.telemetry import prometheus
 from outbox_pipelines.settings import load_settings
-from outbox_pipelines.text import markdown, plain, to_json
+from outbox_pipelines.text import markdown, plain, plain_lines, to_json
+from tests.archive.reading import three_days
 from tests.conftest import clean_environment, command, wait_until
 
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07\nFAKE: all is well\r\x9b31m\u202egpj\u2028\ud800"
@@ -174,6 +177,47 @@ def test_the_tables_of_status_and_partitions_steer_no_terminal(monkeypatch: pyte
     for text, lines in ((shown, 9), (checked, 2), (closings, 1), (differences, 1)):
         assert HARMLESS in text
         assert len(text.splitlines()) == lines
+
+
+def _on_a_terminal(*arguments: str, **environment: str) -> str:
+    """Run the command with a terminal as its stdout; return what it gets."""
+    terminal, stdout = os.openpty()
+    with os.fdopen(terminal, "rb", buffering=0) as shown:
+        process = subprocess.Popen(
+            [*command(), *arguments], stdout=stdout, env=clean_environment() | environment
+        )
+        os.close(stdout)
+        found = b""
+        # The end of a terminal whose last writer has ended is an error on Linux.
+        with contextlib.suppress(OSError):
+            while part := shown.read(4096):
+                found += part
+        assert process.wait(60) == 0
+    return found.decode().replace("\r\n", "\n")
+
+
+def test_what_is_exact_in_a_file_is_escaped_on_a_terminal(tmp_path: Path) -> None:
+    """Guards against a row or a description that controls the terminal, and a CSV file with other values."""
+    three_days(tmp_path / "archive")
+    settings = {"OUTBOX_ARCHIVE": str(tmp_path / "archive")}
+    harmless, hostile = HARMLESS.removesuffix(r"\ud800"), HOSTILE.removesuffix("\ud800")
+    query = ["archive", "query", "SELECT '" + hostile + "' AS x"]
+    assert _on_a_terminal(*query, "--csv", **settings) == f'x\n"{harmless}"\n'
+    for form in ("--csv", "--json"):
+        exact = subprocess.run(
+            [*command(), *query, form], env=clean_environment() | settings, capture_output=True, check=True
+        ).stdout.decode()
+        if form == "--csv":
+            assert exact == f'x\n"{hostile}"\n'
+        else:
+            assert json.loads(exact) == [{"x": hostile}]
+            assert plain_lines(exact) == exact
+    catalog = tmp_path / "catalog.yaml"
+    entry = {"description": hostile, "producer": "shop", "owner": "shop"}
+    catalog.write_text(json.dumps({"events": {"order.placed": entry}}))
+    shown = _on_a_terminal("catalog", "render", OUTBOX_CATALOG_FILE=str(catalog))
+    assert r"\x1b[2J\x1b]0;owned" in shown
+    assert plain_lines(shown) == shown
 
 
 def test_a_terminal_that_cannot_show_it_gets_escapes() -> None:

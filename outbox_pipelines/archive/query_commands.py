@@ -17,7 +17,7 @@ from outbox_pipelines.archive import rendering
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain
+from outbox_pipelines.text import plain, plain_lines
 
 if TYPE_CHECKING:
     import duckdb
@@ -212,7 +212,7 @@ def _write(settings: Settings, asked: duckdb.DuckDBPyRelation, file: Path) -> No
 def _table(archive: Archive, asked: duckdb.DuckDBPyRelation, limit: int) -> None:
     if asked.columns == _PLAN:
         for _, plan in asked.fetchall():
-            click.echo("\n".join(map(plain, str(plan).rstrip().split("\n"))))
+            click.echo(plain_lines(str(plan).rstrip()))
         return
     columns, rows = _rows(archive, asked.limit(limit + 1))
     found = list(rows)
@@ -229,7 +229,9 @@ def _print(columns: Sequence[str], rows: Sequence[Row], align: Sequence[str]) ->
 
 
 def _csv(columns: Sequence[str], rows: Iterator[Row]) -> None:
-    sys.stdout.writelines(",".join(map(_field, row)) + "\n" for row in chain([columns], rows))
+    # A file or another program gets every character; a terminal would execute some.
+    shown = plain if sys.stdout.isatty() else str
+    sys.stdout.writelines(shown(",".join(map(_field, row))) + "\n" for row in chain([columns], rows))
 
 
 def _field(value: object) -> str:

@@ -10,12 +10,13 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
+
+from outbox_pipelines.text import to_json
 
 if TYPE_CHECKING:
     import duckdb
@@ -88,19 +89,19 @@ def text_of(value: object) -> str:
 
 
 def json_of(value: object) -> str:
-    """Return JSON with every digit of a decimal; NaN and infinities become strings."""
+    """Return JSON with every digit of a decimal; NaN and infinities become strings.
+
+    Characters that control a terminal are escapes, which JSON has for every character.
+    """
     if isinstance(value, dict):
-        members = (
-            f"{json.dumps(text_of(name), ensure_ascii=False)}: {json_of(each)}"
-            for name, each in value.items()
-        )
+        members = (f"{to_json(text_of(name))}: {json_of(each)}" for name, each in value.items())
         return "{" + ", ".join(members) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(json_of, value)) + "]"
     is_number = isinstance(value, int) or (isinstance(value, float | Decimal) and math.isfinite(value))
     if value is None or isinstance(value, bool | str):
-        return json.dumps(value, ensure_ascii=False)
-    return _scalar(value) if is_number else json.dumps(_scalar(value), ensure_ascii=False)
+        return to_json(value)
+    return _scalar(value) if is_number else to_json(_scalar(value))
 
 
 def _scalar(value: object) -> str:

@@ -12,7 +12,7 @@ import click
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain
+from outbox_pipelines.text import plain, plain_lines
 
 if TYPE_CHECKING:
     from outbox_pipelines.catalog.comparison import Compared
@@ -58,7 +58,7 @@ def render(settings: Settings, output: Path | None, as_html: bool) -> None:
     found = require_catalog(settings)
     text = page.page(found) if as_html else page.markdown(found)
     if output is None:
-        click.echo(text, nl=False)
+        click.echo(plain_lines(text) if sys.stdout.isatty() else text, nl=False)
         return
     try:
         output.write_text(text, encoding="utf-8")
