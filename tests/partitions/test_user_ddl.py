@@ -72,6 +72,10 @@ LIVES: dict[str, tuple[str, str | None]] = {
         "CREATE UNIQUE INDEX mine ON outbox (created_at, seq)",
         "unknown: index mine CREATE UNIQUE INDEX",
     ),
+    "exclusion": (
+        "ALTER TABLE outbox ADD CONSTRAINT mine EXCLUDE USING btree (created_at WITH =, seq WITH =)",
+        "unknown: constraint outbox.mine EXCLUDE USING btree",
+    ),
     "partial index": ("CREATE INDEX mine ON outbox (version) WHERE version > 1", "unknown: index mine"),
     "index on an expression": ("CREATE INDEX mine ON outbox ((payload ->> 'n'))", "unknown: index mine"),
     "covering index": ("CREATE INDEX mine ON outbox (seq) INCLUDE (event_type)", "unknown: index mine"),
