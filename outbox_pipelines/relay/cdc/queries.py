@@ -103,6 +103,14 @@ WHERE p.pubname = %(slot)s"""
 PUBLICATION_OWNER: Final = """
 SELECT pubowner::regrole::text, pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = %(slot)s"""
 
+# Those that are like ours, of the outbox alone. Their names end as `slot_name` lets them: in the schema
+# or a digest.
+SIMILAR_PUBLICATIONS: Final = """
+SELECT p.pubname::text FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+WHERE p.pubinsert AND p.pubviaroot AND NOT (p.pubupdate OR p.pubdelete OR p.pubtruncate)
+  AND p.pubname ~ %(pattern)s AND p.pubname <> ALL (%(names)s)
+GROUP BY p.pubname HAVING array_agg(r.prrelid) = ARRAY['outbox'::regclass::oid] ORDER BY 1"""
+
 IDS: Final[LiteralString] = f"""
 SELECT tx::text::bigint, id::text, aggregate_type, event_type, extract(epoch FROM created_at)::float8
 FROM outbox WHERE {OPEN} AND tx = ANY (%(transactions)s::xid8[])"""

@@ -101,6 +101,7 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
                 connection.execute(queries.NO_SLOT)
             raise
         say(f"slot {slot}: made")
+        _name_left(connection, settings, {slot}, say)
         return slot
 
 
@@ -139,6 +140,8 @@ def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = 
             if connection.execute(queries.PUBLICATION, {"slot": each}).fetchone():
                 connection.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(each)))
                 say(f"publication {each}: dropped")
+        if publication:
+            _name_left(connection, settings, names, say)
         return named is not None or any(dropped)
 
 
@@ -217,6 +220,17 @@ def _publish(connection: Connection, slot: str, say: Say) -> bool:
             "command again"
         )
     return False
+
+
+def _name_left(connection: Connection, settings: Settings, known: set[str], say: Say) -> None:
+    """Name publications of the time before the database was renamed; something else may read them."""
+    pattern = rf"^outbox_[a-z0-9_]+_({re.escape(settings.db_schema)}|[0-9a-f]{{8}})$"
+    given = {"pattern": pattern, "names": list(known)}
+    for (name,) in connection.execute(queries.SIMILAR_PUBLICATIONS, given).fetchall():
+        say(
+            f"publication {name}: left, from a time when the database had another name; if nothing else "
+            f"reads it, run DROP PUBLICATION {sql.Identifier(name).as_string(connection)}"
+        )
 
 
 def _require_owner(connection: Connection, slot: str) -> None:

@@ -305,6 +305,41 @@ def test_a_database_that_was_renamed(outbox: Outbox, stack: Stack) -> None:
             server.execute(f"ALTER DATABASE {after} RENAME TO {before}".encode())
 
 
+def test_a_publication_from_before_a_renaming(outbox: Outbox, stack: Stack) -> None:
+    """Guards against a publication that stays, and that nothing names, if the slot was dropped as well."""
+    assert outbox.outbox("cdc", "setup").returncode == 0
+    (slot,) = _slots(outbox)
+    with outbox.connect() as connection:
+        before = connection.info.dbname
+        # Of others: another table too, other operations, another name.
+        connection.execute("CREATE TABLE mine (id int PRIMARY KEY)")
+        root = "publish_via_partition_root"
+        connection.execute(
+            f"CREATE PUBLICATION outbox_a_public FOR TABLE outbox, mine WITH ({root})".encode()
+        )
+        connection.execute(f"CREATE PUBLICATION outbox_b_public FOR TABLE outbox WITH ({root})".encode())
+        connection.execute(
+            f"CREATE PUBLICATION debezium FOR TABLE outbox WITH ({root}, publish = 'insert')".encode()
+        )
+    after = f"{before}_renamed"
+    dsn = make_conninfo(stack.dsn, dbname=after)
+    renamed = Outbox(outbox.settings.model_copy(update={"dsn": type(outbox.settings.require_dsn())(dsn)}))
+    with psycopg.connect(stack.dsn, autocommit=True) as server:
+        server.execute(f"ALTER DATABASE {before} RENAME TO {after}".encode())
+        try:
+            server.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+            made = renamed.outbox("cdc", "setup")
+            assert made.returncode == 0, made.stderr
+            assert _slots(renamed) not in ([], [slot])
+            for shown in (made.stdout, renamed.outbox("cdc", "drop").stdout):
+                assert [line for line in shown.splitlines() if ": left" in line] == [
+                    f"publication {slot}: left, from a time when the database had another name; if nothing "
+                    f'else reads it, run DROP PUBLICATION "{slot}"'
+                ]
+        finally:
+            server.execute(f"ALTER DATABASE {after} RENAME TO {before}".encode())
+
+
 def test_names_are_readable_and_unique(outbox: Outbox) -> None:
     """Guards against two outboxes that share a slot, and names that PostgreSQL refuses."""
     shop = outbox.settings.model_copy(update={"db_schema": "shop"})
