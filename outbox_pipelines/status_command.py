@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from pathlib import Path
+from typing import Final
 
 import click
 
@@ -13,18 +15,25 @@ from outbox_pipelines.outbox_option import chosen
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
 
+_VERSION: Final = {"version": 1}
+_SCHEMA: Final = Path(__file__).parent / "quality" / "status.schema.json"
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; with --all an array.")
+@click.option("--json-schema", is_flag=True, help="Print the JSON Schema of what --json prints.")
 @click.option("--check", is_flag=True, help="Exit 1 if a check is at ERROR.")
 @click.option("--all", "of_all", is_flag=True, help="Print a line for each outbox, worst first.")
 @click.pass_context
-def status(context: click.Context, as_json: bool, check: bool, of_all: bool) -> None:
+def status(context: click.Context, as_json: bool, json_schema: bool, check: bool, of_all: bool) -> None:
     """Show backlog, lag, parked events, the owner of each shard, and failed checks.
 
     The checks are those of Dagster's asset outbox/health; OUTBOX_WARN_AT and OUTBOX_ERROR_AT change their
     thresholds. With --all, exits with 2 if an outbox cannot be read; its line says why.
     """
+    if json_schema:
+        click.echo(_SCHEMA.read_text("utf-8"), nl=False)
+        return
     outboxes, name = chosen(context)
     if of_all and name is not None:
         raise SetupError("--outbox names one outbox and --all asks for every one: omit one of them")
@@ -33,7 +42,7 @@ def status(context: click.Context, as_json: bool, check: bool, of_all: bool) -> 
 
         found = overview.read(outboxes)
         if as_json:
-            click.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+            click.echo(json.dumps([_VERSION | dataclasses.asdict(each) for each in found], indent=2))
         else:
             click.echo(overview.render(found))
         for line in outboxes.shared_tables():
@@ -44,10 +53,17 @@ def status(context: click.Context, as_json: bool, check: bool, of_all: bool) -> 
             sys.exit(1)
         return
     settings = outboxes.get(name)
-    if settings.table_file is None:
-        _status(settings, as_json=as_json, check=check)
-    else:
-        _table_status(settings, as_json=as_json, check=check)
+    try:
+        if settings.table_file is None:
+            _status(settings, as_json=as_json, check=check)
+        else:
+            _table_status(settings, as_json=as_json, check=check)
+    except LockedError:
+        raise
+    except SetupError as error:
+        if as_json:
+            click.echo(json.dumps(_VERSION | {"error": str(error)}, indent=2))
+        raise
 
 
 def _status(settings: Settings, *, as_json: bool, check: bool) -> None:
@@ -59,14 +75,14 @@ def _status(settings: Settings, *, as_json: bool, check: bool) -> None:
     except LockedError as error:
         rest = measurements.read_what_is_not_locked(settings)
         if as_json:
-            click.echo(json.dumps({"locked": str(error), **rest}, indent=2))
+            click.echo(json.dumps(_VERSION | {"error": str(error), **rest}, indent=2))
         else:
             click.echo("\n".join(plain(f"{name}: {json.dumps(what)}") for name, what in rest.items()))
         raise
     results = rules.judge(settings, found)
     if as_json:
         checks = [rendering.described(result) for result in results]
-        click.echo(json.dumps(dataclasses.asdict(found) | {"checks": checks}, indent=2))
+        click.echo(json.dumps(_VERSION | dataclasses.asdict(found) | {"checks": checks}, indent=2))
     else:
         click.echo(rendering.render(found, results))
     if check and rules.worst(results) is rules.Status.ERROR:
@@ -83,7 +99,7 @@ def _table_status(settings: Settings, *, as_json: bool, check: bool) -> None:
     results = rules.judge(settings, measurements.of(found))
     if as_json:
         checks = [described(result) for result in results]
-        click.echo(json.dumps(dataclasses.asdict(found) | {"checks": checks}, indent=2))
+        click.echo(json.dumps(_VERSION | dataclasses.asdict(found) | {"checks": checks}, indent=2))
     else:
         click.echo(table_status.render(found, results))
     if check and rules.worst(results) is rules.Status.ERROR:
