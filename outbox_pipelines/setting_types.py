@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,13 @@ def _brokers(value: str) -> str:
     return value
 
 
+def _kafka_config_file(value: Path | None) -> Path | None:
+    # Its secrets may be kept from a role that needs no Kafka: who needs it reports that it cannot be read.
+    if value is not None and value.is_file() and os.access(value, os.R_OK):
+        read_config(value)
+    return value
+
+
 def _topic(value: str) -> str:
     TopicTemplate(value)
     return value
@@ -163,7 +171,7 @@ def _lower(value: object) -> object:
 
 OutboxName = Annotated[str, AfterValidator(_name)]
 OutboxesFile = Annotated[Path | None, _read_by(read_outboxes)]
-KafkaConfigFile = Annotated[Path | None, _read_by(read_config)]
+KafkaConfigFile = Annotated[Path | None, AfterValidator(_kafka_config_file)]
 TableFile = Annotated[Path | None, _read_by(read_mapping)]
 ConsumersFile = Annotated[Path | None, _read_by(read_consumers)]
 SchemaName = Annotated[str, AfterValidator(_schema)]

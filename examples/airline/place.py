@@ -22,7 +22,7 @@ from examples.airline.airline import TABLES
 from outbox_pipelines import schema
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.kafka.client import read_config
+from outbox_pipelines.relay.kafka.client import from_file
 from outbox_pipelines.relay.kafka.topics import Topics
 from outbox_pipelines.settings import Settings
 
@@ -80,7 +80,7 @@ def topics(settings: Settings) -> list[str]:
 def kafka_client(settings: Settings, **more: Any) -> dict[str, Any]:
     """The configuration of a client of ours: the user's own file of settings, and where the brokers are."""
     ours = {"bootstrap.servers": settings.require_kafka(), "log_level": 2}
-    return read_config(settings.kafka_config_file) | ours | more
+    return from_file(settings) | ours | more
 
 
 def _remove(connection: Connection, settings: Settings) -> None:

@@ -78,25 +78,29 @@ def config(settings: Settings, **own: Any) -> dict[str, Any]:
     """
     return {
         **_DEFAULTS,
-        **_given(settings),
+        **from_file(settings),
         **_FIXED,
         "bootstrap.servers": settings.require_kafka(),
         **own,
     }
 
 
-def _given(settings: Settings) -> dict[str, Any]:
+def from_file(settings: Settings) -> dict[str, Any]:
+    """Return the user's own settings of the client.
+
+    Raises:
+        SetupError: the file cannot be read, or is no longer valid.
+    """
     path = settings.kafka_config_file
     try:
         return {} if path is None else read_config(path)
     except ValueError as error:
-        # It was right when the settings were loaded.
         raise SetupError(f"OUTBOX_KAFKA_CONFIG_FILE {error}") from None
 
 
 def consumer_config(settings: Settings) -> dict[str, Any]:
     """Return the settings of a consumer: of the user's file, only those that concern the connection."""
-    given = _given(settings)
+    given = from_file(settings)
     ours = {name: value for name, value in given.items() if name.startswith(_CONNECTION)}
     return {**ours, "bootstrap.servers": settings.require_kafka()}
 
