@@ -34,8 +34,9 @@ A setting is an environment variable, or a line `NAME=value` in the file that `O
 both have a value, the environment wins. An empty variable counts as not set. A name that is almost that of a
 setting is logged as a warning.
 
-Each command except `outbox lint-writes` checks all values when it starts. If a value is wrong, it prints one
-line that names the setting, and ends with exit code 2. Passwords and tokens never appear in messages:
+Each command except `outbox lint-writes` checks all values when it starts; a file of Kafka settings that it
+may not read, only if it needs Kafka. If a value is wrong, it prints one line that names the setting, and ends
+with exit code 2. Passwords and tokens never appear in messages:
 `OUTBOX_DSN`, `OUTBOX_CONSUMER_DSN`, `OUTBOX_ALERTS`, `OUTBOX_CONNECT` and `OUTBOX_DEAD_LETTER_COMMAND` are
 secrets.
 Passwords in other settings are refused.
