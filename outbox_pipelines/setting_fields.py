@@ -21,6 +21,7 @@ from outbox_pipelines.setting_types import (
     ConnectorName,
     ConnectUrls,
     ConsumersFile,
+    DrainConsumers,
     Dsn,
     FlatMembers,
     HeaderNames,
@@ -338,7 +339,7 @@ class Fields(BaseSettings):
     consumer_schema: str = Field(
         default="public", description="Schema of a consumer's tables, for `outbox consumer …`."
     )
-    drain_consumers: str = Field(
+    drain_consumers: DrainConsumers = Field(
         default="",
         description="Consumers whose inboxes Dagster drains, as `module:name` separated by spaces "
         "(`billing.events:consumer`): see [Slow "

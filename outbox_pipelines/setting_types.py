@@ -55,6 +55,12 @@ def _read_by(parse: Callable[[Any], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _drain_consumers(value: str) -> str:
+    if "://" in value:
+        raise ValueError("write module:name, such as billing.events:consumer; the consumer has the address")
+    return value
+
+
 def _name(value: str) -> str:
     # It must fit everywhere: in Dagster, metrics, logs.
     if not NAME.fullmatch(value):
@@ -183,6 +189,7 @@ Topic = Annotated[str, AfterValidator(_topic)]
 TopicMapFile = Annotated[Path | None, _read_by(read_map)]
 TopicPatterns = Annotated[str, AfterValidator(_topic_patterns)]
 Replicas = Annotated[int, AfterValidator(_replicas)]
+DrainConsumers = Annotated[str, AfterValidator(_drain_consumers)]
 HeaderNames = Annotated[str, _read_by(header_names)]
 FlatMembers = Annotated[str, _read_by(flat_members)]
 UriReference = Annotated[str, AfterValidator(_uri_reference)]

@@ -31,6 +31,9 @@ def read_names(
             raise ValueError(f"unknown {what} {ours!r}: use {', '.join(known)}")
         if ours in given:
             raise ValueError(f"{ours} appears twice: keep one")
+        # A connection string in a wrong place; the message must not repeat its password.
+        if "://" in theirs:
+            raise ValueError(f"write a name for the {what} {ours}, not an address: for example {example}")
         given.add(ours)
         names[ours] = theirs
     names = {ours: theirs for ours, theirs in names.items() if theirs}
