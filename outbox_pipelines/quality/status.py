@@ -12,7 +12,7 @@ from outbox_pipelines.quality.slots import Slots, size
 from outbox_pipelines.text import plain
 
 _AWAITS_STANDBY: Final = (
-    "wait for a synchronous standby, so what is published still counts as backlog: start the standby, or "
+    "wait for a synchronous standby; events count as backlog until it confirms them: start the standby, or "
     "remove it from synchronous_standby_names"
 )
 
