@@ -1,4 +1,7 @@
-"""Makes data (ids, types, errors, names of topics) safe to print on terminals, in logs and on pages.
+"""Makes data (ids, types, errors, names of topics) safe to show: a function for each medium.
+
+`plain` is for terminals, logs and tables, `markdown` for descriptions in Dagster, `message` for mails and
+chats.
 
 Invariants:
 - Data can neither start a new line nor control a terminal: control characters, marks that change the
@@ -15,8 +18,12 @@ from typing import Any, Final
 _UNSAFE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
-# What begins a link, an image or HTML, and what would undo its escape.
-_MARKUP: Final = re.compile(r"[\\\[<]")
+# What begins a link, an image, HTML or code, and what would undo its escape. An address is a link without
+# markup, and no escape prevents that: it becomes code.
+_MARKUP: Final = re.compile(r"(?P<address>(?:https?://|www\.)[^\s`]+)|[\\\[<`]", re.IGNORECASE)
+# What chats take for a mention, a link or an image. Their escapes differ, and some have none.
+_CHAT: Final = re.compile(r"<|(?<!\w)@|\](?=[(\[:])")
+_HARMLESS: Final = {"<": "‹", "@": "＠", "]": "] "}
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
@@ -32,7 +39,15 @@ def plain_lines(text: str) -> str:
 
 def markdown(text: str) -> str:
     """Return the text as one line for a page that renders Markdown: no link, image or HTML begins in it."""
-    return _MARKUP.sub(r"\\\g<0>", plain(text))
+    return _MARKUP.sub(lambda found: f"`{found[0]}`" if found["address"] else f"\\{found[0]}", plain(text))
+
+
+def message(text: str) -> str:
+    """Return the text for mails and chats: one line without mentions, images, and links with a text.
+
+    What begins one is replaced by a similar character.
+    """
+    return _CHAT.sub(lambda found: _HARMLESS[found[0]], plain(text))
 
 
 def to_json(value: Any, *, indent: int | None = None, **more: Any) -> str:

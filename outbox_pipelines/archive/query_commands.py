@@ -225,7 +225,7 @@ def _print(columns: Sequence[str], rows: Sequence[Row], align: Sequence[str]) ->
     from tabulate import tabulate
 
     cells = [[_cell(value) for value in row] for row in rows]
-    click.echo(tabulate(cells, columns, disable_numparse=True, colalign=align))
+    click.echo(tabulate(cells, list(map(plain, columns)), disable_numparse=True, colalign=align))
 
 
 def _csv(columns: Sequence[str], rows: Iterator[Row]) -> None:

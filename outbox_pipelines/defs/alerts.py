@@ -16,6 +16,7 @@ from outbox_pipelines.defs.failures import said
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import DAY
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.alerts import Known, Problem
@@ -85,7 +86,8 @@ def _send(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: s
     failed = [each for each in outcomes if each.unsent]
     for each in failed:
         if each.address not in kept["unsent"]:
-            context.log.warning(f"{each.address} did not accept the message and gets it again: {each.why}")
+            why = plain(each.why)
+            context.log.warning(f"{each.address} did not accept the message and gets it again: {why}")
     kept["known"] = alerts.to_json(known)
     kept["unsent"] = {each.address: [asdict(one) for one in each.unsent] for each in failed}
     told = [key for key, one in known.items() if one.told]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import places, ticks
+from outbox_pipelines.defs import pages, places, ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.text import markdown
@@ -60,25 +60,19 @@ def event_types_documented(outbox: Outbox) -> dg.AssetChecksDefinition:
 
 
 def _table(wrong: "list[Compared]") -> dg.TableMetadataValue:
-    columns = {"event_type": "string", "why": "string", "events": "int"} | dict.fromkeys(
-        ("first_at", "last_at", "aggregate_types"), "string"
-    )
-    return dg.MetadataValue.table(
+    return pages.table(
         [
-            dg.TableRecord(
-                {
-                    "event_type": each.event_type,
-                    "why": each.status,
-                    "events": each.seen.events,
-                    "first_at": each.seen.first_at.isoformat(timespec="seconds"),
-                    "last_at": each.seen.last_at.isoformat(timespec="seconds"),
-                    "aggregate_types": ", ".join(each.seen.aggregate_types),
-                }
-            )
+            {
+                "event_type": each.event_type,
+                "why": each.status,
+                "events": each.seen.events,
+                "first_at": each.seen.first_at.isoformat(timespec="seconds"),
+                "last_at": each.seen.last_at.isoformat(timespec="seconds"),
+                "aggregate_types": ", ".join(each.seen.aggregate_types),
+            }
             for each in wrong
             if each.seen
         ],
-        schema=dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()]),
     )
 
 

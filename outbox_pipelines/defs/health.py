@@ -16,7 +16,7 @@ from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.reports import HOUR, Reported
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES, Rule, Status, judge
-from outbox_pipelines.text import markdown
+from outbox_pipelines.text import markdown, plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import Measurements
@@ -149,7 +149,7 @@ def evaluated(context: dg.AssetCheckExecutionContext, outbox: Outbox) -> Iterato
         evaluations[_DATABASE] = _answers(mark[places.OTHERS])
     for name, result in evaluations.items():
         if name in wanted:
-            context.log.info(f"{name}: {result['description']}")
+            context.log.info(f"{name}: {plain(result['description'])}")
             result["metadata"] |= mark
             yield dg.AssetCheckResult(check_name=name, asset_key=_asset(outbox, name), **result)
 
@@ -372,6 +372,4 @@ def _numbers(found: "Measurements") -> dict[str, Any]:
 
 
 def _table(reasons: dict[str, int]) -> dg.MetadataValue[Any]:
-    return dg.MetadataValue.table(
-        [dg.TableRecord({"events": count, "reason": reason}) for reason, count in reasons.items()]
-    )
+    return pages.table([{"events": count, "reason": reason} for reason, count in reasons.items()])

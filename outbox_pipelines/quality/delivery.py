@@ -21,7 +21,8 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.alerts import Message
 from outbox_pipelines.secret import redacted
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain, plain_lines
+from outbox_pipelines.text import message as as_message
+from outbox_pipelines.text import plain
 
 # Dagster abandons a tick after 60 s, and one message to a mail server that is silent takes 15.
 _SECONDS: Final = 20.0
@@ -79,7 +80,7 @@ def _accepts(receiver: Any, message: Message) -> bool:
 
     kind = apprise.NotifyType.SUCCESS if message.is_over else apprise.NotifyType.FAILURE
     # As text: an error must not become markup in a mail.
-    given = {"title": plain(message.title), "body": plain_lines(message.body)}
+    given = {"title": as_message(message.title), "body": "\n".join(map(as_message, message.body.split("\n")))}
     return bool(receiver.notify(**given, notify_type=kind, body_format=apprise.NotifyFormat.TEXT))
 
 

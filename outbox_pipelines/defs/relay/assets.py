@@ -14,7 +14,7 @@ from outbox_pipelines.defs.relay.owner import owner_of
 from outbox_pipelines.defs.relay.session import Progress, Session
 from outbox_pipelines.defs.topics import topic_key
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.text import markdown
+from outbox_pipelines.text import markdown, plain
 
 _LOG = logging.getLogger(__name__)
 
@@ -101,12 +101,14 @@ def relay_shard(outbox: Outbox, job: str) -> dg.OpDefinition:
         except ShardOwnedError as error:
             context.log_event(
                 dg.AssetObservation(
-                    outbox.key("relay"), description=markdown(str(error)), metadata={"owned_by": str(error)}
+                    outbox.key("relay"),
+                    description=markdown(str(error)),
+                    metadata={"owned_by": plain(str(error))},
                 )
             )
         except (SetupError, ShardLostError) as error:
             metadata = _of_session(progress) if progress else {}
-            why = outbox.by_its_variables(str(error))
+            why = plain(outbox.by_its_variables(str(error)))
             raise dg.Failure(why, metadata=metadata, allow_retries=False) from None
         if progress is not None:
             context.log_event(dg.AssetMaterialization(outbox.key("relay"), metadata=_of_session(progress)))
@@ -173,7 +175,7 @@ def _gives_turn(
         )
         if turn is not None:
             turn.give(context.instance)
-            context.log.info(turn.reason)
+            context.log.info(plain(turn.reason))
         return turn is not None
     except Exception as error:  # noqa: BLE001 - whatever its storage raises
         _LOG.warning("cannot read Dagster's run queue: %s", error)

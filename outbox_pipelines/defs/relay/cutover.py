@@ -38,7 +38,8 @@ def change_source(outbox: Outbox) -> dg.OpDefinition:
             settings = outbox.load_settings()
             if config.to == "look":
                 other = "polling" if read(settings).source == "cdc" else "cdc"
-                context.log.info(f"a change to {other} would do: " + "; ".join(cutover.plan(settings, other)))
+                planned = plain("; ".join(cutover.plan(settings, other)))
+                context.log.info(f"a change to {other} would do: {planned}")
             else:
                 cutover.run(
                     settings,

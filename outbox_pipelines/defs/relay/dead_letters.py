@@ -8,6 +8,7 @@ from uuid import UUID
 import dagster as dg
 from pydantic import Field
 
+from outbox_pipelines.defs import pages
 from outbox_pipelines.defs.failures import one_line, require_seconds
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.text import plain
@@ -146,22 +147,19 @@ def _tell_replayed(context: dg.OpExecutionContext, replayed: "Replayed", seconds
 
 
 def _table(rows: Iterable["DeadLetterRow | marked.DeadLetterRow"]) -> dg.MetadataValue[Any]:
-    columns = ("failed_at", "id", "event_type", "aggregate", "attempts", "reason")
-    return dg.MetadataValue.table(
+    return pages.table(
         [
-            dg.TableRecord(
-                {
-                    "failed_at": f"{row.failed_at:%Y-%m-%d %H:%M:%S}" if row.failed_at else "",
-                    "id": str(row.id),
-                    "event_type": row.event_type,
-                    "aggregate": f"{row.aggregate_type} {row.aggregate_id}",
-                    "attempts": row.attempts,
-                    "reason": row.error or "",
-                }
-            )
+            {
+                "failed_at": f"{row.failed_at:%Y-%m-%d %H:%M:%S}" if row.failed_at else "",
+                "id": str(row.id),
+                "event_type": row.event_type,
+                "aggregate": f"{row.aggregate_type} {row.aggregate_id}",
+                "attempts": row.attempts,
+                "reason": row.error or "",
+            }
             for row in rows
         ],
-        schema=dg.TableSchema([dg.TableColumn(name) for name in columns]),
+        *("failed_at", "id", "event_type", "aggregate", "attempts", "reason"),
     )
 
 

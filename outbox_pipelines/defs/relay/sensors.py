@@ -13,6 +13,7 @@ from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.relay import queue
 from outbox_pipelines.defs.relay.jobs import config
 from outbox_pipelines.defs.relay.supervision import RUNS_TO_LOOK_BACK, Verdict, judge
+from outbox_pipelines.text import plain
 
 _UNFINISHED: Final = [
     dg.DagsterRunStatus.NOT_STARTED,
@@ -92,7 +93,7 @@ def _supervise(context: dg.SensorEvaluationContext, reading: ticks.Reading, curs
         _end_lost(context, verdict)
         (wrong if shard.owner is None else well).append(verdict.reason)
         if verdict.launch:
-            context.log.info(verdict.reason)
+            context.log.info(plain(verdict.reason))
             requests.append(
                 dg.RunRequest(
                     job_name=outbox.name_of("relay_session"),

@@ -12,6 +12,7 @@ import click
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.options import SECONDS
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.slots import Slots
@@ -42,7 +43,7 @@ def setup_command(settings: Settings, seconds: float) -> None:
     from outbox_pipelines.relay.cdc.setup import set_up
 
     _refuse_marked_table(settings)
-    made = set_up(settings, seconds=seconds, say=click.echo)
+    made = set_up(settings, seconds=seconds, say=_say)
     click.echo("nothing to do: relays read from the slot already" if made is None else "relays read from it")
 
 
@@ -54,7 +55,7 @@ def drop_command(settings: Settings, seconds: float) -> None:
     from outbox_pipelines.relay.cdc.setup import remove
 
     _refuse_marked_table(settings)
-    if not remove(settings, seconds=seconds, say=click.echo, publication=True):
+    if not remove(settings, seconds=seconds, say=_say, publication=True):
         click.echo("there was no slot")
 
 
@@ -102,9 +103,9 @@ def cutover(settings: Settings, target: str, dry_run: bool, seconds: float) -> N
     _refuse_marked_table(settings)
     if dry_run:
         for line in steps.plan(settings, target):
-            click.echo(line)
+            _say(line)
     else:
-        steps.run(settings, target, seconds=seconds, say=click.echo)
+        steps.run(settings, target, seconds=seconds, say=_say)
 
 
 def _refuse_marked_table(settings: Settings) -> None:
@@ -117,6 +118,11 @@ def _refuse_marked_table(settings: Settings) -> None:
 
 def _show(found: Slots) -> None:
     for line in found.lines():
-        click.echo(line)
+        _say(line)
     for problem in found.problems:
-        click.echo(f"! {problem}")
+        _say(f"! {problem}")
+
+
+def _say(line: str) -> None:
+    # It may name a session, whose name is of its own choice.
+    click.echo(plain(line))
