@@ -316,9 +316,14 @@ def require_schema(settings: Settings) -> None:
         recorded = set(row[0] or ()) if row else set()
         # Another major version prints some definitions differently; the next `outbox migrate` records them.
         same_server = f"server {connection.info.server_version // 10000}" in recorded
-        if same_server and (lost := recorded - set(_describe(connection, settings.db_schema))):
+        described = _describe(connection, settings.db_schema)
+        if same_server and (lost := recorded - set(described)):
+            first = min(lost)
+            what, colon, _ = first.partition(": ")
+            there = [line.removeprefix(what + colon) for line in described if line.startswith(what + ": ")]
+            found = f", but found: {there[0]}" if colon and there else ""
             raise SetupError(
-                f"the schema has drifted; missing or changed: {min(lost)}; run `outbox migrate --check`"
+                f"the schema has drifted; missing or changed: {first}{found}; run `outbox migrate --check`"
             )
 
 

@@ -100,6 +100,25 @@ def apply(database: Database, drift: Drift) -> None:
     database.rows(drift.change)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY", "row security of outbox: off, but found: on;"),
+        (
+            "CREATE RULE gone AS ON DELETE TO outbox DO INSTEAD NOTHING",
+            "rules of outbox: none, but found: gone;",
+        ),
+        ("DROP FUNCTION outbox_ensure_partitions", r"function outbox_ensure_partitions\([^;]*;"),
+    ],
+)
+def test_a_refusal_says_what_is_there(server: Postgres, template: str, change: str, says: str) -> None:
+    """Guards against a message that names only what there should be: `none`."""
+    with fresh(server, template) as database:
+        database.rows(change)
+        with pytest.raises(SetupError, match=f"drifted; missing or changed: {says}"):
+            schema.require_schema(database.settings)
+
+
 @pytest.fixture(scope="module")
 def differences(server: Postgres, template: str) -> Iterator[list[str]]:
     """What is found after all these changes: each is on another object, so that none hides another."""
