@@ -13,7 +13,6 @@ import click
 from outbox_pipelines.errors import LockedError, SetupError
 from outbox_pipelines.outbox_option import chosen
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain
 
 _VERSION: Final = {"version": 1}
 _SCHEMA: Final = Path(__file__).parent / "quality" / "status.schema.json"
@@ -77,7 +76,11 @@ def _status(settings: Settings, *, as_json: bool, check: bool) -> None:
         if as_json:
             click.echo(json.dumps(_VERSION | {"error": str(error), **rest}, indent=2))
         else:
-            click.echo("\n".join(plain(f"{name}: {json.dumps(what)}") for name, what in rest.items()))
+            # Figures only: what is a list names sessions and owners, which the reason does for the lock.
+            groups = (what if isinstance(what, dict) else {name: what} for name, what in rest.items())
+            for name, what in (each for group in groups for each in group.items()):
+                if isinstance(what, int | float):
+                    click.echo(f"{name}: {what:,}")
         raise
     results = rules.judge(settings, found)
     if as_json:
