@@ -192,6 +192,12 @@ def test_a_detached_day_is_no_drift(database: Database) -> None:
     assert schema.drift(database.settings) == []
 
 
+def test_a_hardened_database_is_no_drift(database: Database) -> None:
+    """Guards against a relay that refuses to start where PUBLIC may call no function."""
+    database.rows("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA public FROM PUBLIC")
+    assert schema.drift(database.settings) == []
+
+
 def test_an_upgraded_server_is_no_drift(database: Database) -> None:
     """Guards against a relay that refuses to start after pg_upgrade, because views are printed
     differently."""

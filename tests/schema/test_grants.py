@@ -31,6 +31,7 @@ def test_each_kind_has_what_it_needs_in_a_hardened_database(database: Database, 
     roles = {kind: database.role() for kind in KINDS}
     content = "\n".join(f'{role} = "{kind}"' for kind, role in roles.items())
     database.rows("REVOKE ALL ON SCHEMA public FROM PUBLIC")
+    database.rows("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA public FROM PUBLIC")
     done = _grants(database, file, content)
     assert done.exit_code == 0, done.output
     checked = _grants(database, file, content, "--check")
