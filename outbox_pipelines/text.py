@@ -24,12 +24,18 @@ _MARKUP: Final = re.compile(r"(?P<address>(?:https?://|www\.)[^\s`]+)|[\\\[<`]",
 # What chats take for a mention, a link or an image. Their escapes differ, and some have none.
 _CHAT: Final = re.compile(r"<|(?<!\w)@|\](?=[(\[:])")
 _HARMLESS: Final = {"<": "‹", "@": "＠", "]": "] "}
+_LONGEST: Final = 200
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def plain(text: str) -> str:
     """Return the text as one line without characters that control a terminal."""
     return _UNSAFE.sub(_escape, text)
+
+
+def short(text: str) -> str:
+    """Return the text for one of several columns in a line: what is too long ends with its length."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
 
 
 def plain_lines(text: str) -> str:

@@ -29,7 +29,7 @@ from outbox_pipelines.relay.marked_table import status as claims_status
 from outbox_pipelines.relay.marked_table.findings import Finding
 from outbox_pipelines.relay.telemetry import prometheus
 from outbox_pipelines.settings import load_settings
-from outbox_pipelines.text import markdown, plain, plain_lines, to_json
+from outbox_pipelines.text import markdown, plain, plain_lines, short, to_json
 from tests.archive.reading import three_days
 from tests.conftest import clean_environment, command, wait_until
 
@@ -48,6 +48,11 @@ def test_text_of_others_is_one_line_without_control() -> None:
 def test_text_of_others_is_no_markup(text: str) -> None:
     assert re.search(r"<(a|img)\b", str(mistune.html(text)))
     assert not re.search(r"<(a|img)\b", str(mistune.html(markdown(text))))
+
+
+def test_what_is_long_does_not_fill_the_screen() -> None:
+    assert short("x" * 200) == "x" * 200
+    assert short("x" * 60_000) == "x" * 200 + "… (60,000 characters)"
 
 
 def test_json_for_people_is_json_without_control() -> None:

@@ -16,7 +16,7 @@ from outbox_pipelines import log
 from outbox_pipelines.dead_letter_group import Command, Store, Texts, make_group
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain
+from outbox_pipelines.text import plain, short
 
 if TYPE_CHECKING:
     from outbox_pipelines.consumer.dead_letters import DeadLetterRow
@@ -224,8 +224,9 @@ def _inbox(settings: Settings) -> Iterator[Store]:
 
 def _line(row: DeadLetterRow) -> str:
     return (
-        f"{row.received_at:%Y-%m-%d %H:%M:%S}  {row.source}  {row.id}  {row.event_type or '(no event)'}  "
-        f"{row.key}  {row.topic} {row.partition} {row.offset}  {row.attempts} attempts  {row.error}"
+        f"{row.received_at:%Y-%m-%d %H:%M:%S}  {row.source}  {short(row.id)}  "
+        f"{short(row.event_type or '(no event)')}  {short(row.key)}  "
+        f"{row.topic} {row.partition} {row.offset}  {row.attempts} attempts  {row.error}"
     )
 
 

@@ -12,6 +12,7 @@ import click
 from outbox_pipelines.dead_letter_group import Store, Texts, make_group
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import short
 
 if TYPE_CHECKING:
     from outbox_pipelines.relay.marked_table import dead_letters as marked
@@ -88,8 +89,8 @@ def _table(settings: Settings) -> Iterator[Store]:
 def _line(row: DeadLetterRow | marked.DeadLetterRow) -> str:
     when = row.failed_at or row.created_at
     return (
-        f"{f'{when:%Y-%m-%d %H:%M:%S}' if when else '-'}  {row.id}  {row.event_type}  {row.aggregate_type} "
-        f"{row.aggregate_id}  {row.attempts} attempts  {row.error}"
+        f"{f'{when:%Y-%m-%d %H:%M:%S}' if when else '-'}  {row.id}  {short(row.event_type)}  "
+        f"{short(row.aggregate_type)} {short(row.aggregate_id)}  {row.attempts} attempts  {row.error}"
     )
 
 
