@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from outbox_pipelines.consumer import lost_clients, membership, reading
 from outbox_pipelines.local.server import free_port
-from tests.conftest import headers_of
+from tests.conftest import headers_of, wait_until
 from tests.consumer.place import Place
 
 
@@ -122,7 +122,6 @@ def test_a_client_that_stands_still_is_replaced(
     place: Place, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]
 ) -> None:
     """Guards against a consumer that stands still until somebody restarts it."""
-    monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.2)
     given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
     deadline = time.monotonic() + 180
     with contextlib.closing(membership.Member(given, [place.topic])) as member:
@@ -130,6 +129,9 @@ def test_a_client_that_stands_still_is_replaced(
         while len(client.assignment()) < 4 and time.monotonic() < deadline:
             assert member.poll() == []
         assert len(member.changes()[1]) == 4
+        # Not before: the client needs longer to join.
+        monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.2)
+        member._lost_clients.renewed()
         lost: Any = _Lost(client, **answers)
         member._client = lost
         sent = place.send(*(uuid.uuid4() for _ in range(40)), keys=20)
@@ -138,6 +140,10 @@ def test_a_client_that_stands_still_is_replaced(
         while len(seen) < len(sent) and time.monotonic() < deadline:
             seen += [(dict(headers_of(message))["id"] or b"").decode() for message in member.poll()]
             left |= member.changes()[0]
+            if member._client is not lost:
+                # The new one must not be replaced while it joins.
+                monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 600.0)
+                member._lost_clients.renewed()
         assert member._client is not lost
     assert sorted(seen) == sorted(sent)
     assert len(left) == 4
@@ -145,7 +151,6 @@ def test_a_client_that_stands_still_is_replaced(
 
 def test_a_client_that_is_busy_elsewhere_is_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against one partition that stands still while messages of others arrive."""
-    monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.05)
     given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
     deadline = time.monotonic() + 180
     with contextlib.closing(membership.Member(given, [place.topic])) as member:
@@ -156,6 +161,11 @@ def test_a_client_that_is_busy_elsewhere_is_replaced(place: Place, monkeypatch: 
             get_watermark_offsets=lambda at, cached: (0, -1001 if at.partition == 3 else 1),
         )
         member._client = lost
+        place.load(100)
+        while not member.poll(100):
+            assert time.monotonic() < deadline
+        monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.05)
+        member._lost_clients.renewed()
         while member._client is lost and time.monotonic() < deadline:
             place.load(100)
             member.poll(100)
@@ -164,13 +174,19 @@ def test_a_client_that_is_busy_elsewhere_is_replaced(place: Place, monkeypatch: 
 
 def test_a_member_without_work_is_not_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a group that is rebalanced again and again: nothing to read, no partition of its own."""
-    monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.05)
     given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
     with contextlib.ExitStack() as stack:
         members = [membership.Member(given, [place.topic]) for _ in range(5)]
         for member in members:
             stack.callback(member.close)
         clients = [member._client for member in members]
+
+        def polled() -> list[int]:
+            for member in members:
+                assert member.poll(seconds=0.01) == []
+            return sorted(len(client.assignment()) for client in clients)
+
+        wait_until(lambda: polled() == [0, 1, 1, 1, 1], what="a partition for each of four")
         asked: list[bool] = []
         ask = lost_clients.LostClients._stands_still
 
@@ -179,13 +195,12 @@ def test_a_member_without_work_is_not_replaced(place: Place, monkeypatch: pytest
             return asked[-1]
 
         monkeypatch.setattr(lost_clients.LostClients, "_stands_still", noted)
-        deadline = time.monotonic() + 180
-        while sum(len(client.assignment()) for client in clients) < 4 or asked[-50:] != [False] * 50:
-            assert time.monotonic() < deadline
-            for member in members:
-                assert member.poll(seconds=0.01) == []
+        monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.05)
+        for member in members:
+            member._lost_clients.renewed()
+        wait_until(lambda: polled() and len(asked) >= 100, what="many questions")
+        assert asked[-50:] == [False] * 50
         assert [member._client for member in members] == clients
-        assert sorted(len(client.assignment()) for client in clients) == [0, 1, 1, 1, 1]
 
 
 def test_during_an_outage_no_client_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines import grants, schema
 from outbox_pipelines.consumer import Consumer, Event, migrate
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.errors import RefusedError, SetupError
@@ -48,15 +48,17 @@ def owner(tmp_path: Path) -> Iterator[Settings]:
                 admin.execute(f"CREATE ROLE {role} {may_log_in(server.dsn)}".encode())
             admin.execute("CREATE DATABASE shipping OWNER shipping")
         dsn = psycopg.conninfo.make_conninfo(server.dsn, dbname="shop")
-        once, after, options = re.findall(r"```sql\n(.*?)```", _section(), re.S)
+        [once] = re.findall(r"```sql\n(.*?)```", _section(), re.S)
+        [roles] = re.findall(r"```toml\n(.*?)```", _section(), re.S)
         with psycopg.connect(dsn, autocommit=True) as admin:
             # How they log in is not of this section.
             login = may_log_in(server.dsn)
             admin.execute(re.sub(r"(CREATE ROLE \w+) LOGIN", rf"\1 {login}", once).encode())
         settings = load_settings(dsn=_as(dsn, "outbox_owner"), retry_seconds=0.05)
         schema.migrate(settings)
-        with psycopg.connect(settings.dsn, autocommit=True) as connection:
-            connection.execute((after + options).encode())
+        file = tmp_path / "grants.toml"
+        file.write_text(roles)
+        grants.apply(settings, grants.read(file))
         yield settings
 
 

@@ -108,7 +108,7 @@ def test_all_state_of_the_code_is_in_the_model() -> None:
         },
         crash_guard.CrashGuard: {"_database", "_same"},
         membership.Member: {
-            *("_client", "_settings", "_topics", "_brokers", "_lines", "_is_known", "_refusal"),
+            *("_client", "_settings", "_topics", "_lost_clients", "_lines", "_is_known", "_refusal"),
             *("_patience", "_polled_at", "_kept", "_lag_at", "lag"),
         },
     }

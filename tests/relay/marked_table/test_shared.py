@@ -45,7 +45,7 @@ def _is_empty(table: Table) -> bool:
 
 def _owners(table: Table) -> list[str]:
     owner = status.read(table.settings).owner
-    return owner.split(", ") if owner else []
+    return owner.split("; ") if owner else []
 
 
 def test_relays_share_the_rows(shared: Table) -> None:
