@@ -3,7 +3,7 @@
 Invariants:
 - The functions `outbox_grant_…` of `sql/` are the only description of what a kind of role may do.
 - One transaction: no session sees a role without its rights. Rights on the schema are only added.
-- A role of the file has no right on the outbox besides those of its kinds.
+- A role of the file has no right on the outbox except those of its kinds.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Such a client reports nothing. Each was seen with librdkafka after a broker had stood still for seconds:
 
-- it was told of no broker, when the cluster knew of none, and never finds one again
+- it has asked for brokers when the cluster knew of none, and never finds one again
   (confluentinc/librdkafka#5301);
 - its question for committed offsets was lost, so that it has partitions and never reads them (#5586);
 - it waits for metadata, and never joins the group.

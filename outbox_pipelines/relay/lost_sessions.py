@@ -10,43 +10,33 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 
 import psycopg
 
-from outbox_pipelines import log
 from outbox_pipelines.database import connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import queries
+from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.ownership import Ownership
+from outbox_pipelines.relay.shards.heartbeats import beating
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
 
 
-@contextmanager
-def noticing(settings: Settings, place: Ownership, lost: threading.Event) -> Iterator[None]:
+def noticing(settings: Settings, place: Ownership, lost: threading.Event) -> AbstractContextManager[None]:
     """Set `lost` when the session has waited for twice the lease for an answer that cannot come."""
-    end = threading.Event()
 
-    def run() -> None:
-        while not end.wait(settings.lease_seconds):
-            since = place.waits_since()
-            if since is None or time.monotonic() - since < 2 * settings.lease_seconds:
-                continue
-            if not _is_worked_for(settings, place.pid):
-                _LOG.warning("the database has no statement of this relay, which waits for its answer")
-                lost.set()
-                return
+    def look() -> None:
+        since = place.waits_since()
+        is_late = since is not None and time.monotonic() - since > 2 * settings.lease_seconds
+        if is_late and not _is_worked_for(settings, place.pid):
+            _LOG.warning("the database has no statement of this relay, which waits for its answer")
+            lost.set()
+            raise ShardLostError("nothing is left to look at")
 
-    thread = threading.Thread(target=log.inherit(run), name="outbox-lost-sessions", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
+    return beating(look, settings.lease_seconds)
 
 
 def _is_worked_for(settings: Settings, pid: int) -> bool:
