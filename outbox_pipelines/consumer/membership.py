@@ -93,11 +93,12 @@ def settings(given: Mapping[str, Any], group: str) -> dict[str, Any]:
             raise SetupError(f"kafka has {name}: remove it: {why}")
     for name, ours in _FIXED.items():
         # librdkafka takes settings of topics under two names.
-        theirs = str(given.get(f"topic.{name}", given.get(name, ours))).lower()
-        if _SAME.get(theirs, theirs) != str(ours).lower():
-            raise SetupError(
-                f"kafka has {name}={theirs}: remove it, the consumer requires {str(ours).lower()}"
-            )
+        for given_name in {name, f"topic.{name}"} & given.keys():
+            theirs = str(given[given_name]).lower()
+            if _SAME.get(theirs, theirs) != str(ours).lower():
+                raise SetupError(
+                    f"kafka has {given_name}={theirs}: remove it, the consumer requires {str(ours).lower()}"
+                )
     register(*(str(value) for name, value in given.items() if SECRET_NAME.search(name)))
     brokers = given.get("bootstrap.servers")
     if not isinstance(brokers, str) or not brokers:

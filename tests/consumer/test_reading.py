@@ -139,7 +139,11 @@ def test_a_body_that_looks_like_an_envelope_is_not_opened(place: Place) -> None:
             "auto.offset.reset=latest: remove it, the consumer requires earliest",
         ),
         ({"partition.assignment.strategy": "range"}, "the consumer requires cooperative-sticky"),
-        ({"topic.auto.offset.reset": "latest"}, "auto.offset.reset=latest: remove it"),
+        ({"topic.auto.offset.reset": "latest"}, r"topic\.auto\.offset\.reset=latest: remove it"),
+        (
+            {"auto.offset.reset": "latest", "topic.auto.offset.reset": "earliest"},
+            "has auto.offset.reset=latest: remove it",
+        ),
         (
             {"default.topic.config": {"auto.offset.reset": "latest"}},
             "kafka has default.topic.config: remove it",

@@ -98,6 +98,29 @@ def test_a_relay_continues(
     assert "the database has no statement of this relay" in caplog.text
 
 
+def test_a_statement_that_waits_is_not_lost(
+    outbox: Outbox, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a relay that starts over, and repeats events, since a lock is held for long."""
+    settings = _through(outbox, proxy, lease_seconds=1.0)
+    longest = (
+        "SELECT max(clock_timestamp() - query_start) > interval '5 s' FROM pg_stat_activity "
+        "WHERE application_name LIKE 'outbox relay: %' AND wait_event_type = 'Lock'"
+    )
+    with (
+        outbox.connect(autocommit=False) as other,
+        outbox.connect() as watching,
+        _stopped(lambda stop: service.relay(settings, stop=stop), proxy),
+    ):
+        wait_until(lambda: owners(outbox) != [None], what="a relay")
+        other.execute("SELECT FROM outbox_shards FOR UPDATE")
+        outbox.write("a")
+        wait_until(lambda: watching.execute(longest).fetchone() == (True,), what="a long wait")
+        other.rollback()
+        wait_until(lambda: [each.key for each in outbox.messages()] == ["a"], what="the event")
+    assert "has no statement of this relay" not in caplog.text
+
+
 def test_a_relay_that_reads_a_slot_ends(outbox: Outbox, proxy: Proxy) -> None:
     """Guards against waits of the session that replicates, and of the one that reads beside it."""
     with _stopped(lambda stop: service.relay(_through(outbox, proxy), stop=stop), proxy):
