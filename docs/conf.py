@@ -2,17 +2,22 @@
 
 Invariants:
 - A build is strict about links and anchors and uses no network: no fonts, scripts or inventories of others.
-- Every page of this folder is in the table of contents of index.md. Some show a file from outside.
+- Every page of this folder is in the table of contents of index.md. Some show a file from outside, and
+  files.md ends with a list of the package's files.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).parent))
+import files_page
 
 project = "Outbox Pipelines"
 copyright = "the authors of Outbox Pipelines"
@@ -54,6 +59,12 @@ def _show_file(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = text.replace("](docs/", "](")
 
 
+def _list_files(app: Sphinx, page: str, source: list[str]) -> None:
+    """Add the list of files to its page."""
+    if page == "files":
+        source[0] += files_page.listing()
+
+
 def _read_markdown(
     app: Sphinx, what: str, name: str, obj: object, options: dict[str, Any], lines: list[str]
 ) -> None:
@@ -64,5 +75,6 @@ def _read_markdown(
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", _show_file)
+    app.connect("source-read", _list_files)
     # Before napoleon, which has the usual priority of 500.
     app.connect("autodoc-process-docstring", _read_markdown, priority=400)

@@ -1,4 +1,6 @@
-"""`outbox adopt` as a migration of Alembic, alone in it:
+"""`outbox adopt` as a migration of Alembic.
+
+Nothing else is in the migration:
 
     from outbox_pipelines.adopt.alembic import adopt_table, give_table_back
 

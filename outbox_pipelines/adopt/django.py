@@ -1,4 +1,6 @@
-"""`outbox adopt` as an operation of a Django migration, alone in it:
+"""`outbox adopt` as an operation of a Django migration.
+
+Nothing else is in the migration:
 
     class Migration(migrations.Migration):
         atomic = False

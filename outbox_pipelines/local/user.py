@@ -1,5 +1,4 @@
-"""The user that PostgreSQL runs as: the caller, or the user `nobody` if the caller is root, which PostgreSQL
-rejects.
+"""The user that PostgreSQL runs as: the caller, or `nobody` if the caller is root, which PostgreSQL rejects.
 
 Invariants:
 - No existing folder is opened to other users. Programs that `nobody` cannot reach are copied to a place that

@@ -1,5 +1,7 @@
-"""Everything that happens to a relay in its life, so that each of its durable steps occurs: parking and
-release, dead letters and their replay, an outage, crashes, another number of shards, a change of the mode.
+"""A script of all that happens to a relay, so that each durable step occurs.
+
+It has parking and release, dead letters and their replay, an outage, crashes, another number of shards, and a
+change of the mode.
 
 Invariants:
 - Phases wait for what they are about, not for a time.

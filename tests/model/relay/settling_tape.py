@@ -1,5 +1,6 @@
-"""Record what a real relay's settling thread asks and is answered, and play it to `Settler`, `Retries` and
-`Quarantine` again.
+"""Record what a real relay's settling thread asks and is answered, and play it to the core again.
+
+The core here is `Settler`, `Retries` and `Quarantine`.
 
 Invariants:
 - As of `tape`. What other threads do with the same objects in between is an answer: the queue of released
