@@ -20,7 +20,7 @@ import psycopg
 
 from benchmarks.servers import fresh_outbox
 from benchmarks.table import Row
-from outbox_pipelines.adopt import steps
+from outbox_pipelines.existing.adopt import steps
 from outbox_pipelines.settings import Settings
 
 _WRITERS = 4

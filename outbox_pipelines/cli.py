@@ -16,18 +16,19 @@ from typing import Any, Final, NoReturn
 import click
 
 from outbox_pipelines import __version__, log
-from outbox_pipelines.adopt.commands import adopt
 from outbox_pipelines.archive.commands import archive
 from outbox_pipelines.archive.drop_command import drop_days
 from outbox_pipelines.catalog.commands import catalog
-from outbox_pipelines.cleaning.commands import clean_table
 from outbox_pipelines.consumer.commands import consumer
 from outbox_pipelines.debezium.commands import debezium
 from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.existing.adopt.commands import adopt
+from outbox_pipelines.existing.cleaning.commands import clean_table
+from outbox_pipelines.existing.commands import describe, table
+from outbox_pipelines.existing.months.commands import make_months
 from outbox_pipelines.expectations.commands import quality
 from outbox_pipelines.lint.commands import lint_writes
 from outbox_pipelines.local.commands import local
-from outbox_pipelines.months.commands import make_months
 from outbox_pipelines.options import SECONDS
 from outbox_pipelines.outbox_option import add_to, settings_of
 from outbox_pipelines.partitions.commands import partitions
@@ -35,7 +36,6 @@ from outbox_pipelines.quality.commands import alerts
 from outbox_pipelines.reconciliation.commands import reconcile
 from outbox_pipelines.relay.cdc.commands import cdc, cutover
 from outbox_pipelines.relay.dead_letter_commands import dead_letters
-from outbox_pipelines.relay.marked_table.commands import describe, table
 from outbox_pipelines.relay_command import relay
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.status_command import status

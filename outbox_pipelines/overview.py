@@ -15,9 +15,9 @@ import psycopg
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.outboxes import Outboxes
-from outbox_pipelines.quality import measurements, rules
+from outbox_pipelines.quality import rules
 from outbox_pipelines.quality.measured import CAP, Measurements, age
-from outbox_pipelines.relay.marked_table import measurements as table_measurements
+from outbox_pipelines.relay import kinds
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
@@ -60,10 +60,7 @@ def read(outboxes: Outboxes) -> list[Summary]:
 def summary(settings: Settings) -> Summary:
     """Return the state of one outbox."""
     try:
-        if settings.table_file is None:
-            measured = measurements.read(settings)
-        else:
-            measured = table_measurements.read(settings)
+        measured = kinds.of(settings).measure(settings)
     except (SetupError, psycopg.Error) as error:
         return Summary(settings.name, UNAVAILABLE, problem=first_line(error))
     return _of(settings, measured)

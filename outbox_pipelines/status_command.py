@@ -53,10 +53,7 @@ def status(context: click.Context, as_json: bool, json_schema: bool, check: bool
         return
     settings = outboxes.get(name)
     try:
-        if settings.table_file is None:
-            _status(settings, as_json=as_json, check=check)
-        else:
-            _table_status(settings, as_json=as_json, check=check)
+        _status(settings, as_json=as_json, check=check)
     except LockedError:
         raise
     except SetupError as error:
@@ -66,13 +63,15 @@ def status(context: click.Context, as_json: bool, json_schema: bool, check: bool
 
 
 def _status(settings: Settings, *, as_json: bool, check: bool) -> None:
-    from outbox_pipelines.quality import measurements, rules
-    from outbox_pipelines.quality import status as rendering
+    from outbox_pipelines.quality import rules
+    from outbox_pipelines.quality.status import described
+    from outbox_pipelines.relay import kinds
 
+    kind = kinds.of(settings)
     try:
-        found = measurements.read(settings)
+        found = kind.status(settings)
     except LockedError as error:
-        rest = measurements.read_what_is_not_locked(settings)
+        rest = kind.what_is_not_locked(settings)
         if as_json:
             click.echo(json.dumps(_VERSION | {"error": str(error), **rest}, indent=2))
         else:
@@ -82,28 +81,10 @@ def _status(settings: Settings, *, as_json: bool, check: bool) -> None:
                 if isinstance(what, int | float):
                     click.echo(f"{name}: {what:,}")
         raise
-    results = rules.judge(settings, found)
     if as_json:
-        checks = [rendering.described(result) for result in results]
-        click.echo(json.dumps(_VERSION | dataclasses.asdict(found) | {"checks": checks}, indent=2))
+        checks = [described(result) for result in found.results]
+        click.echo(json.dumps(_VERSION | dataclasses.asdict(found.figures) | {"checks": checks}, indent=2))
     else:
-        click.echo(rendering.render(found, results))
-    if check and rules.worst(results) is rules.Status.ERROR:
-        sys.exit(1)
-
-
-def _table_status(settings: Settings, *, as_json: bool, check: bool) -> None:
-    from outbox_pipelines.quality import rules
-    from outbox_pipelines.quality.status import described
-    from outbox_pipelines.relay.marked_table import measurements
-    from outbox_pipelines.relay.marked_table import status as table_status
-
-    found = table_status.read(settings)
-    results = rules.judge(settings, measurements.of(found))
-    if as_json:
-        checks = [described(result) for result in results]
-        click.echo(json.dumps(_VERSION | dataclasses.asdict(found) | {"checks": checks}, indent=2))
-    else:
-        click.echo(table_status.render(found, results))
-    if check and rules.worst(results) is rules.Status.ERROR:
+        click.echo(found.render())
+    if check and rules.worst(found.results) is rules.Status.ERROR:
         sys.exit(1)

@@ -37,7 +37,12 @@ from tests.mutants import patch, watch
 # What most programs of the suite need.
 _MODULES: Final = (
     *("outbox_pipelines.cli", "outbox_pipelines.relay.worker", "outbox_pipelines.quality.measurements"),
-    *("outbox_pipelines.relay.publishing", "outbox_pipelines.relay.marked_table.worker"),
+    *(
+        "outbox_pipelines.relay.publishing",
+        "outbox_pipelines.relay.append_only",
+        "outbox_pipelines.existing.kind",
+        "outbox_pipelines.existing.worker",
+    ),
     *("outbox_pipelines.relay.shared", "outbox_pipelines.relay.parking.hooks", "outbox_pipelines.consumer"),
     *("tests.history.standstill", "tests.history.steps"),
 )

@@ -22,11 +22,11 @@ from outbox_pipelines.catalog.document import Catalog
 from outbox_pipelines.catalog.page import page
 from outbox_pipelines.catalog.yaml_file import parse
 from outbox_pipelines.cli import cli
+from outbox_pipelines.existing import check as table_check
+from outbox_pipelines.existing import status as claims_status
+from outbox_pipelines.existing.findings import Finding
 from outbox_pipelines.partitions import close
 from outbox_pipelines.relay.kafka import client
-from outbox_pipelines.relay.marked_table import check as table_check
-from outbox_pipelines.relay.marked_table import status as claims_status
-from outbox_pipelines.relay.marked_table.findings import Finding
 from outbox_pipelines.relay.telemetry import prometheus
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.text import markdown, plain, plain_lines, short, to_json

@@ -23,7 +23,7 @@ from outbox_pipelines.writer import emit
 from tests.archive import days
 from tests.conftest import Outbox, fresh_database, topic_prefix, wait_until
 from tests.consumer.place import Place, running
-from tests.relay.marked_table import textbook
+from tests.existing import textbook
 from tests.relay.topic import NOISE, create_topic
 
 # A connection is made, and its first statement ends, within each of these times: on a busy machine, too.

@@ -24,7 +24,7 @@ def remove_published_rows(outbox: Outbox) -> dg.OpDefinition:
         started = time.monotonic()
         with one_line(outbox):
             # Imported here so that definitions load without the drivers.
-            from outbox_pipelines.cleaning.clean import clean
+            from outbox_pipelines.existing.cleaning.clean import clean
 
             cleaned = clean(outbox.load_settings())
         for note in cleaned.notes:

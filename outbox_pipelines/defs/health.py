@@ -96,9 +96,10 @@ def health(outbox: Outbox) -> dg.AssetsDefinition:
     )
     def health() -> Iterator[dg.ObserveResult]:
         with one_line(outbox):
-            from outbox_pipelines.relay import measuring
+            from outbox_pipelines.relay import kinds
 
-            found = measuring.read(outbox.load_settings())
+            settings = outbox.load_settings()
+            found = kinds.of(settings).measure(settings)
         yield dg.ObserveResult(asset_key=key, metadata=_numbers(found))
 
     return cast(dg.AssetsDefinition, health)

@@ -21,7 +21,7 @@ def make_coming_months(outbox: Outbox) -> dg.OpDefinition:
         """Make the partitions of the current month and of OUTBOX_MONTHS_AHEAD after it, as far as missing."""
         with one_line(outbox):
             # Imported here so that definitions load without the drivers.
-            from outbox_pipelines.months.ahead import ensure
+            from outbox_pipelines.existing.months.ahead import ensure
 
             done = ensure(outbox.load_settings())
         until = "" if done.until is None else done.until.isoformat()

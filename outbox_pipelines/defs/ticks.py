@@ -86,10 +86,11 @@ class Reading:
     @cached_property
     def _measurements(self) -> Measurements | Exception:
         # Imported here so that definitions load without the drivers.
-        from outbox_pipelines.relay import measuring
+        from outbox_pipelines.relay import kinds
 
         try:
-            return measuring.read(self.settings())
+            settings = self.settings()
+            return kinds.of(settings).measure(settings)
         except Exception as error:  # noqa: BLE001 - raised again by `measurements`
             return error
 

@@ -12,11 +12,8 @@ from typing import Any, NamedTuple
 
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.fleet import queries
+from outbox_pipelines.relay import kinds
 from outbox_pipelines.relay import queries as relay_queries
-from outbox_pipelines.relay.adoption import regclass
-from outbox_pipelines.relay.marked_table.check import open_mapping
-from outbox_pipelines.relay.marked_table.ownership import holding
-from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
 
@@ -40,12 +37,12 @@ class Standby:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._key = fleet_key(settings)
-        if settings.table_file is None:
-            require_schema(settings)
+        kind = kinds.of(settings)
+        kind.check(settings)
         self._connection: Connection = connect(settings, name="outbox relay: fleet")
         try:
             refuse_standby(self._connection)
-            self._table = self._table_key()
+            self._table = kind.lock_of_all(settings, self._connection)
             self._connection.execute(queries.SILENCE, [f"{int(settings.lease_seconds * 1000)}ms"])
             identity = self._connection.execute(relay_queries.IDENTITY).fetchone()
             self._is_counted = False
@@ -81,19 +78,10 @@ class Standby:
         """Stand by no longer."""
         self._connection.close()
 
-    def _table_key(self) -> int | None:
-        if self._settings.table_file is None:
-            return None
-        mapping = open_mapping(self._settings)
-        query = b"SELECT to_regclass(" + regclass(mapping).as_bytes(self._connection) + b")::oid::bigint"
-        row = self._connection.execute(query).fetchone()
-        return None if row is None or row[0] is None else holding(row[0])
-
     def _is(self, query: Any, parameters: dict[str, Any]) -> bool:
         return self._connection.execute(query, parameters).fetchone() == (True,)
 
 
 def fleet_key(settings: Settings) -> dict[str, str]:
     """Return the parameters that name the lock of the processes that stand by for an outbox."""
-    what = "outbox_shards" if settings.table_file is None else str(open_mapping(settings))
-    return {"fleet": f"{settings.db_schema}.{what}.fleet"}
+    return {"fleet": f"{settings.db_schema}.{kinds.of(settings).fleet_name(settings)}.fleet"}

@@ -1,7 +1,7 @@
 """The file that OUTBOX_TABLE_FILE names: the table that has the events, and the names of its columns.
 
 Invariants:
-- A `Mapping` is complete and consistent; `marked_table.examine` checks that the table matches it.
+- A `Mapping` is complete and consistent; `existing.examine` checks that the table matches it.
 - The named columns define the shape: either `published_at` or `status`, never both. A table that what reads a
   replication slot publishes has neither: only `outbox adopt` and `outbox debezium` take it.
 - The file says what orders the rows: an integer, `seq`, or the times of a table that has none; or that

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import click
 
 from outbox_pipelines.dead_letter_group import Store, Texts, make_group
-from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import short
 
 if TYPE_CHECKING:
-    from outbox_pipelines.relay.marked_table import dead_letters as marked
     from outbox_pipelines.relay.parking.dead_letters import DeadLetterRow
 
 
@@ -30,63 +27,14 @@ class _EventId(click.ParamType[Any]):
         return click.UUID.convert(value, parameter, context)
 
 
-class _Parked:
-    """Of the append-only outbox."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
-        from outbox_pipelines.relay.parking.dead_letters import Filter, find
-
-        return find(self._settings, Filter(**given), limit=limit, discarded=discarded)
-
-    def show(self, given: UUID) -> list[dict[str, Any]]:
-        from outbox_pipelines.relay.parking.dead_letters import show
-
-        return show(self._settings, given)
-
-    def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        from outbox_pipelines.relay.parking.dead_letters import Filter, act
-
-        return act(self._settings, action, Filter(**given), actor=actor, reason=reason)
-
-
-class _Rows:
-    """Of an existing table."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
-        from outbox_pipelines.relay.marked_table.dead_letters import find
-
-        if discarded:
-            raise SetupError("an existing table has no discarded dead letters: leave out --discarded")
-        return find(self._settings, given, limit=limit)
-
-    def show(self, given: Any) -> list[dict[str, Any]]:
-        from outbox_pipelines.relay.marked_table.dead_letters import show
-
-        return show(self._settings, given)
-
-    def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        from outbox_pipelines.relay.marked_table.dead_letters import replay
-
-        if action == "discard":
-            raise SetupError(
-                "an existing table has no place for discarded dead letters: delete the rows, or mark them as "
-                "published, in your application"
-            )
-        return replay(self._settings, given)
-
-
 @contextmanager
 def _table(settings: Settings) -> Iterator[Store]:
-    yield _Parked(settings) if settings.table_file is None else _Rows(settings)
+    from outbox_pipelines.relay import kinds
+
+    yield kinds.of(settings).dead_letters(settings)
 
 
-def _line(row: DeadLetterRow | marked.DeadLetterRow) -> str:
+def _line(row: DeadLetterRow) -> str:
     when = row.failed_at or row.created_at
     return (
         f"{f'{when:%Y-%m-%d %H:%M:%S}' if when else '-'}  {row.id}  {short(row.event_type)}  "

@@ -18,36 +18,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final
 
 import psycopg
 
 from outbox_pipelines import locks
 from outbox_pipelines.answers import limited_after
-from outbox_pipelines.database import connect
 from outbox_pipelines.errors import RefusedError, UnavailableError
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import kinds
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.host import ALONE, Host
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.lost_sessions import noticing
-from outbox_pipelines.relay.marked_table.ownership import TableOwnership
-from outbox_pipelines.relay.marked_table.worker import MarkedTableWorker, make_marked_table_worker
 from outbox_pipelines.relay.memory import collecting_rarely, return_large_blocks
 from outbox_pipelines.relay.ownership import Ownership
 from outbox_pipelines.relay.parking import hooks
-from outbox_pipelines.relay.publishing import make_worker
-from outbox_pipelines.relay.shard import Settled, Shard
+from outbox_pipelines.relay.shard import Settled
 from outbox_pipelines.relay.shards.heartbeats import beating
 from outbox_pipelines.relay.shards.ownership import NoSuchShardError
 from outbox_pipelines.relay.shared import SharedBlockedAggregates
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.relay.totals import Totals
-from outbox_pipelines.relay.worker import Worker
 from outbox_pipelines.repeated_lines import RepeatedLines
-from outbox_pipelines.schema import require_schema
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.sqlstates import is_outage
@@ -72,23 +64,6 @@ class Standby(Enum):
 
 class ShardOwnedError(Exception):
     """Another relay owns the shard, and this relay must not wait; the message names the owner."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """How tables of one kind are relayed."""
-
-    check: Callable[[Settings], None]
-    own: Callable[[Settings, int | None, str], Ownership]
-    make_worker: Callable[..., Worker | MarkedTableWorker]
-
-
-_APPEND_ONLY: Final = _Kind(require_schema, Shard, make_worker)
-_MARKED_TABLE: Final = _Kind(
-    lambda settings: None,
-    lambda settings, shard, owner: TableOwnership(settings, owner),
-    make_marked_table_worker,
-)
 
 
 def default_owner() -> str:
@@ -132,9 +107,10 @@ def relay(
     stop = stop or threading.Event()
     metrics = metrics or Metrics()
     owner = owner or default_owner()
-    if until_empty and shard is None and settings.table_file is None:
+    kind = kinds.of(settings)
+    if until_empty and shard is None:
         totals = Totals()
-        for number in _numbers(settings):
+        for number in kind.shards(settings):
             totals += relay(
                 settings,
                 shard=number,
@@ -148,14 +124,13 @@ def relay(
                 host=host,
             )
         return totals
-    kind = _APPEND_ONLY if settings.table_file is None else _MARKED_TABLE
     has_worked = has_taken = False
     pauses, totals, outage = _pauses(), Totals(), RepeatedLines(_LOG)
     on_dead_letter = hooks.reporter(metrics)
     with limited_after(stop):
         while True:
             place: Ownership | None = None
-            worker: Worker | MarkedTableWorker | None = None
+            worker: kinds.Worker | None = None
             lost = threading.Event()
             sessions = ExitStack()
             sessions.enter_context(limited_after(lost))
@@ -221,12 +196,6 @@ def relay(
                 metrics.released()
             stop.wait(next(pauses))
     return totals
-
-
-def _numbers(settings: Settings) -> list[int]:
-    require_schema(settings)
-    with connect(settings, name="outbox relay") as connection:
-        return [row[0] for row in connection.execute(queries.SHARD_NUMBERS).fetchall()]
 
 
 def _pauses() -> Iterator[float]:

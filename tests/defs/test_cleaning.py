@@ -8,9 +8,9 @@ import dagster as dg
 import pytest
 
 from outbox_pipelines.defs.outbox import Outbox as Served
-from tests.cleaning.conftest import SOME, Cleaning, Make, make
 from tests.defs.conftest import job_of, schedule_of, serving
-from tests.relay.marked_table import textbook
+from tests.existing import textbook
+from tests.existing.cleaning.conftest import SOME, Cleaning, Make, make
 
 __all__ = ["make"]
 

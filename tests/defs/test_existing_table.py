@@ -16,8 +16,8 @@ from tests.conftest import wait_until
 from tests.defs.conftest import run, schedule_of, serving
 from tests.defs.test_health import _tick as health_tick
 from tests.defs.test_supervisor import evaluate
-from tests.relay.marked_table.conftest import Make, make_table, table
-from tests.relay.marked_table.textbook import Table
+from tests.existing.conftest import Make, make_table, table
+from tests.existing.textbook import Table
 
 __all__ = ["Make", "make_table", "table"]
 

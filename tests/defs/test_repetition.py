@@ -16,14 +16,14 @@ import pytest
 from outbox_pipelines.defs.dagster_internals import LOCATION
 from outbox_pipelines.errors import SetupError
 from tests.catalog.conftest import CATALOG
-from tests.cleaning.conftest import Cleaning, make
 from tests.conftest import Outbox
 from tests.defs import test_history
 from tests.defs.conftest import job_of, served_of, serving
 from tests.defs.test_cleaning import cleaning
 from tests.defs.test_inbox import named
 from tests.defs.test_reconciliation import place
-from tests.months.test_ahead import NAMES, table
+from tests.existing.cleaning.conftest import Cleaning, make
+from tests.existing.months.test_ahead import NAMES, table
 from tests.reconciliation.place import DAY, Place
 from tests.schema.events import insert
 from tests.schema.servers import Database

@@ -22,8 +22,8 @@ from outbox_pipelines.relay.shards import resharding
 from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, fresh_database, topic_prefix, wait_until
+from tests.existing import textbook
 from tests.fleet.conftest import fleet
-from tests.relay.marked_table import textbook
 from tests.relay.threads import owners
 
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.existing import textbook
 from tests.history import broken, watched
 from tests.history.record import Delivery
 from tests.history.steps import Mode
-from tests.relay.marked_table import textbook
 
 # A short lease, so that a successor comes soon. What was refused is tried again soon; a dead letter, which is
 # one after a few refusals, blocks its aggregate until it is replayed: so the order holds for all events.

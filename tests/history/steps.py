@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from outbox_pipelines.existing import queries as claim_queries
 from outbox_pipelines.partitions import queries as partition_queries
 from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.marked_table import queries as claim_queries
 from outbox_pipelines.relay.parking import queries as parked_queries
 
 Mode = Literal["at_least_once", "exactly_once", "table"]

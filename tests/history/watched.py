@@ -32,8 +32,8 @@ import psycopg
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from outbox_pipelines.existing.statements import Statements
 from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.marked_table.statements import Statements
 from tests.history import standstill, steps, tapes
 from tests.model.relay.recorder import Recorder
 

@@ -13,13 +13,13 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from outbox_pipelines.adopt import steps
-from outbox_pipelines.adopt.by_slot import Rest
 from outbox_pipelines.debezium.config import connector
 from outbox_pipelines.errors import NotReadyError
+from outbox_pipelines.existing.adopt import steps
+from outbox_pipelines.existing.adopt.by_slot import Rest
 from outbox_pipelines.settings import Settings, load_settings
-from tests.adopt.debezium_table import DDL, MAPPING, PUBLICATION, insert, insert_and_delete
 from tests.conftest import Message, fresh_database, read_topic, topic_prefix, wait_until
+from tests.existing.adopt.debezium_table import DDL, MAPPING, PUBLICATION, insert, insert_and_delete
 from tests.interop.connect_rest import ConnectRest
 from tests.interop.test_debezium_on_connect import Place, place
 from tests.relay.threads import running

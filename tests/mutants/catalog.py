@@ -31,7 +31,7 @@ AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ),
         ("relay/test_*.py", "test_session_settings.py"),
     ),
-    "marked": (("relay/marked_table/*.py",), ("relay/marked_table",)),
+    "marked": (("existing/*.py",), ("existing",)),
     "partitions": (("partitions/*.py",), ("partitions", "relay/test_bad_input.py")),
     # The model of its database is compared with the real one, by its statements.
     "consumer": (("consumer/*.py",), ("consumer", "model/consumer/test_database.py")),

@@ -12,12 +12,12 @@ import pytest
 
 from outbox_pipelines import table_locks
 from outbox_pipelines.debezium.state import Connector, Task
+from outbox_pipelines.existing.status import TableStatus
 from outbox_pipelines.overview import Summary
 from outbox_pipelines.quality.measured import Measurements, ShardStatus
 from outbox_pipelines.quality.slots import OtherSlot, Slots
-from outbox_pipelines.relay.marked_table.status import TableStatus
+from tests.existing import textbook
 from tests.quality.test_measurements import _fill, _park
-from tests.relay.marked_table import textbook
 from tests.schema.servers import Database
 
 

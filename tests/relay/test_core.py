@@ -8,13 +8,13 @@ from types import ModuleType
 
 import pytest
 
+from outbox_pipelines.existing import core as marked_table_core
 from outbox_pipelines.relay import core
-from outbox_pipelines.relay.marked_table import core as marked_table_core
 
 PURE = {"__future__", "abc", "collections", "contextlib", "dataclasses", "enum", "json", "math", "typing"}
 OURS = (
     "outbox_pipelines.relay.core.",
-    "outbox_pipelines.relay.marked_table.core.",
+    "outbox_pipelines.existing.core.",
     "outbox_pipelines.event",
     "outbox_pipelines.errors",
     "outbox_pipelines.position",

@@ -20,8 +20,8 @@ from outbox_pipelines.relay.cdc import cutover
 from outbox_pipelines.relay.cdc.setup import remove
 from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, fresh_database, topic_prefix, wait_until
+from tests.existing import textbook
 from tests.history.proxy import Proxy
-from tests.relay.marked_table import textbook
 from tests.relay.threads import owners
 
 _PATIENCE = 0.5

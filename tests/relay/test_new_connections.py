@@ -12,8 +12,8 @@ import pytest
 from outbox_pipelines.local import Stack
 from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, fresh_database, topic_prefix, wait_until
+from tests.existing import textbook
 from tests.history.proxy import Proxy
-from tests.relay.marked_table import textbook
 from tests.relay.sizes import WIDE, insert
 from tests.relay.threads import running
 

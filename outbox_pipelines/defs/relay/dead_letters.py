@@ -14,10 +14,11 @@ from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
-    from outbox_pipelines.relay.marked_table import dead_letters as marked
     from outbox_pipelines.relay.parking.dead_letters import DeadLetterRow, Replayed
     from outbox_pipelines.settings import Settings
 
+# Rows of the table.
+_MOST = 50
 # In a message; the table has all rows.
 _NAMED = 10
 _CONDITIONS = ("ids", "event_type", "aggregate_type", "aggregate_id", "error")
@@ -106,15 +107,18 @@ def _act_on_rows(
     context: dg.OpExecutionContext, config: DeadLettersConfig, outbox: Outbox, settings: "Settings"
 ) -> None:
     """Do the same for an existing table, which has no audit and no discarded events."""
-    from outbox_pipelines.relay.marked_table import dead_letters
+    from outbox_pipelines.relay import kinds
 
     given = {name: getattr(config, name) for name in _CONDITIONS}
     _check(config, is_empty=not any(given.values()))
     if config.action == "discard":
         raise dg.Failure("an existing table cannot discard: delete or mark the rows", allow_retries=False)
     with one_line(outbox):
-        found = dead_letters.find(settings, given)
-        done = dead_letters.replay(settings, given) if config.action == "replay" else 0
+        rows = kinds.of(settings).dead_letters(settings)
+        found = rows.find(given, limit=_MOST, discarded=False)
+        done = 0
+        if config.action == "replay":
+            done = rows.act("replay", given, actor="", reason=config.reason)
     context.add_output_metadata(
         {"found": found.total, "done": done, "by_reason": found.by_error, "dead_letters": _table(found.rows)}
     )
@@ -146,7 +150,7 @@ def _tell_replayed(context: dg.OpExecutionContext, replayed: "Replayed", seconds
         )
 
 
-def _table(rows: Iterable["DeadLetterRow | marked.DeadLetterRow"]) -> dg.MetadataValue[Any]:
+def _table(rows: Iterable["DeadLetterRow"]) -> dg.MetadataValue[Any]:
     return pages.table(
         [
             {

@@ -31,7 +31,7 @@ from outbox_pipelines import metrics_server
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import rules
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus
-from outbox_pipelines.relay import measuring
+from outbox_pipelines.relay import kinds
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.shard import Settled
@@ -203,7 +203,7 @@ class Reading:
 
     def _ask(self) -> None:
         try:
-            self._found = measuring.read(self.settings)
+            self._found = kinds.of(self.settings).measure(self.settings)
         except (SetupError, psycopg.Error):
             self._found = None
         self._found_at = time.monotonic()

@@ -5,6 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from outbox_pipelines.existing.core.claimer import Claimer
+from outbox_pipelines.existing.core.claims import Claims
+from outbox_pipelines.existing.core.ports import MarkError
+from outbox_pipelines.existing.core.retries import Retries
 from outbox_pipelines.relay.core.attempts import DeadLetter
 from outbox_pipelines.relay.core.batch_queue import BatchQueue
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
@@ -14,10 +18,6 @@ from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.quarantine import Quarantine
-from outbox_pipelines.relay.marked_table.core.claimer import Claimer
-from outbox_pipelines.relay.marked_table.core.claims import Claims
-from outbox_pipelines.relay.marked_table.core.ports import MarkError
-from outbox_pipelines.relay.marked_table.core.retries import Retries
 from tests.model.explore import Broken, Key
 from tests.model.marked.table import ModelRefusals, ModelSessions
 from tests.model.relay import process

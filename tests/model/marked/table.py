@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from outbox_pipelines.event import Event
+from outbox_pipelines.existing.core.ports import LockedError, MarkError, Name, Pending, Rows, Wanted
 from outbox_pipelines.relay.core.attempts import Tried, Verdict
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.marked_table.core.ports import LockedError, MarkError, Name, Pending, Rows, Wanted
 from tests.model.explore import Key
 from tests.model.relay.database import Database
 

@@ -1,0 +1,169 @@
+"""Selects the pending rows to claim, and settles claims.
+
+Invariants:
+- A claim consists of the lowest pending rows in order of `seq`, without those of blocked aggregates. If
+  another session has locked a row, its whole aggregate is left out until the row is free.
+- Exactly the acknowledged rows are marked, by their `seq`.
+- A row is in one claim at a time, whether the claim still has its locks or not.
+- A claim's transaction is open for `most_seconds` at most. If Kafka is slower, the claim continues without
+  its locks. Where relays share the table it keeps them: nothing else says which rows are in flight, and Kafka
+  may still take what was sent when another relay publishes it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from outbox_pipelines.event import Event
+from outbox_pipelines.existing.core.ports import (
+    LockedError,
+    MarkError,
+    Name,
+    Rows,
+    Sessions,
+    TableLockedError,
+    Wanted,
+)
+from outbox_pipelines.position import Snapshot
+from outbox_pipelines.relay.core.batch import Batch
+from outbox_pipelines.relay.core.ports import Clock
+
+MOST_CLAIMS: Final = 3
+"""One is being claimed or marked while Kafka works on the other two."""
+# Text of the claims that are not settled, in bytes, up to which another may be made.
+_MOST_BYTES: Final = 16_000_000
+# Other sessions take and release locks between two statements.
+_TRIES: Final = 5
+# A claim has no position: each of its rows is marked.
+_NOWHERE: Final = Snapshot(0, 0, ())
+
+
+@dataclass(slots=True)
+class Claim:
+    """Rows that no other claim has."""
+
+    number: int
+    batch: Batch
+    rows: Rows
+    at: float
+    is_locked: bool = True
+
+
+class Claims:
+    """The claims of an owned table. For one thread.
+
+    Args:
+        is_shared: whether other relays claim rows of the table at the same time.
+
+    Attributes:
+        in_flight: the claims that are not settled, the oldest first.
+        claimed: the number of the last claim.
+        passed_over: the `seq` of dead letters, if the table has no column that records them.
+        upto: the last row to claim, as `Sessions.last` names it; None: no limit.
+        was_locked_out: whether the last claim left out rows that another session has locked, or the table.
+    """
+
+    def __init__(self, sessions: Sessions, *, clock: Clock, most_seconds: float, is_shared: bool) -> None:
+        self._is_shared = is_shared
+        self._sessions = sessions
+        self._clock = clock
+        self._most_seconds = most_seconds
+        self._is_more = False
+        self._is_rehearsed = False
+        self._marked: deque[set[str]] = deque(maxlen=MOST_CLAIMS)
+        self.in_flight: deque[Claim] = deque()
+        self.claimed = 0
+        self.passed_over: set[int] = set()
+        self.upto: Any = None
+        self.was_locked_out = False
+
+    def stop_at_now(self) -> None:
+        """Claim no row that is inserted after this call."""
+        self.upto = self._sessions.last()
+
+    @property
+    def may_claim(self) -> bool:
+        """Whether few enough claims are in flight."""
+        size = sum(claim.batch.size for claim in self.in_flight)
+        return len(self.in_flight) < MOST_CLAIMS and size < _MOST_BYTES
+
+    def claim(self, blocked: Collection[Name]) -> Claim | None:
+        """Claim the next rows, without those of blocked aggregates; return None if there are none now.
+
+        Raises:
+            MarkError: the table does not allow the first rows to be marked.
+        """
+        busy = [event.seq for claim in self.in_flight for event in claim.batch.events]
+        wanted = Wanted([*busy, *self.passed_over], frozenset(blocked), self.upto)
+        self.was_locked_out = False
+        try:
+            return self._claim(wanted)
+        except TableLockedError:
+            # That session may wait for the claims in flight: they are settled first.
+            self.was_locked_out = True
+            return None
+
+    def _claim(self, wanted: Wanted) -> Claim | None:
+        if not self._is_more and not self._sessions.any(wanted):
+            return None
+        for _ in range(_TRIES):
+            try:
+                rows = self._sessions.claim(wanted)
+            except LockedError:
+                wanted = wanted.without(self._sessions.locked(wanted))
+                self.was_locked_out = True
+            else:
+                return self._begun(rows)
+        return None
+
+    def _begun(self, rows: Rows) -> Claim | None:
+        self._is_more = rows.is_more
+        if not rows.events:
+            self._sessions.unlock(rows)
+            self._sessions.give_back(rows)
+            return None
+        # A mark that a trigger undoes counts as written: such a row is claimed again.
+        if not self._is_rehearsed or self._has_marked(rows.events):
+            self._sessions.rehearse(rows)
+            self._is_rehearsed = True
+        self.claimed += 1
+        batch = Batch(rows.events, rows.size, _NOWHERE, _NOWHERE, ends_tick=False, unreadable=rows.unreadable)
+        claim = Claim(self.claimed, batch, rows, self._clock())
+        self.in_flight.append(claim)
+        return claim
+
+    def _has_marked(self, events: list[Event]) -> bool:
+        ids = [event.id for event in events]
+        return any(not marked.isdisjoint(ids) for marked in self._marked)
+
+    def settle(self, claim: Claim, published: list[Event]) -> None:
+        """Mark the published rows of a claim; its other rows become pending again.
+
+        Raises:
+            MarkError: some of the rows cannot be marked; the others are marked.
+        """
+        seqs = [event.seq for event in published]
+        self._marked.append({event.id for event in published})
+        try:
+            if seqs:
+                self._sessions.mark(claim.rows, seqs, is_locked=claim.is_locked)
+            elif claim.is_locked:
+                self._sessions.unlock(claim.rows)
+        except MarkError:
+            self._sessions.mark_what_can_be(claim.rows, seqs)
+            raise
+        finally:
+            self.in_flight.remove(claim)
+            self._sessions.give_back(claim.rows)
+
+    def let_go(self) -> None:
+        """End the transactions that have been open for too long: they delay vacuum."""
+        if self._is_shared:
+            return
+        for claim in self.in_flight:
+            if claim.is_locked and self._clock() - claim.at > self._most_seconds:
+                self._sessions.unlock(claim.rows)
+                claim.is_locked = False

@@ -1,0 +1,270 @@
+"""Writes the description of an outbox table that exists already: a file for a person to check and correct.
+
+Invariants:
+- The file says of each line why it is so. What cannot be guessed is a commented line to complete.
+- Nothing is changed in the database, and no more than a thousand rows are read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.existing import findings, pg_catalog, queries
+from outbox_pipelines.existing.guesses import (
+    Guesses,
+    guess,
+    guess_values,
+    has_time,
+    literals,
+    status_of,
+    text_default,
+)
+from outbox_pipelines.existing.pg_catalog import Column, Place
+from outbox_pipelines.parsers.table_mapping import COLUMNS
+from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import plain, to_json
+
+# Entries in the order of the file.
+_EVENT: Final = ("id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload")
+_MARKS: Final = ("published_at", "status", "processed_at", "failed_at")
+_NEEDED: Final = {
+    "id": "the id of an event",
+    "aggregate_id": "the id of an aggregate",
+    "event_type": "the type of an event",
+    "payload": "the body of an event",
+}
+_ASSUMED: Final = {
+    "published_at": ", assumed to be null while the row is pending",
+    "failed_at": ", assumed to be null unless the event is a dead letter",
+}
+_MAYBE: Final = {
+    "version": "the version of the event's schema (a header)",
+    "headers": "an object of headers",
+    "next_attempt_at": "the time of the next attempt after a refusal, which the relay writes",
+}
+_MOST_VALUES: Final = 20
+_PART: Final = r'(?:"(?:[^"]|"")+"|[^".]+)'
+_USUAL: Final = {"pending": "PENDING", "processed": "PROCESSED", "failed": "FAILED"}
+
+
+@dataclass(slots=True)
+class Description:
+    """A file for OUTBOX_TABLE_FILE."""
+
+    text: str
+    incomplete: list[str]
+    """The entries that a person must complete before the relay accepts the file."""
+
+
+@dataclass(slots=True)
+class _File:
+    """The lines of the file."""
+
+    lines: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
+
+    def line(self, text: str = "") -> None:
+        self.lines.append(text)
+
+    def say(self, text: str) -> None:
+        self.lines.append(f"# {plain(text)}")
+
+    def entry(self, name: str, value: str, why: str = "") -> None:
+        line = f"{name} = {to_json(value)}"
+        self.line(f"{line:<36}  # {plain(why)}" if why else line)
+
+    def blank(self, name: str, value: str, why: str) -> None:
+        """Add an entry that is commented out."""
+        line = f"{name} = {to_json(value)}"
+        self.say(f"{line:<34}  # {why}")
+
+
+@dataclass(slots=True)
+class _States:
+    """The values of a status."""
+
+    found: dict[str, str]
+    """By meaning."""
+    values: list[str]
+    """Those that are known."""
+    is_closed: bool
+    """Whether the column can have no others."""
+
+    @property
+    def is_lower(self) -> bool:
+        return self.found.get("pending", "").islower()
+
+
+def describe(settings: Settings, name: str) -> Description:
+    """Return the description of a table, and what is missing in it.
+
+    Raises:
+        SetupError: there is no such table, or it cannot be relayed whatever the file says.
+    """
+    with connect(settings, name="outbox: table") as connection:
+        place = _find(connection, name)
+        columns = pg_catalog.read_columns(connection, place.oid)
+        states = _states(connection, place, list(columns.values()))
+        slots = [name for (name,) in connection.execute(queries.SLOTS, {"oid": place.oid}).fetchall()]
+    guesses = guess(list(columns.values()), uses_status=states is not None)
+    file = _File()
+    file.say(
+        f"The outbox table {place.spelled}, as `outbox table describe` guesses it. Check each line: the relay"
+    )
+    file.say("does what is written here. Then run `outbox table check`. See docs/existing-tables.md.")
+    # As it was asked for: without a schema it is the one of OUTBOX_SCHEMA, in each environment.
+    file.entry("table", f"{place.schema}.{place.name}" if "." in name else place.name)
+    has_marks = states is not None or "published_at" in guesses.columns
+    slot = slots[0] if len(slots) == 1 and not has_marks else None
+    if slot is not None:
+        file.entry("slot", slot, "no column says which rows are pending: what reads this slot publishes them")
+    else:
+        _write_order(file, guesses)
+    _write_aggregate_type(file, guesses)
+    file.line()
+    file.line("[columns]")
+    _write_columns(file, guesses, columns, slots)
+    if states is not None:
+        _write_states(file, states)
+    if guesses.unused:
+        file.line()
+        names = ", ".join(f"{each.name} ({each.declared})" for each in guesses.unused)
+        file.say(f"Not used: {names}")
+    return Description("\n".join(file.lines) + "\n", file.incomplete)
+
+
+def _find(connection: Connection, name: str) -> Place:
+    """Return the table that a person means, as SQL would write it, or in upper and lower case."""
+    if not re.fullmatch(rf"{_PART}(\.{_PART})?", name):
+        raise SetupError(f"{name!r} is not the name of a table: write outbox, or app.outbox with its schema")
+    parts = [_spellings(part) for part in re.findall(_PART, name)]
+    for *schema, table in itertools.product(*parts):
+        place = pg_catalog.look_up(connection, schema[0] if schema else None, table)
+        if place is not None:
+            break
+    else:
+        others = pg_catalog.elsewhere(connection, parts[-1][0])
+        remedy = (
+            f"there is {', '.join(others)}" if others else "correct the name, or put its schema before it"
+        )
+        raise SetupError(f"table {name} does not exist: {remedy}")
+    if finding := findings.unsuitable(place):
+        raise SetupError(str(finding))
+    findings.refuse(findings.lacking_rights(place))
+    if re.search(r"[.%]", place.schema + place.name):
+        raise SetupError(
+            f"{place.spelled} has a name with a dot or %, which the file cannot contain: rename it"
+        )
+    return place
+
+
+def _spellings(part: str) -> list[str]:
+    if part.startswith('"'):
+        return [part[1:-1].replace('""', '"')]
+    # A shell removes quotes: first as it is, then as SQL reads it.
+    return [part, part.lower()]
+
+
+def _states(connection: Connection, place: Place, columns: list[Column]) -> _States | None:
+    """Return the values of the status; None if there is none, or another column says what is pending."""
+    column = status_of(columns)
+    if column is None:
+        return None
+    default = text_default(column.default)
+    given = {"oid": place.oid, "column": column.name}
+    conditions = [row[1] for row in connection.execute(queries.CHECKS, given).fetchall()]
+    if column.labels:
+        values = column.labels
+    elif conditions:
+        named = dict.fromkeys(literals(" ".join(conditions)))
+        values = [
+            value
+            for value in named
+            if all(pg_catalog.allows(connection, column, condition, value) for condition in conditions)
+        ]
+    else:
+        values = sorted({*pg_catalog.occurring(connection, place, column), *([default] if default else [])})
+    found = guess_values(values, default)
+    if values and "pending" not in found and has_time(columns):
+        # Its values mean something different.
+        return None
+    return _States(found, values[:_MOST_VALUES], is_closed=bool(column.labels or conditions))
+
+
+def _write_order(file: _File, guesses: Guesses) -> None:
+    if "seq" in guesses.columns:
+        return
+    if "created_at" in guesses.columns:
+        file.entry(
+            "order", "created_at", "no integer that the database counts: a weaker order, see that page"
+        )
+        return
+    file.incomplete.append("order")
+    file.say("Complete this line, or the one for seq: nothing in the table orders its rows.")
+    file.blank("order", "created_at", 'if created_at = "…" in [columns] names a time')
+
+
+def _write_aggregate_type(file: _File, guesses: Guesses) -> None:
+    if "aggregate_type" not in guesses.columns:
+        file.say('No column has it: the first word of the event type, or a constant such as "order".')
+        file.entry("aggregate_type", "{event_type:first}")
+
+
+def _write_columns(file: _File, guesses: Guesses, columns: dict[str, Column], slots: list[str]) -> None:
+    """Write [columns]; with one slot, the file names it and needs no marks."""
+    for ours in (*_EVENT, *_MARKS, *(name for name in COLUMNS if name not in (*_EVENT, *_MARKS))):
+        if found := guesses.columns.get(ours):
+            reason = f"{found.reason}{_ASSUMED.get(ours, '')}"
+            if ours == "seq" and "created_at" in guesses.columns:
+                reason += '; or order = "created_at" at the top'
+            if ours == "id" and not columns[found.name].is_distinct:
+                reason += ", NOT unique on its own: consumers handle only one of the events with the same id"
+            others = f"; could also be {', '.join(found.others)}" if found.others else ""
+            file.entry(ours, found.name, reason + others)
+        elif ours in _NEEDED:
+            file.incomplete.append(ours)
+            possible = [each.name for each in columns.values() if each.can_be(ours)]
+            hint = f"one of {', '.join(possible)}" if possible else "no column has a type that it can have"
+            file.say(f"Complete this line: no column is named like {_NEEDED[ours]}.")
+            file.blank(ours, "…", hint)
+        elif ours == "seq" and "order" in file.incomplete:
+            file.blank(ours, "…", "an integer; ALTER TABLE … ADD COLUMN seq bigserial adds one")
+        elif ours == "published_at" and "status" not in guesses.columns and len(slots) != 1:
+            file.incomplete.append("published_at or status")
+            file.say("Complete one of these lines: no column says which rows are pending.")
+            if slots:
+                one_of = (
+                    f"at the top, in place of order: one of {', '.join(slots)}, whose reader publishes them"
+                )
+                file.blank("slot", "…", one_of)
+            file.blank(ours, "…", "a time, null while the row is pending")
+            file.blank("status", "…", "a text or an enum, with its values in [status]")
+            if flags := [each.name for each in columns.values() if each.type == "bool"]:
+                file.say(f"A boolean ({', '.join(flags)}) cannot be either: ALTER TABLE … ADD COLUMN")
+                file.say("published_at timestamptz; UPDATE … SET published_at = now() where it is true.")
+    for ours, name in guesses.maybe.items():
+        file.blank(ours, name, f"{columns[name].declared}, only if it is {_MAYBE[ours]}")
+
+
+def _write_states(file: _File, states: _States) -> None:
+    file.line()
+    file.line("[status]")
+    known = ", ".join(states.values)
+    for meaning, usual in _USUAL.items():
+        if value := states.found.get(meaning):
+            file.entry(meaning, value, f"values: {known}" if meaning == "pending" else "")
+        elif states.is_closed or meaning == "pending":
+            file.incomplete.append(meaning)
+            file.say(f"Complete this line: no value is named like that of a {meaning} row.")
+            file.blank(meaning, "…", f"one of {known}" if known else "the value of a new row")
+        else:
+            file.entry(
+                meaning, usual.lower() if states.is_lower else usual, "assumed: no such value was found"
+            )
+    if others := [value for value in states.values if value not in states.found.values()]:
+        file.say(f"Not pending: {', '.join(others)}")

@@ -1,0 +1,214 @@
+"""Guesses which column of an outbox table is what, by names, types and defaults: for `outbox table describe`.
+
+Invariants:
+- Only the command guesses. The relay does what the file says that a person has checked.
+- A column is guessed for one entry, except for an integer that is both id and seq.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from outbox_pipelines.existing.pg_catalog import Column
+from outbox_pipelines.parsers.table_mapping import COLUMNS
+
+_TIMES: Final = (
+    *("publishedat", "sentat", "dispatchedat", "processedat", "deliveredat", "relayedat", "completedat"),
+    *("publishedon", "senton", "dispatchedon", "processedon", "publisheddate", "processeddate"),
+    *("publishedtime", "processedtime", "senttime", "handledat"),
+)
+# Names without underscores and in lower case; the most likely one first.
+_SYNONYMS: Final[dict[str, tuple[str, ...]]] = {
+    "id": ("id", "eventid", "messageid", "outboxid", "eventuuid", "uuid", "guid"),
+    "seq": ("seq", "sequence", "sequencenumber", "seqno", "seqnum", "position", "globalposition", "ordinal"),
+    "aggregate_type": (
+        *("aggregatetype", "aggregate", "aggregatename", "aggregateroottype", "aggregateroot"),
+        *("entitytype", "entity", "entityname", "streamtype", "resourcetype"),
+    ),
+    "aggregate_id": (
+        *("aggregateid", "aggregaterootid", "entityid", "streamid", "resourceid", "partitionkey"),
+        *("messagekey", "eventkey", "key", "aggregate", "entity"),
+    ),
+    "event_type": ("eventtype", "type", "eventname", "messagetype", "event", "name", "kind"),
+    "payload": (
+        *("payload", "eventdata", "body", "data", "eventpayload", "eventbody", "messagebody", "content"),
+        *("message", "json"),
+    ),
+    "status": ("status", "state", "eventstatus", "outboxstatus", "publishstatus", "processingstatus"),
+    "published_at": _TIMES,
+    "processed_at": _TIMES,
+    "failed_at": ("failedat", "deadat", "deadletteredat", "failedon"),
+    "retry_count": (
+        *("retrycount", "attempts", "retries", "attemptcount", "retryattempts", "tries", "attempt"),
+        *("deliveryattempts", "publishattempts", "failurecount", "errorcount"),
+    ),
+    "last_error": (
+        *("lasterror", "error", "errormessage", "lasterrormessage", "failurereason", "errordetails"),
+        *("exception", "failuremessage"),
+    ),
+    "next_attempt_at": ("nextattemptat", "nextretryat", "retryat", "nextretry", "nextattempt", "retryafter"),
+    "created_at": (
+        *("createdat", "occurredat", "createdon", "occurredon", "insertedat", "recordedat", "createddate"),
+        *("creationdate", "createdtime", "eventtime", "eventtimestamp", "timestamp", "created", "ts"),
+    ),
+    "headers": ("headers", "eventheaders", "messageheaders"),
+    "idempotency_key": ("idempotencykey", "deduplicationid", "deduplicationkey", "dedupkey", "dedupid"),
+    "correlation_id": ("correlationid",),
+    "causation_id": ("causationid",),
+    "traceparent": ("traceparent",),
+    "trace_id": ("traceid",),
+    "version": ("eventversion", "schemaversion"),
+}
+# Names that are often something different: lines to uncomment.
+_MAYBE: Final[dict[str, tuple[str, ...]]] = {
+    "version": ("version",),
+    "headers": ("metadata", "meta"),
+    "next_attempt_at": ("scheduledat", "availableat"),
+}
+_PENDING: Final = (
+    *("pending", "new", "unpublished", "unprocessed", "unsent", "created", "ready", "waiting", "queued"),
+    *("initial", "init", "stored", "open", "todo", "scheduled", "notpublished", "notsent", "enqueued"),
+)
+_PROCESSED: Final = (
+    *("processed", "published", "sent", "done", "completed", "complete", "dispatched", "delivered"),
+    *("success", "succeeded", "finished", "relayed", "handled", "ok"),
+)
+_FAILED: Final = ("failed", "failure", "error", "dead", "deadletter", "deadlettered", "broken", "rejected")
+MEANINGS: Final = {"pending": _PENDING, "processed": _PROCESSED, "failed": _FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A column for an entry of [columns]."""
+
+    name: str
+    reason: str
+    others: list[str] = field(default_factory=list)
+    """Columns that could be meant instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """What could be guessed; the relay needs more than that if something is missing."""
+
+    columns: dict[str, Guess]
+    maybe: dict[str, str]
+    """Columns whose names often mean something different, by entry."""
+    unused: list[Column]
+
+
+def status_of(columns: Sequence[Column]) -> Column | None:
+    """Return the column that seems to be the status."""
+    return next(iter(_named(columns, "status")), None)
+
+
+def has_time(columns: Sequence[Column]) -> bool:
+    """Return whether a column seems to be the time at which its row was published."""
+    return bool(_named(columns, "published_at"))
+
+
+def flags(columns: Iterable[Column]) -> list[Column]:
+    """Return the booleans that seem to say which rows are published."""
+    return [
+        each
+        for each in columns
+        if each.type == "bool" and _normal(each.name).removeprefix("is") in _PROCESSED
+    ]
+
+
+def guess(columns: Sequence[Column], *, uses_status: bool) -> Guesses:
+    """Return which column is what.
+
+    Args:
+        uses_status: whether a status says what is pending; then the time of publishing is `processed_at`.
+    """
+    found: dict[str, Guess] = {}
+    left_out = {"seq", "published_at"} if uses_status else {"seq", "processed_at", "status"}
+    if seq := _seq(columns):
+        found["seq"] = seq
+    for ours in _SYNONYMS:
+        if ours not in COLUMNS or ours in left_out:
+            continue
+        taken = {guess.name for guess in found.values()}
+        named = _named(columns, ours)
+        free = [each for each in named if each.name not in taken]
+        if ours == "id" and not free:
+            free = named or [each for each in columns if each.is_unique and each.can_be("id")][:1]
+        if ours == "created_at" and not free:
+            free = [each for each in columns if each.name not in taken and _is_time_of_insert(each)]
+        if free:
+            found[ours] = Guess(free[0].name, free[0].declared, [each.name for each in free[1:]])
+    taken = {guess.name for guess in found.values()}
+    maybe = {
+        ours: each.name
+        for ours, names in _MAYBE.items()
+        for each in columns
+        if ours not in found and each.name not in taken and _normal(each.name) in names
+        if each.can_be(ours)
+    }
+    used = taken | set(maybe.values())
+    return Guesses(found, maybe, [each for each in columns if each.name not in used])
+
+
+def guess_values(values: Iterable[str], default: str | None) -> dict[str, str]:
+    """Return which value of a status is what: `pending`, `processed`, `failed`.
+
+    Args:
+        default: the value of a new row, or None.
+    """
+    known = list(values)
+    by_name = {_normal(value): value for value in known}
+    found: dict[str, str] = {}
+    for meaning, names in MEANINGS.items():
+        if match := next((by_name[name] for name in names if name in by_name), None):
+            found[meaning] = match
+    if default is not None and default not in (found.get("processed"), found.get("failed")):
+        # A new row is pending, whatever the word for it is.
+        found["pending"] = default
+    return found
+
+
+def text_default(default: str | None) -> str | None:
+    """Return the value of a default that is a literal text or label."""
+    match = re.match(r"'((?:[^']|'')*)'(?:::|$)", default or "")
+    return match[1].replace("''", "'") if match else None
+
+
+def literals(condition: str) -> list[str]:
+    """Return the texts in a condition, such as the values that a CHECK allows."""
+    return [text.replace("''", "'") for text in re.findall(r"'((?:[^']|'')*)'", condition)]
+
+
+def _seq(columns: Sequence[Column]) -> Guess | None:
+    whole = [each for each in columns if each.can_be("seq") and each.never_null]
+    names = _SYNONYMS["seq"]
+    named = [each for each in whole if _normal(each.name) in names and (each.is_counted or each.is_unique)]
+    counted = [each for each in whole if each.is_counted and each not in named]
+    if not (found := named + counted):
+        return None
+    how = "counted by the database" if found[0].is_counted else "unique"
+    return Guess(found[0].name, f"{found[0].declared}, {how}", [each.name for each in found[1:]])
+
+
+def _named(columns: Sequence[Column], ours: str) -> list[Column]:
+    names = _SYNONYMS[ours]
+    fitting = [each for each in columns if _normal(each.name) in names and _can_be(each, ours)]
+    return sorted(fitting, key=lambda each: names.index(_normal(each.name)))
+
+
+def _can_be(column: Column, ours: str) -> bool:
+    # A number or a UUID can name a type, but it rather names an aggregate. Statements cannot contain a %.
+    is_type = ours in ("aggregate_type", "event_type")
+    return column.can_be(ours) and "%" not in column.name and not (is_type and not column.is_text)
+
+
+def _is_time_of_insert(each: Column) -> bool:
+    is_now = bool(re.search(r"now\(\)|CURRENT_TIMESTAMP|LOCALTIMESTAMP|clock_timestamp", each.default or ""))
+    return each.can_be("created_at") and is_now
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower())

@@ -1,0 +1,97 @@
+"""The kind of an existing table: implements `relay.kinds.Kind`, function by function."""
+
+# What the commands do not need is imported where it is needed.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from outbox_pipelines.database import Connection
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.existing import dead_letters as rows
+from outbox_pipelines.existing import measurements
+from outbox_pipelines.existing import status as rendering
+from outbox_pipelines.existing.check import open_mapping
+from outbox_pipelines.existing.ownership import TableOwnership, holding
+from outbox_pipelines.quality import rules
+from outbox_pipelines.relay.adoption import regclass
+from outbox_pipelines.relay.kinds import Status
+from outbox_pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from outbox_pipelines.existing.worker import MarkedTableWorker
+    from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+    from outbox_pipelines.relay.shared import SharedBlockedAggregates
+
+measure = measurements.read
+
+
+def check(settings: Settings) -> None:
+    """Leave it to the session that owns the table: a mapping is compared with what that session sees."""
+
+
+def shards(settings: Settings) -> list[int]:
+    return [0]
+
+
+def own(settings: Settings, shard: int | None, owner: str) -> TableOwnership:
+    return TableOwnership(settings, owner)
+
+
+def make_worker(
+    settings: Settings,
+    place: TableOwnership,
+    producer: IdempotentProducer,
+    blocked: SharedBlockedAggregates,
+    **given: Any,
+) -> MarkedTableWorker:
+    from outbox_pipelines.existing.worker import make_marked_table_worker
+
+    return make_marked_table_worker(settings, place, producer, blocked, **given)
+
+
+def status(settings: Settings) -> Status:
+    found = rendering.read(settings)
+    results = rules.judge(settings, measurements.of(found))
+    return Status(found, results, lambda: rendering.render(found, results))
+
+
+def what_is_not_locked(settings: Settings) -> dict[str, Any]:
+    return {}
+
+
+def fleet_name(settings: Settings) -> str:
+    return str(open_mapping(settings))
+
+
+def lock_of_all(settings: Settings, connection: Connection) -> int | None:
+    query = b"SELECT to_regclass(" + regclass(open_mapping(settings)).as_bytes(connection) + b")::oid::bigint"
+    row = connection.execute(query).fetchone()
+    return None if row is None or row[0] is None else holding(row[0])
+
+
+class _DeadLetters:
+    """The rows that the table records as such."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> rows.Found:
+        if discarded:
+            raise SetupError("an existing table has no discarded dead letters: leave out --discarded")
+        return rows.find(self._settings, given, limit=limit)
+
+    def show(self, given: Any) -> list[dict[str, Any]]:
+        return rows.show(self._settings, given)
+
+    def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
+        if action == "discard":
+            raise SetupError(
+                "an existing table has no place for discarded dead letters: delete the rows, or mark them as "
+                "published, in your application"
+            )
+        return rows.replay(self._settings, given)
+
+
+dead_letters = _DeadLetters

@@ -1,0 +1,307 @@
+"""The owner of a marked table.
+
+Invariants:
+- One owner at a time: a session advisory lock, in a session that the database ends if its owner is silent for
+  the length of the lease.
+- A claim has the claims' lock in shared mode until it ends. A table counts as taken once that lock was free.
+  So no predecessor still has a row locked, whatever happened to the session that owned the table.
+- The relay needs no table of its own: what operators see is in the session's application_name.
+- Relays that share a table (`order = "none"`) all own it: the lock of each is shared. So a relay that keeps
+  an order is not active at the same time as those that do not.
+- Relays with different descriptions of one table do not run at the same time: each session has a lock that
+  names its description, in shared mode.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Mapping as Parameters
+from contextlib import closing, contextmanager, suppress
+from typing import Any, Final, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from outbox_pipelines.database import Connection, connect, refuse_standby, require_own_session
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.existing import examine, findings, queries
+from outbox_pipelines.existing.check import of_settings, open_mapping
+from outbox_pipelines.existing.statements import Statements
+from outbox_pipelines.relay import adoption, bodies
+from outbox_pipelines.relay.core.breaker import Breaker, State
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.kafka.encoding import needs_time
+from outbox_pipelines.relay.ownership import lost
+from outbox_pipelines.relay.queries import PLAN_EACH
+from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+# The upper half of a lock's number, above the table's OID: "obx" and the purpose of the lock.
+_HOLDS: Final = 0x6F62_7801
+_WAITS: Final = 0x6F62_7802
+_CLAIMS: Final = 0x6F62_7803
+# Combined with the OID: the first of the two numbers of a lock whose second number is of the description.
+_DESCRIBES: Final = 0x6F62_7804
+
+
+class TableOwnership:
+    """The right to relay one marked table: wait for it, keep it, release it.
+
+    Attributes:
+        shard: always 0: a marked table has one shard.
+        statements: the SQL for this table.
+    """
+
+    shard = 0
+
+    def __init__(self, settings: Settings, owner: str) -> None:
+        self._settings = settings
+        self._name = f"outbox relay: {owner}"
+        self._has_lock = False
+        self._has_taken = False
+        self._connection = connect(settings, name=self._name)
+        try:
+            self._begin()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _begin(self) -> None:
+        self._connection.execute(PLAN_EACH)
+        refuse_standby(self._connection)
+        require_own_session(self._settings, self._connection)
+        described = open_mapping(self._settings)
+        findings.refuse(of_settings(self._connection, self._settings, described))
+        self.mapping = adoption.followed(self._connection, described)
+        found = examine.check(self._connection, self.mapping)
+        for warning in found.warnings:
+            _LOG.warning("%s", warning)
+        self._oid = found.oid
+        self.statements = Statements(
+            self.mapping,
+            found.types,
+            max_attempts=self._settings.max_attempts,
+            with_time=needs_time(self._settings),
+            as_json=self._settings.value_format != "payload",
+        )
+        self._refuse_other_descriptions()
+        self.pid = _pid(self._connection)
+        self._connection.execute(queries.SET_PATIENCE)
+        # A silent session loses the table: otherwise a stopped process would keep it indefinitely.
+        self._set("idle_session_timeout", lease(self._settings))
+
+    def _refuse_other_descriptions(self) -> None:
+        # Another relay of this table would take it over with another order, or mark its rows differently.
+        lock = {"table": _DESCRIBES ^ self._oid, "digest": self.mapping.digest}
+        self.execute(queries.DESCRIBE, lock)
+        for pid, name in self.execute(queries.DESCRIBED_OTHERWISE, lock):
+            raise SetupError(
+                f"{shown(name, pid)} relays {self.mapping} by a description that differs from that in "
+                f"{self._settings.table_file} (OUTBOX_TABLE_FILE): give both relays the same file, or stop "
+                "that relay first"
+            )
+
+    def try_wait(self) -> bool:
+        """Become the successor that waits for the table; return False if another relay already is."""
+        return self._ask(queries.TRY_LOCK, _WAITS)
+
+    def try_take(self) -> bool:
+        """Take the table if it has no owner and no predecessor's open claim; return whether it is owned."""
+        if self.mapping.is_shared:
+            # A row that another relay has claimed is skipped.
+            self._has_lock = self._has_lock or self._ask(queries.TRY_SHARE, _HOLDS)
+            self._has_taken = self._has_lock and not self._must_wait()
+            return self._has_taken
+        self._has_lock = self._has_lock or self._ask(queries.TRY_LOCK, _HOLDS)
+        if self._must_wait():
+            return False
+        if self._has_lock and self._ask(queries.NO_CLAIMS, _CLAIMS):
+            self._ask(queries.UNLOCK, _WAITS)
+            self._has_taken = True
+        return self._has_taken
+
+    def is_awaited(self) -> bool:
+        """Return whether another relay waits for this table."""
+        return not self.mapping.is_shared and bool(
+            self.execute(queries.OWNER, {"key": key(_WAITS, self._oid)})
+        )
+
+    def waits_since(self) -> float | None:
+        """Return since when the session that owns the table waits for an answer; from any thread."""
+        return self._connection.waits_since
+
+    def end_silent(self) -> None:
+        """Do nothing: the database ends the session of a frozen relay after the lease."""
+
+    def intruder(self) -> tuple[int, str] | None:
+        """Return why the table must wait, if it must; `describe_owner` names any session with the lock."""
+        return (0, self._why_wait()) if self._must_wait() else None
+
+    def describe_owner(self) -> str:
+        """Return a text that says who owns the table, and since when."""
+        if self._must_wait():
+            return self._why_wait()
+        rows = self.execute(queries.OWNER, {"key": key(_HOLDS, self._oid)})
+        if not rows:
+            return f"{self.mapping} is owned by another relay"
+        pid, name, _, since = rows[0]
+        return f"{self.mapping} is owned by {shown(name, pid)}" + (f" since {since}" if since else "")
+
+    def begin_claim(self, connection: Connection) -> None:
+        """Begin a transaction in which rows may be claimed or marked.
+
+        Raises:
+            ShardLostError: another relay may have taken the table.
+        """
+        query = sql.SQL(queries.BEGIN).format(
+            claims=key(_CLAIMS, self._oid),
+            key=key(_HOLDS, self._oid),
+            pid=self.pid,
+            table=adoption.regclass(self.mapping),
+            oid=self._oid,
+        )
+        cursor = connection.execute(query)
+        while cursor.nextset():
+            pass
+        if cursor.fetchone() != (True,):
+            connection.execute("ROLLBACK")
+            raise ShardLostError(f"the session that owned {self.mapping} has ended, or the table was renamed")
+
+    def connect(self) -> Connection:
+        """Return another connection for claims; its transactions also end if the relay is silent.
+
+        Raises:
+            ShardLostError: it does not see the table's lock: it leads to another server, or the lock is lost.
+        """
+        connection = connect(self._settings, name=f"{self._name}, claims", beside=self._connection)
+        try:
+            connection.execute(PLAN_EACH)
+            connection.execute(
+                "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", [lease(self._settings)]
+            )
+            # On another server it would never find anything to claim.
+            self.begin_claim(connection)
+            connection.execute("ROLLBACK")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def beat(self) -> None:
+        """Send a heartbeat. Any thread may call it.
+
+        Raises:
+            ShardLostError: the session has ended, or a pooler has replaced it.
+        """
+        try:
+            found = self.execute(queries.PID, {})
+        except psycopg.errors.InFailedSqlTransaction:
+            # The claiming thread has just had an error, and reports it.
+            return
+        if found != [(self.pid,)]:
+            raise ShardLostError(f"the session of table {self.mapping} is not the one that took it")
+
+    def show_kafka(self, breaker: Breaker) -> None:
+        """Show in the log and in the session's name whether Kafka is available."""
+        is_closed = breaker.state is State.CLOSED
+        if breaker.state is State.OPEN:
+            _LOG.warning("Kafka is unavailable: %s", breaker.reason)
+        elif is_closed:
+            _LOG.warning("Kafka is available again")
+        # At the beginning, because PostgreSQL truncates names to 63 bytes.
+        self._set("application_name", self._name if is_closed else f"Kafka unavailable, {self._name}")
+
+    def execute(
+        self, query: LiteralString | bytes, parameters: Parameters[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement in the session that owns the table; return its rows.
+
+        Raises:
+            ShardLostError: the session has ended.
+        """
+        try:
+            cursor = self._connection.execute(query, parameters)
+            return cursor.fetchall() if cursor.description else []
+        except psycopg.OperationalError as error:
+            raise self._lost(error) from error
+
+    def read(
+        self, query: bytes, parameters: Parameters[str, Any], seqs: Sequence[int]
+    ) -> Generator[tuple[int, tuple[Any, ...] | str]]:
+        """Yield the content of rows, one after the other, or why it cannot be read: see `bodies.read`."""
+        try:
+            with closing(bodies.read(self._connection, query, parameters, seqs)) as found:
+                yield from found
+        except psycopg.OperationalError as error:
+            raise self._lost(error) from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Commit everything inside the block together, or nothing."""
+        try:
+            with self._connection.transaction():
+                yield self._connection
+        except psycopg.OperationalError as error:
+            raise self._lost(error) from error
+
+    def release(self) -> None:
+        """Gives the table back, if it is held."""
+        if self._has_lock:
+            with suppress(psycopg.OperationalError):
+                self._connection.execute(queries.UNLOCK, {"key": key(_HOLDS, self._oid)})
+        self._connection.close()
+
+    def _must_wait(self) -> bool:
+        """Return whether the append-only outbox has events that must be published before this table's."""
+        return self.execute(adoption.MUST_WAIT, {"oid": self._oid}) == [(True,)]
+
+    def _why_wait(self) -> str:
+        return (
+            f"rows of {self.mapping} wait for the events that were written into the append-only outbox: run "
+            "`outbox adopt back` again"
+        )
+
+    def _ask(self, query: LiteralString, lock: int) -> bool:
+        rows = self.execute(query, {"key": key(lock, self._oid)})
+        return bool(rows and rows[0][0])
+
+    def _set(self, setting: str, value: str) -> None:
+        self.execute("SELECT set_config(%(setting)s, %(value)s, false)", {"setting": setting, "value": value})
+
+    def _lost(self, error: psycopg.Error) -> ShardLostError:
+        return lost(str(self.mapping), self._connection, error)
+
+
+def _pid(connection: Connection) -> int:
+    """Return the server process of a connection. The driver's own value may come from a pooler."""
+    row = connection.execute(queries.PID).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def key(lock: int, oid: int) -> int:
+    """Return the number of an advisory lock of a table."""
+    return lock << 32 | oid
+
+
+def holding(oid: int) -> int:
+    """Return the number of the lock that the owner of a table has."""
+    return key(_HOLDS, oid)
+
+
+def awaiting(oid: int) -> int:
+    """Return the number of the lock of a relay that waits for a table."""
+    return key(_WAITS, oid)
+
+
+def shown(name: str | None, pid: int) -> str:
+    """Return a session's name as operators know it; PostgreSQL hides the names of other roles' sessions."""
+    if name and "outbox relay: " not in name:
+        return f"session {pid} ({name}), which is not a relay: SELECT pg_terminate_backend({pid}) ends it"
+    return name.replace("outbox relay: ", "") if name else f"process {pid} of the database"
+
+
+def lease(settings: Settings) -> str:
+    """Return how long a session may be silent, as a PostgreSQL setting."""
+    return f"{int(settings.lease_seconds * 1000)}ms"

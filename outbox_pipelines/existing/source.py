@@ -1,0 +1,298 @@
+"""Claims pending rows and marks those that are published: the core's `Claims` over PostgreSQL.
+
+Invariants:
+- Each claim is a transaction in its own session, which checks at its beginning that the table is still owned.
+- Memory stays bounded: large rows are claimed one at a time.
+- No claim waits for a lock of the table: the session that waits for it may wait for rows of an earlier claim.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Final, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from outbox_pipelines.database import Connection
+from outbox_pipelines.event import Event, weigh
+from outbox_pipelines.existing import marks, queries
+from outbox_pipelines.existing.core.claims import MOST_CLAIMS, Claims
+from outbox_pipelines.existing.core.ports import (
+    LockedError,
+    MarkError,
+    Name,
+    Rows,
+    TableLockedError,
+    Wanted,
+)
+from outbox_pipelines.existing.ownership import TableOwnership
+from outbox_pipelines.relay import bodies
+from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+# Rows fetched at once until their size is known: this bounds memory if payloads are large.
+_FEW: Final = 500
+# Rows claimed at once if some are large or cannot be read: claimed rows are also read, and one may fill the
+# batch.
+_LARGE: Final = 1
+# Number of claims made in this way after the first that needs it.
+_CAREFUL_CLAIMS: Final = 20
+_COMPLAIN_SECONDS: Final = 60.0
+
+
+class MarkedTableSource(Claims):
+    """The pending rows of an owned table."""
+
+    def __init__(self, settings: Settings, ownership: TableOwnership) -> None:
+        self.sessions = ClaimSessions(settings, ownership)
+        super().__init__(
+            self.sessions,
+            clock=time.monotonic,
+            most_seconds=settings.breaker_seconds,
+            is_shared=ownership.mapping.is_shared,
+        )
+
+
+class ClaimSessions:
+    """The sessions that claim: implements the core's `Sessions`. For one thread, except `beat`."""
+
+    def __init__(self, settings: Settings, ownership: TableOwnership) -> None:
+        self._settings = settings
+        self._ownership = ownership
+        self._statements = ownership.statements
+        self._keys = ownership.statements.keys
+        self._connections: list[Connection] = []
+        self._complained_at = 0.0
+        self._careful = 0
+        self.free: deque[Connection] = deque()
+        for _ in range(MOST_CLAIMS):
+            connection = ownership.connect()
+            connection.execute(queries.BRIEFLY)
+            self._connections.append(connection)
+            self.free.append(connection)
+
+    def rehearse_rights(self) -> None:
+        """Check that this role has the necessary rights to write; the first claim checks the rows.
+
+        Raises:
+            MarkError: the role does not have them.
+        """
+        connection, statements = self._connections[0], self._statements
+        nothing: dict[str, Any] = {"keys": "{}", "errors": [], "pauses": [], "lasts": []}
+        with connection.transaction(force_rollback=True), marks.explained(self._ownership.mapping):
+            # Nothing is claimed yet.
+            connection.execute(queries.AT_LENGTH)
+            marks.rehearse(connection, statements, self._ownership.mapping, [])
+            if statements.writes_refusals:
+                connection.execute(statements(queries.REFUSED), nothing)
+
+    def last(self) -> str:
+        ((last,),) = self._ownership.execute(self._statements(queries.LAST), {})
+        return str(last)
+
+    def any(self, wanted: Wanted) -> bool:
+        # Needs no transaction if there is nothing to claim.
+        conditions, parameters = self._conditions(wanted)
+        try:
+            row = self.free[0].execute(self._statements(queries.ANY, *conditions), parameters).fetchone()
+        except psycopg.errors.LockNotAvailable:
+            raise self._table_is_locked() from None
+        return row == (True,)
+
+    def claim(self, wanted: Wanted) -> Rows:
+        connection = self.free[0]
+        self._ownership.begin_claim(connection)
+        try:
+            rows = self._fetch(connection, wanted)
+        except psycopg.errors.LockNotAvailable:
+            connection.execute("ROLLBACK")
+            raise LockedError from None
+        self.free.popleft()
+        return rows
+
+    def rehearse(self, rows: Rows) -> None:
+        seqs = [event.seq for event in rows.events]
+        marks.rehearse(rows.session, self._statements, self._ownership.mapping, seqs)
+
+    def mark(self, rows: Rows, seqs: list[int], *, is_locked: bool) -> None:
+        try:
+            self._mark(rows.session, seqs, is_locked=is_locked)
+        except psycopg.errors.LockNotAvailable:
+            if not is_locked:
+                raise
+            # A trigger waits: not for the table, which this transaction had locked.
+            rows.session.execute("ROLLBACK")
+            self._mark(rows.session, seqs, is_locked=False)
+        except MarkError:
+            rows.session.execute("ROLLBACK")
+            raise
+        self._keys.forget(seqs)
+
+    def _mark(self, connection: Connection, seqs: list[int], *, is_locked: bool) -> None:
+        if not is_locked:
+            self._ownership.begin_claim(connection)
+            connection.execute(queries.PATIENTLY)
+        with marks.explained(self._ownership.mapping):
+            marks.mark(connection, self._statements, self._ownership.mapping, seqs)
+            connection.execute("COMMIT")
+
+    def mark_what_can_be(self, rows: Rows, seqs: list[int]) -> None:
+        self._ownership.begin_claim(rows.session)
+        rows.session.execute(queries.PATIENTLY)
+        marks.mark_what_can_be(rows.session, self._statements, seqs)
+        rows.session.execute("COMMIT")
+
+    def unlock(self, rows: Rows) -> None:
+        rows.session.execute("ROLLBACK")
+
+    def give_back(self, rows: Rows) -> None:
+        self.free.append(rows.session)
+
+    def beat(self) -> None:
+        """Send a heartbeat on each connection that is not busy. Any thread may call it."""
+        for connection in self._connections:
+            if connection.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE:
+                # A claim that has just failed at another session's lock is about to be rolled back.
+                with suppress(psycopg.errors.InFailedSqlTransaction):
+                    connection.execute("SELECT 1")
+
+    def close(self) -> None:
+        """Release what is claimed, and close the connections."""
+        for connection in self._connections:
+            connection.close()
+
+    def locked(self, wanted: Wanted) -> set[Name]:
+        conditions, parameters = self._conditions(wanted)
+        connection = self.free[0]
+        self._ownership.begin_claim(connection)
+        try:
+            rows = connection.execute(self._statements(queries.LOCKED, *conditions), parameters).fetchall()
+        except psycopg.errors.LockNotAvailable:
+            # Locked rows are skipped, so it is the table.
+            raise self._table_is_locked() from None
+        finally:
+            connection.execute("ROLLBACK")
+        if rows and self._may_complain():
+            _LOG.warning(
+                "another session has locked pending rows of %d aggregates of %s; they are published after it "
+                "ends. Check whether the old publisher is still running",
+                *(len(rows), self._ownership.mapping),
+            )
+        return {(kind, name) for kind, name in rows}
+
+    def _table_is_locked(self) -> TableLockedError:
+        if self._may_complain():
+            _LOG.warning(
+                "another session has locked %s, or waits for its lock: nothing is published until it ends",
+                self._ownership.mapping,
+            )
+        return TableLockedError()
+
+    def _may_complain(self) -> bool:
+        may = time.monotonic() - self._complained_at > _COMPLAIN_SECONDS
+        if may:
+            self._complained_at = time.monotonic()
+        return may
+
+    def _fetch(self, connection: Connection, wanted: Wanted) -> Rows:
+        if not self._careful:
+            try:
+                rows = self._fetch_small(connection, wanted)
+            except psycopg.Error as error:
+                if not bodies.is_about_a_row(error):
+                    raise
+                rows = None
+            if rows is not None:
+                return rows
+            connection.execute("ROLLBACK")
+            self._ownership.begin_claim(connection)
+            self._careful = _CAREFUL_CLAIMS
+        self._careful -= 1
+        return self._fetch_any(connection, wanted)
+
+    def _fetch_small(self, connection: Connection, wanted: Wanted) -> Rows | None:
+        """Fetch many rows at once; return None if some of them are large."""
+        self._open(connection, wanted, most=bodies.FEW)
+        most, most_size = self._settings.batch_events, self._settings.batch_bytes
+        events: list[Event] = []
+        size, few = 0, min(_FEW, most)
+        while True:
+            rows = self._some(connection, few)
+            if any(row.payload is None for row in rows):
+                return None
+            events += rows
+            size += weigh(rows)
+            if len(rows) < few or len(events) >= most or size > most_size:
+                return Rows(events, size, len(rows) == few, connection)
+            few = min(_FEW, most - len(events))
+
+    def _fetch_any(self, connection: Connection, wanted: Wanted) -> Rows:
+        """Claim a few rows at a time without their content, then read the content row by row."""
+        self._open(connection, wanted, most=bodies.NOTHING)
+        events: list[Event] = []
+        unreadable: dict[int, str] = {}
+        size, is_more = 0, True
+        while (
+            is_more
+            and size <= self._settings.batch_bytes
+            and len(events) < min(_FEW, self._settings.batch_events)
+        ):
+            rows = {row.seq: row for row in self._some(connection, _LARGE)}
+            is_more = len(rows) == _LARGE
+            statement, numbers = self._statements(queries.EVENTS), list(rows)
+            given = {"numbers": numbers, "keys": self._keys.array(numbers)}
+            found = dict(bodies.read(connection, statement, given, numbers))
+            for seq in numbers:
+                content = found.get(seq) or self._without_name(rows[seq])
+                if content is None:
+                    continue
+                if isinstance(content, str):
+                    unreadable[seq] = content
+                    event = rows[seq]._replace(payload="", metadata=None)
+                else:
+                    event = Event._make(content[: len(Event._fields)])
+                events.append(event)
+                size += weigh([event])
+        return Rows(events, size, is_more, connection, unreadable)
+
+    def _without_name(self, event: Event) -> str | None:
+        """Return which NULL is the reason why a claimed row has no content; None if there is none."""
+        empty = [name for name in self._statements.nullable if not getattr(event, name)]
+        columns = [repr(self._ownership.mapping.columns[name]) for name in empty]
+        return f"column {' or '.join(columns)} is NULL" if columns else None
+
+    def _open(self, connection: Connection, wanted: Wanted, *, most: int) -> None:
+        """Open the cursor of a claim, with the content of rows of at most `most` bytes."""
+        conditions, parameters = self._conditions(wanted)
+        connection.execute(self._statements(queries.CLAIM, *conditions), parameters | {"most": most})
+
+    def _conditions(self, wanted: Wanted) -> tuple[list[LiteralString], dict[str, Any]]:
+        conditions: list[LiteralString] = []
+        parameters: dict[str, Any] = {"limit": self._settings.batch_events}
+        if wanted.not_seqs:
+            conditions.append(queries.NOT_BUSY)
+            parameters["busy"] = self._keys.array(wanted.not_seqs)
+        if wanted.not_of:
+            conditions.append(queries.NOT_AMONG)
+            parameters |= names(wanted.not_of)
+        if wanted.upto is not None:
+            conditions.append(queries.UP_TO)
+            parameters["last"] = wanted.upto
+        return conditions, parameters
+
+    def _some(self, connection: Connection, count: int) -> list[Event]:
+        """Return the next rows of the claim."""
+        with connection.cursor(binary=True) as cursor:
+            rows = cursor.execute(sql.SQL(queries.FETCH).format(count=count)).fetchall()
+        return self._keys.numbered(list(map(Event._make, rows)))
+
+
+def names(aggregates: Iterable[Name]) -> dict[str, list[str]]:
+    """Return aggregates as the parameters of a condition."""
+    types, ids = zip(*aggregates, strict=True)
+    return {"types": list(types), "ids": list(ids)}

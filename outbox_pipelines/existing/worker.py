@@ -1,0 +1,226 @@
+"""The relay of a marked table: claim → encode → publish → mark, in two threads around the core.
+
+Invariants:
+- One thread claims, marks, and retries refused events; the calling thread publishes. A third thread only
+  sends heartbeats, so that a slow statement does not lose the table. `relay.shared` contains what they share.
+- The first failure in any thread ends all and is raised to the caller. Rows in flight are pending again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from outbox_pipelines.existing import queries
+from outbox_pipelines.existing.core.claimer import Claimer
+from outbox_pipelines.existing.ownership import TableOwnership
+from outbox_pipelines.existing.retries import MarkedTableRetries
+from outbox_pipelines.existing.source import MarkedTableSource, names
+from outbox_pipelines.quality.measured import CAP
+from outbox_pipelines.relay.core.attempts import DeadLetter
+from outbox_pipelines.relay.core.breaker import State
+from outbox_pipelines.relay.core.crash_guard import CrashGuard
+from outbox_pipelines.relay.core.flow import Flow
+from outbox_pipelines.relay.core.publisher import Publisher
+from outbox_pipelines.relay.host import ALONE, Host
+from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+from outbox_pipelines.relay.shard import Settled
+from outbox_pipelines.relay.shared import SharedBatchQueue, SharedBlockedAggregates, SharedLedger
+from outbox_pipelines.relay.telemetry.metrics import Metrics
+from outbox_pipelines.relay.threads import Threads
+from outbox_pipelines.relay.totals import Totals
+from outbox_pipelines.settings import Settings
+
+_PROGRESS_EVERY: Final = 1.0
+
+
+class MarkedTableWorker:
+    """Relays an owned table until it is stopped."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        ownership: TableOwnership,
+        producer: IdempotentProducer,
+        publisher: Publisher,
+        blocked: SharedBlockedAggregates,
+        *,
+        stop: threading.Event,
+        until_empty: bool = False,
+        hand_over_after: float | None = None,
+        on_progress: Callable[[Settled], None] | None = None,
+        on_dead_letter: Callable[[DeadLetter], None] | None = None,
+        metrics: Metrics | None = None,
+        host: Host = ALONE,
+    ) -> None:
+        self._host = host
+        self._metrics = metrics or Metrics()
+        self._heartbeat = settings.lease_seconds / 5
+        self._ownership = ownership
+        self._producer = producer
+        self._publisher = publisher
+        self._blocked = blocked
+        self._stop = stop
+        self._until_empty = until_empty
+        self._hand_over_after = hand_over_after
+        self._on_progress = on_progress or (lambda settled: None)
+        self._source = MarkedTableSource(settings, ownership)
+        self._retries = MarkedTableRetries(
+            settings,
+            ownership,
+            self._source,
+            blocked,
+            topics=producer.lookups,
+            on_dead_letter=on_dead_letter or (lambda dead_letter: None),
+        )
+        self._ledger = SharedLedger()
+        batches = SharedBatchQueue(host.patience)
+        self._claimer = Claimer(
+            self._source,
+            batches,
+            self._ledger,
+            blocked,
+            self._retries,
+            publisher.breaker,
+            clock=time.monotonic,
+            is_told=stop.is_set,
+            until_empty=until_empty,
+            on_settled=self._count,
+        )
+        self._flow = Flow(
+            publisher,
+            batches,
+            self._ledger,
+            blocked,
+            self._claimer,
+            CrashGuard(0, (None, 0), mark=lambda seq: None),
+            clock=time.monotonic,
+            is_stopped=self._claimer.is_stopped,
+            until_empty=until_empty,
+            on_complete=self._metrics.acknowledged,
+            report_poll=host.report_poll,
+        )
+        self._started = time.monotonic()
+        self._end = threading.Event()
+        self._threads = Threads()
+        self._shown = State.CLOSED
+        self._progress_at = 0.0
+        self._progress: deque[int] = deque()
+        self.totals = Totals()
+
+    def run(self) -> Totals:
+        """Relay the table; return when all claimed rows are published or pending again, and settled.
+
+        Raises:
+            ShardLostError: the table or the connection to the database is lost.
+            MarkError: the table does not allow published rows to be marked.
+            UnavailableError: with `until_empty`, Kafka has been unavailable for too long.
+        """
+        threads: list[threading.Thread] = []
+        try:
+            self._source.sessions.rehearse_rights()
+            self._claimer.begin()
+            threads.append(self._threads.start(self._claim, "outbox-claims"))
+            threads.append(self._threads.start(self._beat, "outbox-beat"))
+            while self._threads.failure is None and self._flow.step():
+                self._report()
+        except BaseException as error:  # noqa: BLE001 - raised below, when the threads have ended
+            self._threads.fail(error)
+        finally:
+            self._ledger.finish()
+            if threads:
+                threads[0].join()
+            failed = self._threads.failure is not None
+            self._threads.guard(lambda: self._retries.close_prober(failed=failed))
+            self._retries.close_commands()
+            self._publisher.discard()
+            # The heartbeats end last: until here Kafka's client may still send.
+            self._end.set()
+            for thread in threads:
+                thread.join()
+            self._source.sessions.close()
+        self._report(last=True)
+        self.totals.events += self._retries.published
+        self.totals.seconds = time.monotonic() - self._started
+        if failure := self._threads.failure or self._claimer.broken:
+            raise failure
+        self._count_unpublished()
+        return self.totals
+
+    def _claim(self) -> None:
+        """Run the claiming thread."""
+        has_claimed = False
+        while True:
+            is_last = self._ledger.wait_for_work(0.0 if has_claimed else self._claimer.rest)
+            self._claimer.settle()
+            self._tell()
+            if is_last:
+                return
+            self._claimer.look_after()
+            if self._is_time_to_hand_over():
+                self._stop.set()
+            has_claimed = self._claimer.claim()
+
+    def _beat(self) -> None:
+        while not self._end.wait(self._heartbeat):
+            self._ownership.beat()
+            self._source.sessions.beat()
+
+    def _count(self, published: int) -> None:
+        self.totals.events += published
+        self._progress.append(published)
+
+    def _report(self, *, last: bool = False) -> None:
+        if self._progress and (last or time.monotonic() - self._progress_at >= _PROGRESS_EVERY):
+            events = sum(self._progress.popleft() for _ in range(len(self._progress)))
+            self._progress_at = time.monotonic()
+            self._on_progress(Settled(events, None, self._producer.topics))
+
+    def _tell(self) -> None:
+        """Show the state of the connection to Kafka in the database and the log, if it has changed."""
+        breaker = self._publisher.breaker
+        if breaker.state is not self._shown:
+            self._shown = breaker.state
+            self._metrics.breaker(breaker.state)
+            self._ownership.show_kafka(breaker)
+
+    def _is_time_to_hand_over(self) -> bool:
+        if self._stop.is_set():
+            return False
+        is_over = (
+            self._hand_over_after is not None
+            and time.monotonic() - self._started >= self._hand_over_after
+            # Without a successor the relay continues: the process that starts relays may have crashed.
+            and self._ownership.is_awaited()
+        )
+        return is_over or self._host.must_hand_over(self._ownership)
+
+    def _count_unpublished(self) -> None:
+        """Count what a run until empty leaves unpublished: blocked events and dead letters."""
+        if not self._until_empty:
+            return
+        # From the table, where it records them: an earlier process may have given events up.
+        self.totals.unpublished = self._retries.dead
+        if self._ownership.mapping.remembers_failures:
+            ((failed,),) = self._ownership.execute(self._ownership.statements(queries.FAILURES), {"cap": CAP})
+            self.totals.unpublished = failed
+        if self._blocked.aggregates:
+            query = self._ownership.statements(queries.UNPUBLISHED, queries.AMONG, queries.UP_TO)
+            parameters = names(self._blocked.aggregates) | {"last": self._source.upto}
+            ((held,),) = self._ownership.execute(query, parameters)
+            self.totals.unpublished += held
+
+
+def make_marked_table_worker(
+    settings: Settings,
+    ownership: TableOwnership,
+    producer: IdempotentProducer,
+    blocked: SharedBlockedAggregates,
+    **given: Any,
+) -> MarkedTableWorker:
+    """Return a worker for an owned table; `given` are further arguments of `MarkedTableWorker`."""
+    publisher = Publisher(producer, blocked, patience=settings.breaker_seconds, clock=time.monotonic)
+    return MarkedTableWorker(settings, ownership, producer, publisher, blocked, **given)

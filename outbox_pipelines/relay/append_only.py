@@ -1,0 +1,90 @@
+"""The kind of the append-only outbox: implements `kinds.Kind`, function by function."""
+
+# What the commands do not need is imported where it is needed.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.quality import measurements, rules
+from outbox_pipelines.quality import status as rendering
+from outbox_pipelines.relay import queries
+from outbox_pipelines.relay.kinds import Status
+from outbox_pipelines.schema import require_schema
+from outbox_pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+    from outbox_pipelines.relay.shard import Shard
+    from outbox_pipelines.relay.shared import SharedBlockedAggregates
+    from outbox_pipelines.relay.worker import Worker
+
+check = require_schema
+measure = measurements.read
+what_is_not_locked = measurements.read_what_is_not_locked
+
+
+def shards(settings: Settings) -> list[int]:
+    require_schema(settings)
+    with connect(settings, name="outbox relay") as connection:
+        return [row[0] for row in connection.execute(queries.SHARD_NUMBERS).fetchall()]
+
+
+def own(settings: Settings, shard: int | None, owner: str) -> Shard:
+    from outbox_pipelines.relay.shard import Shard
+
+    return Shard(settings, shard, owner)
+
+
+def make_worker(
+    settings: Settings,
+    place: Shard,
+    producer: IdempotentProducer,
+    blocked: SharedBlockedAggregates,
+    **given: Any,
+) -> Worker:
+    from outbox_pipelines.relay import publishing
+
+    return publishing.make_worker(settings, place, producer, blocked, **given)
+
+
+def status(settings: Settings) -> Status:
+    found = measurements.read(settings)
+    results = rules.judge(settings, found)
+    return Status(found, results, lambda: rendering.render(found, results))
+
+
+def fleet_name(settings: Settings) -> str:
+    return "outbox_shards"
+
+
+def lock_of_all(settings: Settings, connection: Connection) -> int | None:
+    return None
+
+
+class _DeadLetters:
+    """Those in the table `outbox_parked`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
+        from outbox_pipelines.relay.parking.dead_letters import Filter, find
+
+        return find(self._settings, Filter(**given), limit=limit, discarded=discarded)
+
+    def show(self, given: UUID) -> list[dict[str, Any]]:
+        from outbox_pipelines.relay.parking.dead_letters import show
+
+        return show(self._settings, given)
+
+    def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
+        from outbox_pipelines.relay.parking.dead_letters import Filter, act
+
+        return act(self._settings, action, Filter(**given), actor=actor, reason=reason)
+
+
+dead_letters = _DeadLetters

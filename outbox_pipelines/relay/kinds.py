@@ -1,0 +1,98 @@
+"""What is relayed, the append-only outbox or an existing table; the only place of the house that knows which.
+
+Invariants:
+- A kind is a module that is imported by its name when it is asked for: nothing imports a wing, and a command
+  that only reads imports no client of Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+
+from outbox_pipelines.database import Connection
+from outbox_pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from outbox_pipelines.dead_letter_group import Store
+    from outbox_pipelines.quality.measured import Measurements
+    from outbox_pipelines.quality.rules import CheckResult
+    from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+    from outbox_pipelines.relay.ownership import Ownership
+    from outbox_pipelines.relay.shared import SharedBlockedAggregates
+    from outbox_pipelines.relay.totals import Totals
+
+_APPEND_ONLY: Final = "outbox_pipelines.relay.append_only"
+_EXISTING_TABLE: Final = "outbox_pipelines.existing.kind"
+
+
+class Worker(Protocol):
+    """Relays what it owns until it is stopped."""
+
+    totals: Totals
+
+    def run(self) -> Totals:
+        """Relay; return what was relayed.
+
+        Raises:
+            ShardLostError: another relay has taken over, or the connection to the database is lost.
+            UnavailableError: with `until_empty`, Kafka has been unavailable for too long.
+        """
+
+
+class Status(NamedTuple):
+    """What `outbox status` shows."""
+
+    figures: Any
+    """A dataclass."""
+    results: list[CheckResult]
+    render: Callable[[], str]
+    """Returns both for a terminal."""
+
+
+class Kind(Protocol):
+    """What depends on the table that is relayed. All of it raises `SetupError` for what is not set up."""
+
+    def check(self, settings: Settings) -> None:
+        """Check what a relay needs before it waits for anything."""
+
+    def shards(self, settings: Settings) -> list[int]:
+        """Return the numbers of the shards."""
+
+    def own(self, settings: Settings, shard: int | None, owner: str) -> Ownership:
+        """Return the right to relay a shard, which is not taken yet; None: the first free one."""
+
+    def make_worker(
+        self,
+        settings: Settings,
+        place: Any,
+        producer: IdempotentProducer,
+        blocked: SharedBlockedAggregates,
+        **given: Any,
+    ) -> Worker:
+        """Return a worker for what `own` has returned, once it is taken; `given` as `Worker` takes it."""
+
+    def measure(self, settings: Settings) -> Measurements:
+        """Return the measurements for checks, alerts and metrics."""
+
+    def status(self, settings: Settings) -> Status:
+        """Return the figures with the results of the checks."""
+
+    def what_is_not_locked(self, settings: Settings) -> dict[str, Any]:
+        """Return the figures that no lock of another session conceals."""
+
+    def dead_letters(self, settings: Settings) -> Store:
+        """Return where its dead letters are."""
+
+    def fleet_name(self, settings: Settings) -> str:
+        """Return what names the lock of the processes that stand by for it."""
+
+    def lock_of_all(self, settings: Settings, connection: Connection) -> int | None:
+        """Return the key of the lock that the owner of the whole table has; None: each shard has its own."""
+
+
+def of(settings: Settings) -> Kind:
+    """Return the kind of what the settings name."""
+    name = _APPEND_ONLY if settings.table_file is None else _EXISTING_TABLE
+    return cast(Kind, import_module(name))
