@@ -343,7 +343,7 @@ class Fields(BaseSettings):
         default="",
         description="Consumers whose inboxes Dagster drains, as `module:name` separated by spaces "
         "(`billing.events:consumer`): see [Slow "
-        "handlers](consuming.md#slow-handlers-receive-then-process).",
+        "handlers](consuming-tuning.md#slow-handlers-receive-then-process).",
     )
     session_seconds: float = Field(
         default=600.0,

@@ -62,7 +62,7 @@ class Consumer(Configured):
         on_error: the meaning of a handler's exceptions, such as `{ConnectionError: "outage", KeyError:
             "dead_letter"}`. "retry", the default, counts an attempt. The nearest class decides.
         outage_after: the number of different events that must fail in a row to count as an outage, where
-            neither their errors nor their number say so before; 0: never. See docs/consuming.md.
+            neither their errors nor their number say so before; 0: never. See docs/consuming-failures.md.
         origins: the origins of topics, such as `{"orders-v2": "order-events"}`; the default is the topic
             itself. An id that is not a UUID, and an idempotency key, are unique within one origin. If a topic
             is renamed, give its old name here.

@@ -59,7 +59,7 @@ class Handlers:
         parameter is annotated with one; see `annotations`. An event that does not fit is a dead letter.
 
         Its writes are committed together with the record of the event, or not at all. It must neither
-        commit nor roll back. If it raises, the event is tried again later: see docs/consuming.md.
+        commit nor roll back. If it raises, the event is tried again later: see docs/consuming-failures.md.
 
         Args:
             batch: the function takes a list of up to this many events, in one transaction. If it raises, the

@@ -285,7 +285,7 @@ class Handling(Recording):
                     unreadable(
                         each.message,
                         f"{each.event} differs from the event that was handled with this id: "
-                        "check whether its producer reuses ids; see origins in docs/consuming.md",
+                        "check whether its producer reuses ids; see origins in docs/consuming-failures.md",
                     )
                 )
         self.counts.duplicates += len(same)

@@ -30,7 +30,7 @@ whose handling failed. The sensor `inbox` observes them for the consumers of OUT
 number of waiting events, the longest wait, and dead letters.
 
 When it grows: see the runs of `drain_inbox`; `outbox consumer status` and `outbox consumer dead-letters
-list` show what fails (docs/consuming.md).
+list` show what fails (docs/consuming-failures.md).
 """
 
 

@@ -1,4 +1,4 @@
-"""docs/consuming.md: its examples run, and do what it says."""
+"""docs/consuming*.md: their examples run, and do what the pages say."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from tests import forks
 from tests.conftest import clean_environment, wait_until
 from tests.consumer.place import Place, effect, running, uuid7
 
-PATH = Path(__file__).parents[2] / "docs" / "consuming.md"
-TEXT = PATH.read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("consuming.md", "consuming-failures.md", "consuming-tuning.md")
+TEXT = "\n".join((DOCS / page).read_text() for page in PAGES)
 BLOCKS = dict(re.findall(r"^```python\n# (\w+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL))
 
 
@@ -165,12 +166,12 @@ def test_other_ways_to_the_database(block: str) -> None:
     ],
 )
 def test_links(link: str) -> None:
-    assert (PATH.parent / link.partition("#")[0]).exists()
+    assert (DOCS / link.partition("#")[0]).exists()
 
 
 def test_the_uuid_of_other_ids_is_the_consumers() -> None:
     """Guards against a recipe with which another language processes events of this consumer again."""
-    found = re.search(r"namespace\s+`([^`]+)`, name `([^`]+)`", TEXT)
+    found = re.search(r"namespace\s+`([^`]+)`,\s+name\s+`([^`]+)`", TEXT)
     assert found is not None
     namespace, name = found.groups()
     event = make_event("order.placed", {}, id="1", topic="order-events")

@@ -1,4 +1,4 @@
-"""The handlers in other languages, as they stand in docs/consuming.md."""
+"""The handlers in other languages, as they stand in docs/consuming-tuning.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.schema.servers import Database, empty, server
 
 __all__ = ["empty", "server"]
 
-PAGE: Final = (Path(__file__).parents[2] / "docs" / "consuming.md").read_text()
+PAGE: Final = (Path(__file__).parents[2] / "docs" / "consuming-tuning.md").read_text()
 MAIN: Final = """
 package main
 

@@ -1,4 +1,4 @@
-"""The handlers in Java and Node of docs/consuming.md, with the usual drivers. Go is in `make test`."""
+"""The handlers in Java and Node of docs/consuming-tuning.md, with the usual drivers. Go is in `make test`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.schema.servers import Database, empty, server
 
 __all__ = ["empty", "server"]
 
-_PAGE: Final = (Path(__file__).parents[2] / "docs" / "consuming.md").read_text()
+_PAGE: Final = (Path(__file__).parents[2] / "docs" / "consuming-tuning.md").read_text()
 _JDBC: Final = ("org.postgresql:postgresql:42.7.4",)
 _JAVA: Final = """
 import java.sql.*;
