@@ -12,7 +12,7 @@ from statistics import median
 
 from benchmarks.relay import Drain
 from benchmarks.servers import rewind
-from outbox_pipelines.secret import Secret
+from outbox_pipelines.core.secret import Secret
 from outbox_pipelines.settings import Settings
 
 

@@ -20,7 +20,7 @@ import psycopg
 from benchmarks import programs
 from benchmarks.servers import fill, fresh_outbox, rewind
 from benchmarks.table import Row
-from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.settings import Settings, load_settings

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 from alembic import op
 
-from outbox_pipelines import scripts
+from outbox_pipelines.core import scripts
 
 
 def create_outbox(schema: str | None = None) -> None:

@@ -20,6 +20,8 @@ from outbox_pipelines.archive.commands import archive
 from outbox_pipelines.archive.drop_command import drop_days
 from outbox_pipelines.catalog.commands import catalog
 from outbox_pipelines.consumer.commands import consumer
+from outbox_pipelines.core.table_locks import reading_only
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.debezium.commands import debezium
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing.adopt.commands import adopt
@@ -39,8 +41,6 @@ from outbox_pipelines.relay.dead_letter_commands import dead_letters
 from outbox_pipelines.relay_command import relay
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.status_command import status
-from outbox_pipelines.table_locks import reading_only
-from outbox_pipelines.text import plain
 
 
 class _Cli(click.Group):

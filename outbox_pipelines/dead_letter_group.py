@@ -18,8 +18,8 @@ from uuid import UUID
 
 import click
 
+from outbox_pipelines.core.text import plain, to_json
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain, to_json
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]

@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from outbox_pipelines import Error
-from outbox_pipelines.secret import redacted
+from outbox_pipelines.core.secret import redacted
 
 
 class OperatorError(Error):

@@ -16,10 +16,10 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.schema import LOCK, PATIENTLY
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 Grants = Mapping[str, list[tuple[str, dict[str, Any]]]]

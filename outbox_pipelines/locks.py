@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.database import Connection
-from outbox_pipelines.text import plain
 
 GOING_SECONDS: Final = 3.0
 _PAUSE_SECONDS: Final = 0.05

@@ -20,9 +20,9 @@ from functools import partial
 from types import TracebackType
 from typing import Final, TextIO
 
-from outbox_pipelines.secret import redacted
+from outbox_pipelines.core.secret import redacted
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain
 
 outbox: Final[ContextVar[str]] = ContextVar("outbox", default="")
 """The outbox that this thread works for, if the process has several."""

@@ -13,14 +13,14 @@ from typing import Final
 
 import psycopg
 
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.outboxes import Outboxes
 from outbox_pipelines.quality import rules
 from outbox_pipelines.quality.measured import CAP, Measurements, age
 from outbox_pipelines.relay import kinds
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain
 
 UNAVAILABLE: Final = "unavailable"
 # Worst first.

@@ -20,13 +20,13 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines import sequence
+from outbox_pipelines.core import sequence
+from outbox_pipelines.core.scripts import files
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.table_locks import is_reading
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.scripts import files
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.table_locks import is_reading
 
 _OLDEST_SERVER: Final = 140000
 

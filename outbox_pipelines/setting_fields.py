@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from outbox_pipelines.secret import Secret
+from outbox_pipelines.core.secret import Secret
 from outbox_pipelines.setting_types import (
     ANY_CASE,
     AlertAddresses,

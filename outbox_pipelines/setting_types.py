@@ -15,6 +15,14 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator
 
+from outbox_pipelines.core.secret import (
+    Secret,
+    check_dsn,
+    register,
+    register_addresses,
+    register_dsn,
+    register_urls,
+)
 from outbox_pipelines.parsers.connect_url import connect_urls
 from outbox_pipelines.parsers.consumers_file import read_consumers
 from outbox_pipelines.parsers.flat_members import flat_members
@@ -24,14 +32,6 @@ from outbox_pipelines.parsers.outboxes_file import NAME, read_outboxes
 from outbox_pipelines.parsers.table_mapping import read_mapping
 from outbox_pipelines.parsers.thresholds import read_thresholds
 from outbox_pipelines.parsers.topics import TopicTemplate, read_map
-from outbox_pipelines.secret import (
-    Secret,
-    check_dsn,
-    register,
-    register_addresses,
-    register_dsn,
-    register_urls,
-)
 
 _Value = TypeVar("_Value")
 

@@ -24,8 +24,8 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
 )
 
+from outbox_pipelines.core.secret import Secret, first_line, register, register_dsn, register_variables
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.secret import Secret, first_line, register, register_dsn, register_variables
 from outbox_pipelines.setting_fields import Fields
 
 _LOG: Final = logging.getLogger(__name__)

@@ -28,7 +28,8 @@ from confluent_kafka import Message as KafkaMessage
 from confluent_kafka.admin import AdminClient
 from psycopg import sql
 
-from outbox_pipelines import schema, secret
+from outbox_pipelines import schema
+from outbox_pipelines.core import secret
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local import stack as local_stack
 from outbox_pipelines.local.kafka import answers, record_startup

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import click
 import pytest
 
-from outbox_pipelines import table_locks
 from outbox_pipelines.cli import READING, cli
+from outbox_pipelines.core import table_locks
 from tests.conftest import Outbox, wait_until
 
 # What changes something, runs until it is stopped, or opens no session of this kind.

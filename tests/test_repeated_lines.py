@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from outbox_pipelines import repeated_lines
-from outbox_pipelines.repeated_lines import RepeatedLines
+from outbox_pipelines.core import repeated_lines
+from outbox_pipelines.core.repeated_lines import RepeatedLines
 
 
 class Clock:

@@ -13,14 +13,15 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import programs
-from outbox_pipelines import log, secret
+from outbox_pipelines import log
 from outbox_pipelines.cli import cli
 from outbox_pipelines.consumer import Consumer
+from outbox_pipelines.core import secret
+from outbox_pipelines.core.secret import Secret, redacted
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.relay.telemetry.prometheus import serving
-from outbox_pipelines.secret import Secret, redacted
 from outbox_pipelines.settings import Settings, load_settings
 
 CANARIES = ("hunter2", "xyzzy9", "plugh7")

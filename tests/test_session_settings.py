@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 from psycopg import sql
 
-from outbox_pipelines import session
 from outbox_pipelines.cli import cli
 from outbox_pipelines.consumer import Event
 from outbox_pipelines.consumer import migrate as migrate_consumer
+from outbox_pipelines.core import session
 from outbox_pipelines.database import connect, reading_dsn
 from outbox_pipelines.local import Stack
 from outbox_pipelines.settings import load_settings

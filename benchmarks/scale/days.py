@@ -17,8 +17,8 @@ from benchmarks.scale.growth import FLAT, Figure, milliseconds, number, p99, rat
 from benchmarks.scale.sizes import Sizes
 from benchmarks.servers import SHORT_LOG, fresh_outbox
 from benchmarks.table import Row
+from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.partitions import ahead
-from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.shards import lanes
 from outbox_pipelines.settings import Settings

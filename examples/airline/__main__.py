@@ -54,7 +54,7 @@ def _carry_out(chosen: argparse.Namespace) -> int:
     import psycopg
 
     from examples.airline import fleet, run, ui
-    from outbox_pipelines.secret import first_line
+    from outbox_pipelines.core.secret import first_line
 
     try:
         if chosen.command == "ui":

@@ -11,9 +11,9 @@ import click
 
 from outbox_pipelines import log
 from outbox_pipelines.archive import query_commands
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.options import DAY
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.archive.manifest import Manifest

@@ -21,12 +21,12 @@ import psycopg
 
 from outbox_pipelines.archive import identity, proof
 from outbox_pipelines.archive.store import open_store
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.partitions import attach, close, queries
 from outbox_pipelines.partitions.calendar import leaf_of, place_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
 _LOG = logging.getLogger(__name__)

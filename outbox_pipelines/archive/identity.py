@@ -21,10 +21,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from outbox_pipelines.archive import queries
 from outbox_pipelines.archive.manifest import Source, digest, now
 from outbox_pipelines.archive.store import IDENTITY, Store, manifest_key, open_store
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.schema import require_schema
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 

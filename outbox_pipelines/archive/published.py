@@ -15,7 +15,7 @@ from datetime import datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from outbox_pipelines.position import Snapshot
+from outbox_pipelines.core.position import Snapshot
 
 _NEVER = np.iinfo(np.int64).max
 Ints = NDArray[np.int64]

@@ -14,10 +14,10 @@ import click
 
 from outbox_pipelines import log
 from outbox_pipelines.archive import rendering
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.text import plain, plain_lines
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain, plain_lines
 
 if TYPE_CHECKING:
     import duckdb

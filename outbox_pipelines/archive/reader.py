@@ -36,8 +36,8 @@ from outbox_pipelines.archive.files import Files
 from outbox_pipelines.archive.manifest import Column, Manifest, read_manifest
 from outbox_pipelines.archive.rendering import quoted
 from outbox_pipelines.archive.store import Store, key
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.secret import first_line
 
 if TYPE_CHECKING:
     from outbox_pipelines.catalog.document import Catalog

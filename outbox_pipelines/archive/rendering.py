@@ -16,7 +16,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_pipelines.text import to_json
+from outbox_pipelines.core.text import to_json
 
 if TYPE_CHECKING:
     import duckdb

@@ -22,11 +22,11 @@ from psycopg import sql
 from outbox_pipelines.archive import identity, proof, queries, sums
 from outbox_pipelines.archive.manifest import Manifest
 from outbox_pipelines.archive.store import Store, key, open_store
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.partitions.calendar import bounds_of, leaf_of, working_at
 from outbox_pipelines.schema import require_schema
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _PROGRESS_ROWS: Final = 500_000

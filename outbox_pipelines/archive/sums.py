@@ -19,9 +19,9 @@ from psycopg import sql
 from outbox_pipelines.archive import queries
 from outbox_pipelines.archive.columns import OWN, added, in_duckdb
 from outbox_pipelines.archive.manifest import Column, Sum
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.secret import first_line
 
 # Each thread reads its own row group.
 _THREADS: Final = 2

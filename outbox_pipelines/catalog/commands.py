@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outbox_pipelines.core.text import plain, plain_lines
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain, plain_lines
 
 if TYPE_CHECKING:
     from outbox_pipelines.catalog.comparison import Compared

@@ -19,9 +19,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from outbox_pipelines.core.secret import first_line, register
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.secret import first_line, register
-from outbox_pipelines.text import plain
 
 _LOG: Final = logging.getLogger(__name__)
 _TIMEOUT: Final = 0.1

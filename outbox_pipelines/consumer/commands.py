@@ -13,10 +13,10 @@ from uuid import UUID
 import click
 
 from outbox_pipelines import log
+from outbox_pipelines.core.text import plain, short
 from outbox_pipelines.dead_letter_group import Command, Store, Texts, make_group
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain, short
 
 if TYPE_CHECKING:
     from outbox_pipelines.consumer.dead_letters import DeadLetterRow
@@ -260,8 +260,8 @@ consumer.add_command(
 def _connected(settings: Settings) -> Iterator[Any]:
     import psycopg
 
+    from outbox_pipelines.core.secret import first_line
     from outbox_pipelines.database import connect
-    from outbox_pipelines.secret import first_line
 
     of_consumer = settings.of_consumer()
     with connect(of_consumer, name="outbox consumer", setting="OUTBOX_CONSUMER_DSN") as connection:

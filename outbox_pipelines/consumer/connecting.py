@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox_pipelines import pooler
-from outbox_pipelines import session as sessions
+from outbox_pipelines.core import pooler
+from outbox_pipelines.core import session as sessions
+from outbox_pipelines.core.secret import check_dsn, register_dsn
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.secret import check_dsn, register_dsn
 
 Connection = psycopg.Connection[Any]
 AsyncConnection = psycopg.AsyncConnection[Any]

@@ -34,7 +34,7 @@ from outbox_pipelines.consumer.options import (
 from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.run_sync import drive
 from outbox_pipelines.consumer.transactions import Connections, Database, Sessions
-from outbox_pipelines.signals import set_from_handler
+from outbox_pipelines.core.signals import set_from_handler
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session

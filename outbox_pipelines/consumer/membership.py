@@ -24,10 +24,10 @@ from outbox_pipelines.consumer.clients import CLIENT_LOG
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.consumer.lost_clients import LostClients
 from outbox_pipelines.consumer.reading import Place, place_of
+from outbox_pipelines.core.refusals import is_refused_by_kafka
+from outbox_pipelines.core.repeated_lines import RepeatedLines
+from outbox_pipelines.core.secret import SECRET_NAME, register
 from outbox_pipelines.errors import RefusedError, SetupError
-from outbox_pipelines.refusals import is_refused_by_kafka
-from outbox_pipelines.repeated_lines import RepeatedLines
-from outbox_pipelines.secret import SECRET_NAME, register
 
 _LOG: Final = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.2

@@ -17,11 +17,11 @@ from outbox_pipelines.consumer import inbox, queries
 from outbox_pipelines.consumer.config import Plan, StoppedError
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.consumer.transactions import Database, is_worth_a_repetition
+from outbox_pipelines.core.refusals import is_refused
+from outbox_pipelines.core.repeated_lines import RepeatedLines
+from outbox_pipelines.core.secret import redacted
+from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.refusals import is_refused
-from outbox_pipelines.repeated_lines import RepeatedLines
-from outbox_pipelines.secret import redacted
-from outbox_pipelines.sqlstates import is_outage
 
 _LOG: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from outbox_pipelines.answers import PATIENCE
 from outbox_pipelines.consumer.attempts import Attempts
 from outbox_pipelines.consumer.transactions import Database
+from outbox_pipelines.core.answers import PATIENCE
 
 _LOG: Final = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 0.5

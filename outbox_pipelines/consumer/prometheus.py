@@ -23,10 +23,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from outbox_pipelines import metrics_server
 from outbox_pipelines.consumer.config import Counts
 from outbox_pipelines.consumer.figures import BOUNDS, Figures
 from outbox_pipelines.consumer.options import Configured
+from outbox_pipelines.core import metrics_server
 
 MOST_TYPES: Final = 20
 OTHER: Final = "(other)"

@@ -15,8 +15,8 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines import scripts
 from outbox_pipelines.consumer import operator_queries
+from outbox_pipelines.core import scripts
 from outbox_pipelines.errors import SetupError
 
 # The ring has 64 days. A day is emptied this long after its last event was handled, and has to be before its

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
 
-from outbox_pipelines import session as sessions
 from outbox_pipelines.consumer import messages, queries
 from outbox_pipelines.consumer.connecting import AsyncConnection, Connection, made
 from outbox_pipelines.consumer.messages import FirstStatement
+from outbox_pipelines.core import session as sessions
+from outbox_pipelines.core.sqlstates import code_of
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.sqlstates import code_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

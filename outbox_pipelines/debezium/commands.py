@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from outbox_pipelines.core.text import plain, to_json
 from outbox_pipelines.debezium.names import REFERENCE, reference
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain, to_json
 
 
 def _reference(context: click.Context, parameter: click.Parameter, value: str) -> str:

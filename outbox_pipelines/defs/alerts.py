@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs import ours, places, ticks
 from outbox_pipelines.defs.failures import said
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import DAY
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.alerts import Known, Problem

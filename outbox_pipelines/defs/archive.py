@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
+from outbox_pipelines.core.text import markdown, plain
 from outbox_pipelines.defs import pages, places, ticks
 from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import NO_DAYS, requests
-from outbox_pipelines.text import markdown, plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings

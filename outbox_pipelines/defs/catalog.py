@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
+from outbox_pipelines.core.text import markdown
 from outbox_pipelines.defs import pages, places, ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
-from outbox_pipelines.text import markdown
 
 if TYPE_CHECKING:
     from outbox_pipelines.catalog.comparison import Compared

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
-from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings

@@ -9,9 +9,9 @@ from typing import Final
 
 import dagster as dg
 
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.text import plain
 
 _MOST_SECONDS: Final = 86_400
 
@@ -21,7 +21,7 @@ def said(outbox: Outbox, error: BaseException) -> str | None:
     # Imported here so that definitions load without the drivers.
     import psycopg
 
-    from outbox_pipelines.secret import first_line
+    from outbox_pipelines.core.secret import first_line
 
     if isinstance(error, SetupError):
         return plain(outbox.by_its_variables(str(error)))

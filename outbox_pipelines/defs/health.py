@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import dagster as dg
 
+from outbox_pipelines.core.text import markdown, plain
 from outbox_pipelines.defs import connector, pages, places, ticks
 from outbox_pipelines.defs.failures import one_line, said
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.reports import HOUR, Reported
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES, Rule, Status, judge
-from outbox_pipelines.text import markdown, plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import Measurements

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
+from outbox_pipelines.core.text import markdown
 from outbox_pipelines.defs import places, ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import NAME, Outbox
 from outbox_pipelines.defs.reports import HOUR, Reported
 from outbox_pipelines.defs.runs import IN_FLIGHT
 from outbox_pipelines.quality.rules import Status
-from outbox_pipelines.text import markdown
 
 if TYPE_CHECKING:
     from outbox_pipelines.consumer.inbox import Backlog

@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from outbox_pipelines.text import plain
+from outbox_pipelines.core.text import plain
 
 
 def report(lines: Iterable[str]) -> dg.TableMetadataValue:

@@ -13,8 +13,8 @@ from typing import Final
 
 import dagster as dg
 
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs.outbox import ONLY, Outbox
-from outbox_pipelines.text import plain
 
 # Tag of a run that relays; `dagster.yaml` limits the runs with one value.
 SHARD: Final = "outbox/shard"

@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_pipelines.core.secret import has_password
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.secret import has_password
 from outbox_pipelines.settings import SECRET, Settings, load_settings_with, setting_names
 
 if TYPE_CHECKING:

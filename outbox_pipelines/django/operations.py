@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db import router
 from django.db.migrations.operations.base import Operation
 
-from outbox_pipelines import scripts
+from outbox_pipelines.core import scripts
 
 
 class CreateOutbox(Operation):  # type: ignore[misc]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import pg_catalog, queries
@@ -20,7 +21,6 @@ from outbox_pipelines.parsers.table_mapping import Mapping, read_mapping
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.kafka.encoding import needs_time
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain
 
 # Defaults that are in the zone of the session that inserts.
 _LOCAL: Final = (

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from outbox_pipelines.core.text import plain, to_json
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import findings, pg_catalog, queries
@@ -27,7 +28,6 @@ from outbox_pipelines.existing.guesses import (
 from outbox_pipelines.existing.pg_catalog import Column, Place
 from outbox_pipelines.parsers.table_mapping import COLUMNS
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain, to_json
 
 # Entries in the order of the file.
 _EVENT: Final = ("id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 
 _FIRST: Final = -(2**62)
 

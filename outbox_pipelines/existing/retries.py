@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
 from typing import Final
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.existing import marks, queries
 from outbox_pipelines.existing.core.claims import Claims
 from outbox_pipelines.existing.core.ports import Name, Pending
@@ -28,7 +29,6 @@ from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.relay.kafka.topics import Topics
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns, describe
 from outbox_pipelines.relay.parking.prober import Prober
-from outbox_pipelines.repeated_lines import RepeatedLines
 from outbox_pipelines.settings import Settings
 
 # Dead letters that wait for the operator's command: in memory, because a marked table cannot store them.

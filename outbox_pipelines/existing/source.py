@@ -18,8 +18,8 @@ from typing import Any, Final, LiteralString
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines.core.event import Event, weigh
 from outbox_pipelines.database import Connection
-from outbox_pipelines.event import Event, weigh
 from outbox_pipelines.existing import marks, queries
 from outbox_pipelines.existing.core.claims import MOST_CLAIMS, Claims
 from outbox_pipelines.existing.core.ports import (

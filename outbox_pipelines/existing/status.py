@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import psycopg
 
+from outbox_pipelines.core.table_locks import reading_only
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.database import connect
 from outbox_pipelines.debezium import reading
 from outbox_pipelines.debezium.state import Connector
@@ -25,8 +27,6 @@ from outbox_pipelines.quality.status import rendered
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.queries import PLAN_EACH
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.table_locks import reading_only
-from outbox_pipelines.text import plain
 
 
 @dataclass(frozen=True, slots=True)

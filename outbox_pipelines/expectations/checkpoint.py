@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import Status
-from outbox_pipelines.secret import first_line
-from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.database import connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.expectations import checkpoint, queries
@@ -15,7 +16,6 @@ from outbox_pipelines.expectations.checkpoint import Finding, suite_name
 from outbox_pipelines.quality.rules import rules
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.table_locks import reading_only
 
 if TYPE_CHECKING:
     import pandas as pd

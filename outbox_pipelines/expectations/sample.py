@@ -16,9 +16,9 @@ from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_pipelines.archive.store import named
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.partitions.calendar import bounds_of
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:

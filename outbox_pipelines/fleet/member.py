@@ -18,7 +18,8 @@ from typing import Final
 import psycopg
 
 from outbox_pipelines import log
-from outbox_pipelines.answers import limited_after
+from outbox_pipelines.core.answers import limited_after
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.fleet.division import Division, Unit
 from outbox_pipelines.fleet.host import FleetHost
@@ -27,7 +28,6 @@ from outbox_pipelines.fleet.watcher import Watcher
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.relay.totals import Totals
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)

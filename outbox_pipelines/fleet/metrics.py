@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from outbox_pipelines import metrics_server
+from outbox_pipelines.core import metrics_server
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.relay.telemetry.prometheus import (
     FRESH,

@@ -13,7 +13,7 @@ A snapshot does not name all running transactions: its xmax follows the last one
 
 from __future__ import annotations
 
-from outbox_pipelines.position import Snapshot
+from outbox_pipelines.core.position import Snapshot
 
 
 class Quiet:

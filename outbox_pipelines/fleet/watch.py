@@ -18,10 +18,10 @@ from psycopg import generators
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGresult
 
+from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.database import Connection
 from outbox_pipelines.fleet import queries
 from outbox_pipelines.fleet.quiet import Quiet
-from outbox_pipelines.position import Snapshot
 
 # Seconds between two questions: while nothing happens, for some seconds after an event, and while a
 # transaction that wrote one is about to commit.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from outbox_pipelines.secret import Secret, check_dsn, register_dsn
+from outbox_pipelines.core.secret import Secret, check_dsn, register_dsn
 
 _NONE: Final = Secret()
 

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from outbox_pipelines.secret import SECRET_NAME, register
+from outbox_pipelines.core.secret import SECRET_NAME, register
 
 # The form of librdkafka's setting names.
 _NAME: Final = re.compile(r"[A-Za-z0-9._]+")

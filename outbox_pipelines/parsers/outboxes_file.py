@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from outbox_pipelines.secret import redacted
+from outbox_pipelines.core.secret import redacted
 
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 """Names of outboxes: what Dagster, Prometheus and file systems all accept."""

@@ -18,11 +18,11 @@ from typing import Final
 
 import psycopg
 
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.partitions import calendar, queries
 from outbox_pipelines.schema import require_schema
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.partitions import queries
 from outbox_pipelines.partitions.calendar import bounds_of, leaf_of, place_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 SECONDS: Final = 60.0

@@ -18,12 +18,12 @@ from typing import Final
 
 import psycopg
 
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.partitions import queries
 from outbox_pipelines.partitions.calendar import leaf_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)

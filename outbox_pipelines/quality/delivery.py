@@ -17,12 +17,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
 
+from outbox_pipelines.core.secret import redacted
+from outbox_pipelines.core.text import message as as_message
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.alerts import Message
-from outbox_pipelines.secret import redacted
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import message as as_message
-from outbox_pipelines.text import plain
 
 # Dagster abandons a tick after 60 s, and one message to a mail server that is silent takes 15.
 _SECONDS: Final = 20.0

@@ -14,7 +14,8 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import dict_row
 
-from outbox_pipelines import sequence
+from outbox_pipelines.core import sequence
+from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.database import connect
 from outbox_pipelines.debezium import reading
 from outbox_pipelines.errors import SetupError
@@ -22,7 +23,6 @@ from outbox_pipelines.quality import queries
 from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
 from outbox_pipelines.quality.slots import OtherSlot, Slots
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.table_locks import reading_only
 
 _NO_OUTBOX: Final = (
     psycopg.errors.UndefinedTable,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.debezium.state import Connector
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus, age
 from outbox_pipelines.quality.rules import CheckResult
 from outbox_pipelines.quality.slots import Slots, size
-from outbox_pipelines.text import plain
 
 _AWAITS_STANDBY: Final = (
     "wait for a synchronous standby; events count as backlog until it confirms them: start the standby, or "

@@ -12,11 +12,11 @@ import adbc_driver_postgresql.dbapi
 import pyarrow as pa
 from psycopg import sql
 
-from outbox_pipelines import session
+from outbox_pipelines.core import session
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import reading_dsn
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.reconciliation import queries
-from outbox_pipelines.secret import first_line
 
 _BATCH_BYTES: Final = 8_000_000
 Read = Callable[[sql.Composable], Iterator[pa.RecordBatch]]

@@ -17,9 +17,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import queries
-from outbox_pipelines.secret import first_line
 
 _CONFIG: Final[dict[str, Any]] = {
     "memory_limit": "400MB",

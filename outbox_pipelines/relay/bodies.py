@@ -18,11 +18,11 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 
-from outbox_pipelines import sequence
+from outbox_pipelines.core import sequence
+from outbox_pipelines.core.event import LARGE
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
-from outbox_pipelines.event import LARGE
 from outbox_pipelines.relay import queries
-from outbox_pipelines.secret import first_line
 
 FEW: Final = 8_000
 """Bytes of the largest row that is fetched together with hundreds of others."""

@@ -16,9 +16,9 @@ from typing import Any, Final, LiteralString, NamedTuple, Protocol
 
 import psycopg
 
-from outbox_pipelines import sequence
+from outbox_pipelines.core import sequence
+from outbox_pipelines.core.event import Event, weigh
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.event import Event, weigh
 from outbox_pipelines.relay import bodies, queries
 
 # How old the knowledge of closed days may be: one that is thought open costs planning, nothing else.

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.database import Connection
-from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay.core.flow import REPORT_POLL
 from outbox_pipelines.relay.ownership import Ownership
 from outbox_pipelines.relay.shard import Shard

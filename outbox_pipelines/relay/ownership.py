@@ -7,10 +7,10 @@ from typing import Any, LiteralString, Protocol
 
 import psycopg
 
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.database import Connection
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.secret import first_line
-from outbox_pipelines.sqlstates import is_outage
 
 
 class Ownership(Protocol):

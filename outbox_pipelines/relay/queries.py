@@ -2,7 +2,7 @@
 
 from typing import Final, LiteralString, NamedTuple
 
-from outbox_pipelines import sequence
+from outbox_pipelines.core import sequence
 from outbox_pipelines.partitions.queries import WRITTEN_AT
 from outbox_pipelines.relay.shards.lanes import MINE_BY_SEQ, MINE_BY_TX
 

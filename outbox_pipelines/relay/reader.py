@@ -19,11 +19,12 @@ from typing import Final
 
 import psycopg
 
-from outbox_pipelines import sequence
+from outbox_pipelines.core import sequence
+from outbox_pipelines.core.position import Position, Snapshot
+from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.partitions.ahead import top_up
-from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.cdc.source import CdcSource
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
@@ -41,7 +42,6 @@ from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shards.resharding import Change
 from outbox_pipelines.relay.shared import SharedBatchQueue
 from outbox_pipelines.relay.source import SnapshotSource
-from outbox_pipelines.repeated_lines import RepeatedLines
 from outbox_pipelines.settings import Settings
 
 _LOG: Final = logging.getLogger(__name__)

@@ -23,7 +23,10 @@ from enum import Enum
 import psycopg
 
 from outbox_pipelines import locks
-from outbox_pipelines.answers import limited_after
+from outbox_pipelines.core.answers import limited_after
+from outbox_pipelines.core.repeated_lines import RepeatedLines
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.errors import RefusedError, UnavailableError
 from outbox_pipelines.relay import kinds
 from outbox_pipelines.relay.core.errors import ShardLostError
@@ -39,10 +42,7 @@ from outbox_pipelines.relay.shards.ownership import NoSuchShardError
 from outbox_pipelines.relay.shared import SharedBlockedAggregates
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.relay.totals import Totals
-from outbox_pipelines.repeated_lines import RepeatedLines
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.sqlstates import is_outage
 
 _LOG = logging.getLogger(__name__)
 # Seconds between two attempts to take the lock: the gap when the shard changes its owner.

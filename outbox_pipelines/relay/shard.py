@@ -16,14 +16,14 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 
-from outbox_pipelines import sequence
-from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.core import sequence
+from outbox_pipelines.core.position import Position, Snapshot
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.relay import bodies, queries
 from outbox_pipelines.relay.core.blocked import DEATH_PAUSE, LONGEST_PAUSE
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.parking import queries as parked_queries
 from outbox_pipelines.relay.shards.ownership import ShardOwnership
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _ROWS_POLL: Final = 0.01

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.batch_queue import BatchQueue
 from outbox_pipelines.relay.core.blocked import Aggregate, BlockedAggregates

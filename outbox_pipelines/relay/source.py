@@ -19,8 +19,8 @@ from typing import Any, Final, LiteralString
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines.event import Event, weigh
-from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.core.event import Event, weigh
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay import bodies, queries
 from outbox_pipelines.relay.contents import Contents, Found, Guard, Unguarded, is_listed, require_cut_between
 from outbox_pipelines.relay.core.batch import Batch

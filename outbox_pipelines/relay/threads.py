@@ -9,8 +9,8 @@ from functools import partial
 import psycopg
 
 from outbox_pipelines import log
+from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.sqlstates import is_outage
 
 
 class Threads:

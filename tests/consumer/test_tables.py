@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines import scripts
 from outbox_pipelines.consumer import Pruned, migrate, operator_queries, prune, queries, tables
+from outbox_pipelines.core import scripts
 from outbox_pipelines.errors import SetupError
 from tests.consumer.place import DAY_MS, uuid7
 from tests.schema.servers import Database

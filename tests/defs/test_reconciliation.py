@@ -13,8 +13,8 @@ import mistune
 import pytest
 from dagster._core.event_api import PartitionKeyFilter
 
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs.reconciliation import reconciliation
-from outbox_pipelines.text import plain
 from tests.conftest import Outbox
 from tests.defs.conftest import failure_of, job_of, metadata_of, served_of, serving
 from tests.reconciliation.place import DAY, Place

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.fleet.quiet import Quiet
-from outbox_pipelines.position import Snapshot
 
 
 class Database:

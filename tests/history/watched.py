@@ -353,10 +353,10 @@ def main(words: list[str]) -> None:
 
 def _hand_over(seconds: float, recorder: Recorder) -> None:
     """Relays as Dagster's sessions do: after so long the shard goes to a successor."""
+    from outbox_pipelines.core.signals import set_from_handler
     from outbox_pipelines.errors import UnavailableError
     from outbox_pipelines.relay import service
     from outbox_pipelines.settings import load_settings
-    from outbox_pipelines.signals import set_from_handler
 
     stops = [threading.Event()]
     ends: list[int] = []

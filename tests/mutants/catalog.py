@@ -27,7 +27,7 @@ AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "relay": (
         (
             *("relay/queries.py", "relay/parking/queries.py", "relay/shards/*.py", "relay/*.py"),
-            *("relay/kafka/*.py", "relay/parking/prober.py", "session.py", "database.py"),
+            *("relay/kafka/*.py", "relay/parking/prober.py", "core/session.py", "database.py"),
         ),
         ("relay/test_*.py", "test_session_settings.py"),
     ),
@@ -42,7 +42,7 @@ AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 # Dictionaries and calls of settings: every entry is removed, and changed.
 _SETTINGS: Final = {
-    "session.py": ("CONNECTION", "SHARED", "OWN"),
+    "core/session.py": ("CONNECTION", "SHARED", "OWN"),
     "database.py": ("connect", "_DRIVER_NEEDS"),
     "relay/kafka/client.py": ("_FIXED", "_DEFAULTS"),
     "relay/kafka/progress_topic.py": ("create_topic", "read_last"),
@@ -69,7 +69,7 @@ FINDERS: Final = {
     "outbox_pipelines/relay/kafka/client.py": ("test_client_settings", "test_routing"),
     "outbox_pipelines/relay/kafka/progress_topic.py": ("test_exactly_once", "test_client_settings"),
     "outbox_pipelines/relay/": ("test_client_settings", "test_transactional_producer", "test_exactly_once"),
-    "outbox_pipelines/session.py": ("test_session_settings",),
+    "outbox_pipelines/core/session.py": ("test_session_settings",),
     "outbox_pipelines/database.py": ("test_session_settings", "test_pooler"),
     "outbox_pipelines/consumer/": ("test_client", "test_membership", "test_consumer", "test_dead_letters"),
     "outbox_pipelines/partitions/": ("test_purge",),

@@ -38,7 +38,7 @@ def _replace_script(path: Path, source: str) -> None:
         return source if self.resolve() == path else read(self, *given, **named)
 
     Path.read_text = read_text  # type: ignore[method-assign]
-    from outbox_pipelines import scripts
+    from outbox_pipelines.core import scripts
 
     for each in vars(scripts).values():
         if hasattr(each, "cache_clear"):

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from outbox_pipelines.archive import day as archive
+from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.partitions import ahead, calendar, close, queries
-from outbox_pipelines.position import Snapshot
 from tests.conftest import wait_until
 from tests.partitions import days
 from tests.partitions.days import DAY, TODAY

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from outbox_pipelines import table_locks
+from outbox_pipelines.core import table_locks
 from outbox_pipelines.debezium.state import Connector, Task
 from outbox_pipelines.existing.status import TableStatus
 from outbox_pipelines.overview import Summary

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_pipelines.event import Event
-from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.shared import SharedBatchQueue
 

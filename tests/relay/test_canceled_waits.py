@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
+from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.database import connect
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.sqlstates import is_outage
 from tests.conftest import Outbox, wait_until
 from tests.relay.threads import quick, running, wait_until_relayed
 

@@ -15,10 +15,10 @@ PURE = {"__future__", "abc", "collections", "contextlib", "dataclasses", "enum",
 OURS = (
     "outbox_pipelines.relay.core.",
     "outbox_pipelines.existing.core.",
-    "outbox_pipelines.event",
+    "outbox_pipelines.core.event",
     "outbox_pipelines.errors",
-    "outbox_pipelines.position",
-    "outbox_pipelines.sequence",
+    "outbox_pipelines.core.position",
+    "outbox_pipelines.core.sequence",
 )
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.event import Event
-from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.delivery import Complete, Delivery, IncompleteError
 from outbox_pipelines.relay.core.outcome import WAITING, Suspect

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.event import Event
 from outbox_pipelines.relay.kafka.encoding import Encoder, EncodingError, Headers
 from outbox_pipelines.settings import load_settings
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_pipelines import answers
-from outbox_pipelines.answers import Session, limited_after
+from outbox_pipelines.core import answers
+from outbox_pipelines.core.answers import Session, limited_after
 from outbox_pipelines.fleet.service import relay_all
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay import queries, service

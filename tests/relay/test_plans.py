@@ -11,9 +11,9 @@ from typing import Any, Final
 import psycopg
 import pytest
 
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.partitions import ahead
 from outbox_pipelines.partitions.calendar import leaf_of
-from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.parking import queries as parking
 from outbox_pipelines.relay.shard import Shard

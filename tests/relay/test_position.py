@@ -2,7 +2,7 @@
 
 import pytest
 
-from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.core.position import Position, Snapshot
 
 
 def test_text_form_survives_a_round_trip() -> None:

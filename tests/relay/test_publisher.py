@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_pipelines.event import Event
-from outbox_pipelines.position import Snapshot
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.publisher import Publisher

@@ -10,10 +10,10 @@ from uuid import uuid4
 
 import pytest
 
+from outbox_pipelines.core.sequence import SequenceError
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.shards.rebase import Rebased, rebase
 from outbox_pipelines.relay.shards.resharding import change
-from outbox_pipelines.sequence import SequenceError
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import numbers_by_key, parked_rows, write

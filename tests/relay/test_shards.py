@@ -14,9 +14,9 @@ import psycopg
 import pytest
 
 from outbox_pipelines import schema
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import postgres
-from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.shard import Shard

@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.event import Event
-from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.shards import lanes

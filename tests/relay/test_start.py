@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from outbox_pipelines.core.refusals import is_refused
 from outbox_pipelines.errors import RefusedError, UnavailableError
-from outbox_pipelines.refusals import is_refused
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, wait_until

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.writer import emit

@@ -11,8 +11,8 @@ import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka
 from cloudevents.core.formats.json import JSONFormat
 
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.event import Event
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka.encoding import Encoder, EncodingError
 from outbox_pipelines.settings import load_settings

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_pipelines.scripts import files
+from outbox_pipelines.core.scripts import files
 from tests.schema.events import insert
 from tests.schema.servers import Database
 

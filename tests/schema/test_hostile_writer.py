@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.scripts import creating
 from outbox_pipelines.relay.kafka.encoding import Encoder
-from outbox_pipelines.scripts import creating
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import NewEvent, OutboxError, emit, emit_many
 from outbox_pipelines.writer.content import RESERVED

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 
-from outbox_pipelines import scripts
+from outbox_pipelines.core import scripts
 from tests.conftest import wait_until
 from tests.schema.servers import Database
 

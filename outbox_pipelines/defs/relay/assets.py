@@ -8,13 +8,13 @@ from typing import Any, Final
 import dagster as dg
 from pydantic import Field
 
+from outbox_pipelines.core.text import markdown, plain
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.relay import queue
 from outbox_pipelines.defs.relay.owner import owner_of
 from outbox_pipelines.defs.relay.session import Progress, Session
 from outbox_pipelines.defs.topics import topic_key
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.text import markdown, plain
 
 _LOG = logging.getLogger(__name__)
 

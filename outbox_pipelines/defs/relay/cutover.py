@@ -6,10 +6,10 @@ from typing import Final, Literal
 import dagster as dg
 from pydantic import Field
 
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs import pages
 from outbox_pipelines.defs.failures import one_line, require_seconds
 from outbox_pipelines.defs.outbox import Outbox
-from outbox_pipelines.text import plain
 
 
 class CutoverConfig(dg.Config):

@@ -8,10 +8,10 @@ from uuid import UUID
 import dagster as dg
 from pydantic import Field
 
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs import pages
 from outbox_pipelines.defs.failures import one_line, require_seconds
 from outbox_pipelines.defs.outbox import Outbox
-from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.relay.parking.dead_letters import DeadLetterRow, Replayed

@@ -8,12 +8,12 @@ from typing import Final
 
 import dagster as dg
 
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs import places, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.relay import queue
 from outbox_pipelines.defs.relay.jobs import config
 from outbox_pipelines.defs.relay.supervision import RUNS_TO_LOOK_BACK, Verdict, judge
-from outbox_pipelines.text import plain
 
 _UNFINISHED: Final = [
     dg.DagsterRunStatus.NOT_STARTED,

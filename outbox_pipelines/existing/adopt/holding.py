@@ -14,6 +14,7 @@ from typing import Final
 import psycopg
 
 from outbox_pipelines import slot_reader
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.adopt import queries
@@ -22,7 +23,6 @@ from outbox_pipelines.existing.adopt.facts import Facts
 from outbox_pipelines.existing.adopt.renaming import Say
 from outbox_pipelines.existing.adopt.state import State
 from outbox_pipelines.relay.cdc.borrowed import InUseError, borrowed
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _NAME: Final = "outbox adopt: slot"

@@ -17,6 +17,7 @@ from typing import Final
 import psycopg
 
 from outbox_pipelines import slot_reader
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing.adopt import queries
@@ -29,7 +30,6 @@ from outbox_pipelines.relay.cdc.borrowed import borrowed
 from outbox_pipelines.relay.cdc.sent import found_in
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
 from outbox_pipelines.relay.kafka.routing import Router
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _NAME: Final = "outbox adopt: slot"

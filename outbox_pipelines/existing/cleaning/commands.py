@@ -10,9 +10,9 @@ from typing import Final
 
 import click
 
+from outbox_pipelines.core.signals import set_from_handler
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.signals import set_from_handler
-from outbox_pipelines.text import plain
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 

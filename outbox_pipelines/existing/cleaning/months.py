@@ -23,12 +23,12 @@ from psycopg import sql
 
 from outbox_pipelines.archive import rows as archive
 from outbox_pipelines.archive.store import Store
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.cleaning import queries
 from outbox_pipelines.existing.cleaning.rows import ATTEMPTS, BRIEFLY, CANCEL_MS, PAUSE
 from outbox_pipelines.existing.cleaning.target import Target
-from outbox_pipelines.secret import first_line
 
 # For a lock that no statement through the table waits behind.
 _OWN_SECONDS: Final = 2.0

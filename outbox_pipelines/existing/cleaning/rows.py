@@ -19,12 +19,12 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.cleaning import queries
 from outbox_pipelines.existing.cleaning.target import Target
-from outbox_pipelines.secret import first_line
-from outbox_pipelines.sqlstates import is_outage
 
 MOST_SECONDS: Final = 0.05
 """How long a batch may hold its locks."""

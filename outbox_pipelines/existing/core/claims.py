@@ -17,7 +17,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.existing.core.ports import (
     LockedError,
     MarkError,
@@ -27,7 +28,6 @@ from outbox_pipelines.existing.core.ports import (
     TableLockedError,
     Wanted,
 )
-from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.ports import Clock
 

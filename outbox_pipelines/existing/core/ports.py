@@ -10,8 +10,8 @@ from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.event import Event
 from outbox_pipelines.relay.core.attempts import Tried
 
 Name = tuple[str, str]

@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_pipelines.event import Event, weigh
+from outbox_pipelines.core.event import Event, weigh
 from outbox_pipelines.existing.core.claims import Claims
 from outbox_pipelines.existing.core.ports import MarkError, Name, Refusals
 from outbox_pipelines.relay.core.attempts import Attempt, DeadLetter, Tried, Verdict

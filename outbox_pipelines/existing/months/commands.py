@@ -6,8 +6,8 @@ import json
 
 import click
 
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain
 
 
 @click.command("months")

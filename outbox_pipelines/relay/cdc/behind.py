@@ -12,15 +12,15 @@ from typing import Any, Final
 
 import psycopg
 
+from outbox_pipelines.core.position import Snapshot
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay import queries as relay_queries
 from outbox_pipelines.relay.cdc import pgoutput, queries
 from outbox_pipelines.relay.cdc.borrowed import InUseError, borrowed
 from outbox_pipelines.relay.cdc.sent import published
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _WAIT_SECONDS: Final = 1.0

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.options import SECONDS
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.slots import Slots

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Collection
 from typing import NamedTuple
 
-from outbox_pipelines.position import Snapshot
+from outbox_pipelines.core.position import Snapshot
 
 
 class Question(NamedTuple):

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from struct import Struct, error
 from typing import Any, Final
 
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.event import Event
 
 BEGIN: Final = ord("B")
 COMMIT: Final = ord("C")

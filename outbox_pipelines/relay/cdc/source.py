@@ -26,9 +26,9 @@ from typing import Any, Final
 
 import psycopg
 
+from outbox_pipelines.core.event import Event, weigh
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.event import Event, weigh
-from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.cdc import pgoutput, queries
 from outbox_pipelines.relay.cdc.delivered import Delivered
 from outbox_pipelines.relay.cdc.skipped import Skipped, require_publication

@@ -19,8 +19,8 @@ import psycopg
 from psycopg import generators, sql
 from psycopg.pq import ExecStatus
 
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
-from outbox_pipelines.secret import first_line
 
 # Much more often than the shortest timeout that anyone sets.
 _STATUS_SECONDS: Final = 5.0

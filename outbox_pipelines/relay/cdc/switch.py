@@ -14,9 +14,10 @@ from typing import Final
 
 import psycopg
 
+from outbox_pipelines.core.position import Position, Snapshot
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.cdc import queries
 from outbox_pipelines.relay.cdc.skipped import require_publication
 from outbox_pipelines.relay.cdc.source import CdcSource
@@ -25,7 +26,6 @@ from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shards.resharding import Change
 from outbox_pipelines.relay.source import SnapshotSource
-from outbox_pipelines.secret import first_line
 
 Source = SnapshotSource | CdcSource
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.blocked import LONGEST_PAUSE
 
 # Seconds after which a missing topic, or an unavailable Kafka, is tried again.

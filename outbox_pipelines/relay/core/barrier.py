@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from outbox_pipelines.position import Snapshot
+from outbox_pipelines.core.position import Snapshot
 
 
 class Step(Enum):

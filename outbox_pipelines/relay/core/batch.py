@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from outbox_pipelines.event import LARGE, Event, weigh
-from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.core.event import LARGE, Event, weigh
+from outbox_pipelines.core.position import Position, Snapshot
 
 
 @dataclass(frozen=True, slots=True)

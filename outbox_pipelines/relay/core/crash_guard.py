@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from outbox_pipelines.position import Snapshot
+from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.blocked import CRASHED
 

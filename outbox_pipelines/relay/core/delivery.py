@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from outbox_pipelines.event import Event
-from outbox_pipelines.position import Position
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.position import Position
+from outbox_pipelines.core.sequence import twice
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.outcome import WAITING, Dead, Parked, Suspect
 from outbox_pipelines.relay.core.refusal import Refusal
-from outbox_pipelines.sequence import twice
 
 # The client's report of a failed message: only the driver reads it.
 Failed = Any

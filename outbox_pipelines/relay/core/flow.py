@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from outbox_pipelines.core.position import Position
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.position import Position
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.batch_queue import BatchQueue
 from outbox_pipelines.relay.core.blocked import BlockedAggregates

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from outbox_pipelines.position import Position
+from outbox_pipelines.core.position import Position
 from outbox_pipelines.relay.core.delivery import Complete
 
 # What is complete and waits to be settled: a slow database must not fill the memory. Many small batches have

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container
 from enum import Enum
 from typing import Protocol
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.delivery import Delivery, Failed
 from outbox_pipelines.relay.core.refusal import Refusal
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Container, Iterable
 from typing import Final
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State

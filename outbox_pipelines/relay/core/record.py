@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from outbox_pipelines.position import Position
+from outbox_pipelines.core.position import Position
 
 
 @dataclass(frozen=True, slots=True)

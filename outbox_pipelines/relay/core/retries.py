@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_pipelines.event import LARGE, Event, weigh
+from outbox_pipelines.core.event import LARGE, Event, weigh
 from outbox_pipelines.relay.core.attempts import Attempt, DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.core.batch import ReleasedBatch
 from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, Aggregate, BlockedAggregates

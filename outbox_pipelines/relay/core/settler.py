@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from outbox_pipelines.event import Event
-from outbox_pipelines.position import Position
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.position import Position
 from outbox_pipelines.relay.core.barrier import BarrierPause
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, Protocol
 
+from outbox_pipelines.core.position import Position
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.position import Position
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State

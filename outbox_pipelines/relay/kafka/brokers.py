@@ -27,8 +27,8 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.cimpl import NewTopic
 
+from outbox_pipelines.core.refusals import is_refused_by_kafka
 from outbox_pipelines.errors import RefusedError, UnavailableError
-from outbox_pipelines.refusals import is_refused_by_kafka
 from outbox_pipelines.relay.kafka import client, errors
 from outbox_pipelines.relay.kafka.routing import patterns
 from outbox_pipelines.settings import Settings

@@ -17,8 +17,8 @@ from typing import Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.event import Event
 from outbox_pipelines.parsers.topics import IllegalTopicError
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.delivery import Delivery

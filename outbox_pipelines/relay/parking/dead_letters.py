@@ -19,11 +19,11 @@ from uuid import UUID
 
 import psycopg
 
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import bodies
 from outbox_pipelines.relay.parking import queries as parked_queries
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 # Larger than any payload that the outbox accepts.

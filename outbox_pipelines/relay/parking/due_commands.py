@@ -13,7 +13,7 @@ from typing import Final
 
 import psycopg
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.parking import queries
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns, describe

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.relay.core.attempts import DeadLetter
 from outbox_pipelines.relay.parking.notify import fields
 from outbox_pipelines.relay.telemetry.metrics import Metrics
-from outbox_pipelines.repeated_lines import RepeatedLines
 
 _LOG = logging.getLogger(__name__)
 

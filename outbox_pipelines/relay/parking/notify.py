@@ -23,8 +23,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from outbox_pipelines import log
-from outbox_pipelines.event import Event
-from outbox_pipelines.repeated_lines import RepeatedLines
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.repeated_lines import RepeatedLines
 
 _LOG = logging.getLogger(__name__)
 _COMMAND_SECONDS: Final = 30.0

@@ -24,8 +24,9 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_pipelines import log
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.event import Event
 from outbox_pipelines.parsers.topics import IllegalTopicError
 from outbox_pipelines.relay.core.attempts import Attempt, Tried, Verdict
 from outbox_pipelines.relay.core.refusal import Kind
@@ -35,7 +36,6 @@ from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.relay.kafka.topics import Topics, TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observer import Report
 from outbox_pipelines.relay.telemetry.observers import observer
-from outbox_pipelines.repeated_lines import RepeatedLines
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)

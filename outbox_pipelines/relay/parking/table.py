@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.attempts import Tried, Verdict
 from outbox_pipelines.relay.core.blocked import CRASHED, DEATH_PAUSE, LONGEST_PAUSE
 from outbox_pipelines.relay.core.parked import ParkedEvent, TakenOver

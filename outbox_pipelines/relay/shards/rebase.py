@@ -18,12 +18,12 @@ from typing import Any
 
 import psycopg
 
-from outbox_pipelines import sequence
+from outbox_pipelines.core import sequence
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.queries import IDENTITY, SHARD_IDENTITY
 from outbox_pipelines.relay.shards import rebase_queries as queries
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay import queries
 from outbox_pipelines.settings import Settings
 

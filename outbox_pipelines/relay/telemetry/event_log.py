@@ -6,7 +6,7 @@ import logging
 
 from confluent_kafka import KafkaError, Message
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.kafka.encoding import Headers
 from outbox_pipelines.relay.telemetry.observer import Report
 

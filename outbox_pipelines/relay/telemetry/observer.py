@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from confluent_kafka import KafkaError, Message
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.kafka.encoding import Headers
 
 Report = Callable[[KafkaError | None, Message], None]

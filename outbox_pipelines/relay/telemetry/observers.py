@@ -6,7 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.kafka.encoding import Headers
 from outbox_pipelines.relay.telemetry import event_log, tracing
 from outbox_pipelines.relay.telemetry.observer import Observe, Report

@@ -27,7 +27,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from outbox_pipelines import metrics_server
+from outbox_pipelines.core import metrics_server
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import rules
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus

@@ -12,9 +12,9 @@ import duckdb
 import psycopg
 import pytest
 
+from outbox_pipelines.core.secret import Secret
 from outbox_pipelines.existing.cleaning.clean import Cleaned, clean
 from outbox_pipelines.local import Stack
-from outbox_pipelines.secret import Secret
 from outbox_pipelines.settings import Settings
 from tests.conftest import fresh_database, topic_prefix
 from tests.existing import textbook

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.existing.core.claimer import Claimer
 from outbox_pipelines.existing.core.claims import Claim, Claims
 from outbox_pipelines.existing.core.ports import LockedError, Rows, Wanted

@@ -13,7 +13,7 @@ from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.existing.core.ports import LockedError, MarkError, Name, Pending, Rows, Wanted
 from outbox_pipelines.relay.core.attempts import Tried, Verdict
 from outbox_pipelines.relay.core.errors import ShardLostError

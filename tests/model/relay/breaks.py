@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay.core import record
 from outbox_pipelines.relay.core.attempts import Tried, Verdict
 from outbox_pipelines.relay.core.barrier import Barrier, Step

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from outbox_pipelines.event import Event
-from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay.core.errors import ShardLostError
 from tests.model.explore import Key
 

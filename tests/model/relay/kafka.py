@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.event import Event
 from outbox_pipelines.relay.core.delivery import Delivery
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments

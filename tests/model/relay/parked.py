@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.attempts import Attempt, Tried, Verdict
 from outbox_pipelines.relay.core.blocked import Aggregate
 from outbox_pipelines.relay.core.parked import ParkedEvent, TakenOver

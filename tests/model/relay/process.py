@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from outbox_pipelines.event import Event
-from outbox_pipelines.position import Snapshot
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.relay.core.barrier import Barrier, Step
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.batch_queue import BatchQueue

@@ -6,8 +6,8 @@ import copyreg
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from outbox_pipelines.event import Event
-from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.outcome import Dead, Suspect, Waiting
 

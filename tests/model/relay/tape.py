@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from outbox_pipelines.event import Event
-from outbox_pipelines.position import Position
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.position import Position
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.flow import Flow

@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg
 
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.database import connect
-from outbox_pipelines.event import Event
-from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.cdc.setup import set_up
 from outbox_pipelines.relay.cdc.source import CdcSource
 from outbox_pipelines.relay.cdc.stream import Stream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from outbox_pipelines.position import Snapshot
+from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.relay.cdc.delivered import Delivered
 from tests.relay.faults import seed
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.cdc.pgoutput import Decoder
 
 _COLUMNS = (

@@ -16,9 +16,9 @@ import psycopg
 import pytest
 
 from outbox_pipelines import schema
-from outbox_pipelines.event import Event
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.local import postgres
-from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.cdc import source
 from outbox_pipelines.relay.cdc.setup import remove
 from outbox_pipelines.relay.cdc.skipped import Skipped

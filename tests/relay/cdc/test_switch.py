@@ -13,12 +13,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from outbox_pipelines import schema
+from outbox_pipelines.core.secret import Secret
 from outbox_pipelines.database import connect
 from outbox_pipelines.relay.cdc import cutover
 from outbox_pipelines.relay.cdc.setup import remove
 from outbox_pipelines.relay.cdc.status import read
 from outbox_pipelines.relay.cdc.stream import Stream
-from outbox_pipelines.secret import Secret
 from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, wait_until
 from tests.relay.cdc.slots import make

@@ -18,7 +18,7 @@ from typing import Final
 
 def files(part: str = "") -> list[Path]:
     """Return the files of `sql/`, or of one of its folders, in order."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     # In a checkout the files are next to the package, in an installation inside it.
     folder = package / "sql" if (package / "sql").is_dir() else package.parent / "sql"
     return sorted((folder / part).glob("*.sql"))

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox_pipelines import answers
+from outbox_pipelines.core import answers
 from outbox_pipelines.errors import LockedError
 
 LOCK_PATIENCE: Final = 5.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from outbox_pipelines.sqlstates import code_of
+from outbox_pipelines.core.sqlstates import code_of
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError

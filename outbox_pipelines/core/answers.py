@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox_pipelines.session import is_canceled_wait
+from outbox_pipelines.core.session import is_canceled_wait
 
 PATIENCE: Final = 10.0
 _stops: Final[ContextVar[tuple[threading.Event, ...]]] = ContextVar("stops", default=())
