@@ -96,7 +96,7 @@ def _run(
 
 
 def _finds(each: Break) -> bool:
-    """Whether the model finds a defect; prints a row of docs/verification.md."""
+    """Whether the model finds a defect; prints a row of the table of breaks."""
     with broken(each):
         result = SCOPES[each.scope].explored()
     found = result.broken.invariant if result.broken else "not found"

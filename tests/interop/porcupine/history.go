@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// A history file has one JSON array a line: a kind of fact, and the fact. docs/verification.md names the fields.
+// A history file has one JSON array a line: a kind of fact, and the fact. tests/history/record.py names the fields.
 type history struct {
 	delivery string
 	consumer string

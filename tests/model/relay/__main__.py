@@ -11,7 +11,7 @@ from tests.model.relay.breaks import BREAKS, Break, Patch, found
 
 
 def main(breaks: Mapping[str, Break] = BREAKS, find: Callable[[Break, Patch], Result] = found) -> int:
-    """Print a row of docs/verification.md for each break; return 1 if one is not found."""
+    """Print a row for each break; return 1 if one is not found."""
     missed = 0
     for one in breaks.values():
         replaced: list[tuple[Any, str, Any]] = []
