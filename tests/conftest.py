@@ -23,9 +23,8 @@ from typing import Any, Final, NamedTuple, cast
 
 import psycopg
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
 from confluent_kafka import Message as KafkaMessage
-from confluent_kafka.admin import AdminClient
 from psycopg import sql
 
 from outbox_pipelines import schema
@@ -37,6 +36,7 @@ from outbox_pipelines.local.server import Server
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
 from tests import forks, in_process, memory, order
+from tests.kafka_clients import AdminClient, Consumer
 
 # What --fast leaves out: tests with fixtures that start servers or fill archives, and folders that do.
 _SLOW_FIXTURES: Final = {

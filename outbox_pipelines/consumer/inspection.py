@@ -19,6 +19,7 @@ from typing import Any, Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from outbox_pipelines.consumer.clients import CLIENT_LOG
 from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.consumer.loading import AnyConsumer
 from outbox_pipelines.errors import SetupError
@@ -50,9 +51,10 @@ def inspect(consumer: AnyConsumer) -> Inspection:
     Raises:
         SetupError: Kafka cannot be reached, or denies access.
     """
-    settings = {name: value for name, value in consumer._kafka.items() if name != "group.instance.id"}
+    given = {name: value for name, value in consumer._kafka.items() if name != "group.instance.id"}
+    settings = {**given, "enable.partition.eof": True}
     try:
-        with closing(confluent_kafka.Consumer({**settings, "enable.partition.eof": True})) as client:
+        with closing(confluent_kafka.Consumer(settings, logger=CLIENT_LOG)) as client:
             return _inspected(consumer, client)
     except KafkaException as error:
         brokers = settings["bootstrap.servers"]

@@ -16,6 +16,7 @@ import psycopg
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, Event
+from tests import kafka_clients
 from tests.conftest import wait_until
 from tests.relay.topic import create
 
@@ -76,7 +77,7 @@ class Place:
         """Many events at once, payload {"n": 0 …}, or counted from `first`."""
         # Without idempotence a request that is repeated comes behind those that followed it.
         order = {"enable.idempotence": True, "partitioner": "murmur2_random"}
-        producer = confluent_kafka.Producer({"bootstrap.servers": self.kafka, **order})
+        producer = kafka_clients.Producer({"bootstrap.servers": self.kafka, **order})
         for n in range(first, first + events):
             headers: list[tuple[str, str | bytes | None]] = [
                 ("id", str(uuid7())),
@@ -156,13 +157,13 @@ class Place:
 # A client costs more than what it is used for here.
 @functools.lru_cache(maxsize=4)
 def _producer(kafka: str) -> confluent_kafka.Producer:
-    return confluent_kafka.Producer({"bootstrap.servers": kafka, "linger.ms": 0})
+    return kafka_clients.Producer({"bootstrap.servers": kafka, "linger.ms": 0})
 
 
 @functools.lru_cache(maxsize=4)
 def _observer(kafka: str, group: str) -> confluent_kafka.Consumer:
     """A client that asks about a group and is no member of it."""
-    return confluent_kafka.Consumer({"bootstrap.servers": kafka, "group.id": group})
+    return kafka_clients.Consumer({"bootstrap.servers": kafka, "group.id": group})
 
 
 def _committed(client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:

@@ -11,14 +11,13 @@ import threading
 import time
 from typing import Any
 
-import confluent_kafka
 import psycopg
 import pytest
 
 from outbox_pipelines.consumer import Counts, Event
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.errors import SetupError
-from tests import forks
+from tests import forks, kafka_clients
 from tests.conftest import clean_environment, headers_of, patience, topic_prefix, wait_until
 from tests.consumer.place import Place, effect, running, uuid7
 from tests.relay.topic import create
@@ -141,7 +140,7 @@ def test_a_copy_of_a_dead_letter_goes_to_a_topic(place: Place) -> None:
     with running(consumer) as run:
         wait_until(lambda: place.inbox() == {"failed": 1}, what="a dead letter")
         run.end()
-    reader = confluent_kafka.Consumer(
+    reader = kafka_clients.Consumer(
         {"bootstrap.servers": place.kafka, "group.id": copies, "auto.offset.reset": "earliest"}
     )
     try:

@@ -7,6 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from outbox_pipelines.consumer import membership
+from tests import kafka_clients
 from tests.conftest import wait_until
 from tests.history import mock
 
@@ -24,7 +25,7 @@ def test_the_last_commit_is_repeated(code: int, times: int) -> None:
     """Guards against events that come twice after each move of a group."""
     with mock.running() as cluster:
         cluster.create({"order": "events"}, 1)
-        producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap})
+        producer = kafka_clients.Producer({"bootstrap.servers": cluster.bootstrap})
         producer.produce("events", "{}", key="1")
         assert producer.flush(60) == 0
         member = membership.Member(
@@ -40,7 +41,7 @@ def test_the_last_commit_is_repeated(code: int, times: int) -> None:
         member.done(messages)
         cluster.answer(*[code] * times, request=mock.OFFSET_COMMIT_REQUEST)
         member.close()
-        observer = confluent_kafka.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "billing"})
+        observer = kafka_clients.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "billing"})
         [at] = observer.committed([TopicPartition("events", 0)], timeout=60)
         observer.close()
     assert at.offset == 1

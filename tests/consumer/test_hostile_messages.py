@@ -20,6 +20,7 @@ from outbox_pipelines.consumer import Event, inbox
 from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.consumer.inbox import Arrival
 from outbox_pipelines.consumer.reading import Reader
+from tests import kafka_clients
 from tests.conftest import wait_until
 from tests.consumer.place import Place, running, uuid7
 
@@ -135,7 +136,7 @@ ENDED: dict[str, tuple[bytes, Headers]] = {
 @pytest.mark.parametrize("dedupe", ["id", "key"])
 def test_they_become_dead_letters_and_the_next_event_is_handled(place: Place, dedupe: Any) -> None:
     """Guards against a consumer that ends at each start, and dead letters that no command can show."""
-    producer = confluent_kafka.Producer({"bootstrap.servers": place.kafka, "linger.ms": 0})
+    producer = kafka_clients.Producer({"bootstrap.servers": place.kafka, "linger.ms": 0})
     for value, headers in ENDED.values():
         producer.produce(place.topic, value, headers=headers, partition=0)
     producer.produce(place.topic, b"{}", headers=full(id=b"good"), partition=0)

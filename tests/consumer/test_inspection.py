@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import confluent_kafka
 import pytest
 
 from outbox_pipelines.consumer import inspection
 from outbox_pipelines.consumer.inspection import inspect
 from outbox_pipelines.errors import SetupError
+from tests import kafka_clients
 from tests.conftest import clean_environment, wait_until
 from tests.consumer.place import Place, effect, running, uuid7
 
@@ -68,7 +68,7 @@ def test_status_of_one_consumer(place: Place, tmp_path: Path) -> None:
 
 def test_the_ends_of_transactions_are_no_messages(place: Place) -> None:
     """Guards against a consumer of an exactly_once topic that never has 0 messages behind."""
-    producer = confluent_kafka.Producer(
+    producer = kafka_clients.Producer(
         {"bootstrap.servers": place.kafka, "transactional.id": place.topic, "partitioner": "murmur2_random"}
     )
     producer.init_transactions(60)
@@ -105,10 +105,13 @@ def test_a_topic_that_is_not_there(place: Place) -> None:
     assert (found.behind, found.sampled, found.unmatched) == ({}, 0, {})
 
 
-def test_kafka_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(inspection, "_SECONDS", 0.5)
     place = Place("", "127.0.0.1:9", "t")
     consumer = place.bare()
     consumer.on("order.placed")(effect)
     with pytest.raises(SetupError, match=r"Kafka \(127.0.0.1:9\) is unavailable"):
         inspect(consumer)
+    assert capfd.readouterr().err == ""

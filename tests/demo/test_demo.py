@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from examples.airline import run, sessions
 from examples.airline.place import prepared
@@ -21,6 +20,7 @@ from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import clean_environment, patience, wait_until
 from tests.demo.processes import demo as running
+from tests.kafka_clients import AdminClient
 
 END_A_DESK = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity

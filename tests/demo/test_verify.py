@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from confluent_kafka import Producer
 
 from examples.airline.airline import TABLES
 from examples.airline.desks import Desks
@@ -25,6 +24,7 @@ from outbox_pipelines.local import Stack
 from outbox_pipelines.relay.service import relay
 from outbox_pipelines.settings import Settings, load_settings
 from tests.conftest import Message, fresh_database, read_topic, topic_prefix, wait_until
+from tests.kafka_clients import Producer
 
 Tampering = Callable[[list[Message]], list[Message]]
 

@@ -15,7 +15,6 @@ from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
     AclPermissionType,
-    AdminClient,
     ResourcePatternType,
     ResourceType,
     ScramCredentialInfo,
@@ -29,6 +28,7 @@ from cryptography.x509.oid import NameOID
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.server import free_port
+from tests.kafka_clients import AdminClient
 
 DOC: Final = Path(__file__).parents[2] / "docs" / "deploy.md"
 PASSWORD: Final = "long-enough"

@@ -15,11 +15,12 @@ from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 
 import psycopg
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 
 from outbox_pipelines.settings import Settings, load_settings
 from tests.history import reader, standstill
 from tests.history.record import Delivery
+from tests.kafka_clients import Consumer, Producer
 
 _POSITION = """
 CREATE TABLE position (at text NOT NULL);

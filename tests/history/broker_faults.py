@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaException, TopicPartition
 
 from tests.history.requests import ABORT, ADD, COMMIT, FIND, INIT, PRODUCE, KafkaProxy, Late
+from tests.kafka_clients import AdminClient, Consumer
 
 if TYPE_CHECKING:
     from outbox_pipelines.local.kafka import Kafka

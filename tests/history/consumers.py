@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
 import psycopg
 
 from outbox_pipelines.consumer import Consumer, Event
 from outbox_pipelines.settings import Settings, load_settings
+from tests import kafka_clients
 from tests.history import effects, standstill, tapes
 from tests.history.business import KINDS, LONG_KEY
 from tests.model.consumer.tape import ConsumerRecording
@@ -71,7 +71,7 @@ class Broken:
 
     def __init__(self, settings: Settings, **kafka: Any) -> None:
         self._connection: psycopg.Connection[Any] = psycopg.connect(settings.dsn)
-        self._client = confluent_kafka.Consumer(
+        self._client = kafka_clients.Consumer(
             {
                 "bootstrap.servers": settings.kafka,
                 "group.id": _group(settings, "history"),

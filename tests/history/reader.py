@@ -14,18 +14,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-)
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from tests.conftest import patience
 from tests.history.business import account_of
 from tests.history.record import Message
+from tests.kafka_clients import AdminClient, Consumer
 
 PARTITIONS = 4
 # Brokers come and go here; the client's complaints are no news.

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import confluent_kafka
 import psycopg
-from confluent_kafka.admin import AdminClient
+
+from tests.kafka_clients import AdminClient
 
 SIGNAL = signal.SIGUSR1
 _SESSIONS = """

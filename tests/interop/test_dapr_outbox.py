@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewTopic
 
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, patience, topic_prefix, wait_until
 from tests.interop.conftest import Start
 from tests.interop.sidecar import PUBSUB, STORE, App, component
+from tests.kafka_clients import AdminClient, Consumer
 
 TRIGGER = Path(__file__).parents[2] / "examples" / "dapr_shop" / "state_trigger.sql"
 # An etag that no state has: the transaction fails.

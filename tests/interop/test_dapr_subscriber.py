@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings
@@ -16,6 +15,7 @@ from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, read_topic, wait_until
 from tests.interop.conftest import Start
 from tests.interop.sidecar import PUBSUB, Answer, App, Request
+from tests.kafka_clients import Producer
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

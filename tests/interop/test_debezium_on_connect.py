@@ -16,14 +16,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from outbox_pipelines import schema
 from outbox_pipelines.debezium.connect import Connect
@@ -47,6 +40,7 @@ from tests.conftest import (
 )
 from tests.interop.connect_rest import ConnectRest, drop_slot, make_slot
 from tests.interop.connect_workers import Worker, cluster
+from tests.kafka_clients import AdminClient
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 PAYLOADS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psycopg
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import NewTopic
 
 from benchmarks import debezium
 from benchmarks.debezium import Debezium
@@ -16,6 +16,7 @@ from outbox_pipelines.relay.start import start_at
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import fresh_database, read_topic, topic_prefix, wait_until
+from tests.kafka_clients import AdminClient
 
 
 def _write(dsn: str, first: int, events: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import NewTopic
 
 from outbox_pipelines.debezium.config import connector
 from outbox_pipelines.errors import NotReadyError
@@ -22,6 +22,7 @@ from tests.conftest import Message, fresh_database, read_topic, topic_prefix, wa
 from tests.existing.adopt.debezium_table import DDL, MAPPING, PUBLICATION, insert, insert_and_delete
 from tests.interop.connect_rest import ConnectRest
 from tests.interop.test_debezium_on_connect import Place, place
+from tests.kafka_clients import AdminClient
 from tests.relay.threads import running
 
 __all__ = ["place"]

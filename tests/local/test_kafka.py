@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaException
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import jars, kafka, startup_cache
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.settings import load_settings
+from tests.kafka_clients import AdminClient, Consumer, Producer
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import client, kafka, lease, postgres, stack, user
 from outbox_pipelines.local.state import POSTGRES, Home
 from outbox_pipelines.settings import Settings
+from tests.kafka_clients import AdminClient
 from tests.local.waiting import eventually, lives
 
 # Takes the stack, prints where it is, and holds it until its standard input ends.

@@ -10,7 +10,6 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-import confluent_kafka
 from confluent_kafka import TopicPartition
 
 from outbox_pipelines.consumer import migrate
@@ -20,6 +19,7 @@ from outbox_pipelines.reconciliation.ids import DAY_MS, bounds
 from outbox_pipelines.reconciliation.report import Finding, Report, Side
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
+from tests import kafka_clients
 from tests.conftest import Message, Outbox
 from tests.consumer.place import commit, uuid7
 
@@ -92,7 +92,7 @@ class Place:
 
     def send(self, *ids: str, key: str = "0", at_ms: int = 0, topic: str = "", **headers: str) -> None:
         """Messages that no relay has sent."""
-        producer = confluent_kafka.Producer(
+        producer = kafka_clients.Producer(
             {"bootstrap.servers": self.settings.kafka, "partitioner": "murmur2_random", "linger.ms": 0}
         )
         for event_id in ids:
@@ -144,7 +144,7 @@ class Place:
 
     def commit(self, *messages: Message) -> None:
         """The group has done with these."""
-        client = confluent_kafka.Consumer(
+        client = kafka_clients.Consumer(
             {"bootstrap.servers": self.settings.kafka, "group.id": f"{self.topic}-billing"}
         )
         ends: dict[int, int] = {}

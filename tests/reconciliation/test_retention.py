@@ -5,10 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import UUID
 
-import confluent_kafka
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from outbox_pipelines.archive import day as archive
 from outbox_pipelines.archive import drop
@@ -18,7 +16,9 @@ from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import day as days
 from outbox_pipelines.reconciliation import topics
 from outbox_pipelines.relay.parking import dead_letters
+from tests import kafka_clients
 from tests.conftest import Outbox
+from tests.kafka_clients import AdminClient
 from tests.reconciliation.place import DAY, START_MS, Place, found, new_id, one
 from tests.relay.topic import change_topic
 
@@ -74,7 +74,7 @@ def test_what_a_transaction_holds_back_is_not_missing(place: Place, monkeypatch:
     held = place.settings.model_copy(update={"transaction_seconds": 1.0})
     ids = place.write(2, keys=1)
     place.pass_over()
-    producer = confluent_kafka.Producer(
+    producer = kafka_clients.Producer(
         {
             "bootstrap.servers": place.settings.kafka,
             "transactional.id": place.topic,

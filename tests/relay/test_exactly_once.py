@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.local.kafka import Kafka
@@ -35,6 +35,7 @@ from tests.conftest import Outbox, wait_until
 from tests.history import business
 from tests.history.verify import verdict
 from tests.history.writers import Writers
+from tests.kafka_clients import Producer
 from tests.relay import faults
 from tests.relay.parked import keys, numbers, numbers_by_key, parked_rows, write
 from tests.relay.threads import quick, relays, running, wait_for_holders, wait_until_relayed

@@ -12,7 +12,6 @@ from confluent_kafka.admin import (
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
-    AdminClient,
     ResourcePatternType,
     ResourceType,
 )
@@ -23,6 +22,7 @@ from outbox_pipelines.relay import service
 from outbox_pipelines.relay.shards import resharding
 from outbox_pipelines.relay.shards.resharding import NotAllThereError
 from tests.conftest import Outbox, wait_until
+from tests.kafka_clients import AdminClient
 from tests.relay.parked import parked_rows
 from tests.relay.test_exactly_once import ONCE
 from tests.relay.test_topics import _make

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
 
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, BlockedAggregates
@@ -17,6 +17,7 @@ from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, read_topic, wait_until
+from tests.kafka_clients import Consumer
 from tests.relay.parked import keys, numbers, numbers_by_key, parked_rows, write
 from tests.relay.threads import quick, running, wait_until_relayed
 from tests.relay.topic import NOISE, change_topic, create_topic

@@ -5,12 +5,12 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.kafka.progress_topic import create_topic
 from tests.conftest import Outbox
+from tests.kafka_clients import AdminClient
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AclOperation, AdminClient
+from confluent_kafka.admin import AclOperation
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service
@@ -14,6 +14,7 @@ from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.kafka import topics
 from outbox_pipelines.relay.kafka.brokers import Brokers
 from tests.conftest import Outbox, wait_until
+from tests.kafka_clients import AdminClient
 from tests.relay.parked import numbers_by_key
 from tests.relay.threads import quick, running
 from tests.relay.topic import allow, create_topic, deny

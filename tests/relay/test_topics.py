@@ -13,14 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import (
-    AclOperation,
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewPartitions,
-)
+from confluent_kafka.admin import AclOperation, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.local.kafka import Kafka
@@ -31,6 +24,7 @@ from outbox_pipelines.relay.kafka.routing import patterns
 from outbox_pipelines.relay.kafka.topics import Change, Topic, Topics, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
 from tests.conftest import _RUN, Outbox, patience, topic_prefix, wait_until
+from tests.kafka_clients import AdminClient
 from tests.relay.topic import create, deny
 
 # What a broker accepts if its configuration does not say otherwise.

@@ -10,7 +10,6 @@ from confluent_kafka.admin import (
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
-    AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
@@ -21,6 +20,7 @@ from confluent_kafka.admin import (
 
 from outbox_pipelines.local.kafka import Kafka
 from tests.conftest import Outbox, wait_until
+from tests.kafka_clients import AdminClient
 
 # 140 kB that hardly compress.
 NOISE: Final = [f"{n * 7919 % 100_003:05d}" for n in range(20_000)]

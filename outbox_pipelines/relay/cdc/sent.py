@@ -18,7 +18,7 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.parsers.header_names import header_names
 from outbox_pipelines.relay.cdc import queries
-from outbox_pipelines.relay.kafka.client import consumer_config
+from outbox_pipelines.relay.kafka.client import LOG, consumer_config
 from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.settings import Settings
 
@@ -69,8 +69,13 @@ def found_in(
     """
     since_ms = int(since * 1000) - _SLACK_MS
     header = header_names(settings.header_names)["id"]
-    own = {"group.id": uuid.uuid4().hex, "enable.auto.commit": False, "enable.partition.eof": True}
-    consumer = Consumer({**consumer_config(settings), **own, "isolation.level": "read_committed"})
+    own = {
+        "group.id": uuid.uuid4().hex,
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "isolation.level": "read_committed",
+    }
+    consumer = Consumer({**consumer_config(settings), **own}, logger=LOG)
     found: set[str] = set()
     try:
         metadata = consumer.list_topics(topic, timeout=_SECONDS).topics[topic]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
-from confluent_kafka import Producer
 
 from outbox_pipelines.database import connect
 from outbox_pipelines.relay.cdc import pgoutput
@@ -18,6 +17,7 @@ from outbox_pipelines.relay.cdc.stream import Stream
 from tests.conftest import wait_until
 from tests.existing.adopt.conftest import Adopted, Make
 from tests.existing.guides import Guide
+from tests.kafka_clients import Producer
 
 PUBLICATION: Final = "dbz_publication"
 DDL: Final = """
