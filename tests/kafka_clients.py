@@ -22,14 +22,14 @@ _LOG.addHandler(logging.NullHandler())
 
 class Producer(confluent_kafka.Producer):
     def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__({**config, "logger": _LOG})
+        super().__init__(dict(config), logger=_LOG)
 
 
 class Consumer(confluent_kafka.Consumer):
     def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__({**config, "logger": _LOG})
+        super().__init__(dict(config), logger=_LOG)
 
 
 class AdminClient(admin.AdminClient):
     def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__({**config, "logger": _LOG})
+        super().__init__(dict(config), logger=_LOG)

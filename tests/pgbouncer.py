@@ -24,7 +24,7 @@ _PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sb
 def pgbouncer(dsn: str, folder: Path, **settings: object) -> Iterator[str]:
     """Runs one with these settings; the DSN that leads through it."""
     if _PROGRAM is None and os.environ.get("CI") != "true":
-        pytest.skip("pgbouncer is not installed")
+        pytest.skip("pgbouncer is not installed: apt-get install pgbouncer")
     assert _PROGRAM is not None
     server, port = psycopg.conninfo.conninfo_to_dict(dsn), free_port()
     given = {

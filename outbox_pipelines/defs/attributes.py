@@ -116,7 +116,7 @@ def _freshness_policy(value: Any) -> None:
 
 def _automation_condition(value: Any) -> None:
     if value is not None and not isinstance(value, dg.AutomationCondition):
-        raise ValueError("write a template such as '{{ automation_condition.on_cron(\"@daily\") }}'")
+        raise ValueError("write a template such as '{{ dg.AutomationCondition.on_cron(\"@daily\") }}'")
 
 
 _TESTS: Final[dict[str, Callable[[Any], None]]] = {

@@ -103,7 +103,7 @@ class OutboxComponent(dg.Component, dg.Resolvable):
     automation_condition: Annotated[
         dg.AutomationCondition[Any] | None, dg.Resolver.default(model_field_type=Optional[str])  # noqa: UP045
     ] = None
-    """Of `archive`, as `"{{ automation_condition.on_cron('@daily') }}"`."""
+    """Of `archive`, as `"{{ dg.AutomationCondition.on_cron('@daily') }}"`."""
 
     # Why the file could not be read; not an attribute of the file.
     _unread: ClassVar[str | None] = None

@@ -243,7 +243,7 @@ def test_a_directory_that_cannot_be_written(database: Database, tmp_path: Path) 
     assert "/proc/archive" in refused(database, day, "/proc/archive")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere: run it as another user")
 def test_a_directory_of_another_user(database: Database, tmp_path: Path) -> None:
     """Guards against a stack trace for a directory without write permission."""
     day = past_day(database)

@@ -28,7 +28,7 @@ def browser() -> Iterator[Browser]:
 
     program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
     if program is None:
-        message = f"this machine has no browser ({', '.join(_PROGRAMS)}): install Debian's package chromium"
+        message = f"this machine has no browser ({', '.join(_PROGRAMS)}): apt-get install chromium"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)

@@ -26,7 +26,7 @@ from tests.conftest import wait_until
 from tests.consumer.place import Place, running, uuid7
 
 if PROGRAM is None and os.environ.get("CI") != "true":
-    pytest.skip("redis-server is not installed", allow_module_level=True)
+    pytest.skip("redis-server is not installed: apt-get install redis-server", allow_module_level=True)
 
 BILLING = "billing"
 PAUSE = 0.3

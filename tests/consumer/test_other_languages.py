@@ -56,7 +56,7 @@ func main() {
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("go") is None:
-        message = "this machine has no go"
+        message = "this machine has no Go: apt-get install golang-go"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)

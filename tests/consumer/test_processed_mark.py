@@ -218,7 +218,7 @@ def test_a_consumer_and_another_language_share_what_they_handled(place: Place) -
 def test_psql_is_a_language_too(database: Database) -> None:
     psql = database.bin_dir / "psql"
     if not psql.exists():
-        pytest.skip(f"no psql in {database.bin_dir}")
+        pytest.skip(f"no psql in {database.bin_dir}: the tests run with the machine's PostgreSQL")
     script = f"BEGIN; SELECT processed_mark('{uuid7()}', 'billing') AS new \\gset\n\\echo :new\nCOMMIT;"
     done = subprocess.run(
         [psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", database.dsn],

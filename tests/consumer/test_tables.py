@@ -200,7 +200,7 @@ def test_two_migrations_at_once(empty: Database) -> None:
 def test_psql_is_enough(empty: Database) -> None:
     psql = empty.bin_dir / "psql"
     if not psql.exists():
-        pytest.skip(f"no psql in {empty.bin_dir}")
+        pytest.skip(f"no psql in {empty.bin_dir}: the tests run with the machine's PostgreSQL")
     for file in 2 * FILES:
         subprocess.run([psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", file, empty.dsn], check=True)
     assert record(empty, at(0))

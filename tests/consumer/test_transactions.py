@@ -226,16 +226,18 @@ def test_what_connect_returns(place: Place) -> None:
     """Guards against an AttributeError from within the library: `connection has no attribute pgconn`."""
     import psycopg2
 
-    async def later() -> None: ...
+    async def never() -> None: ...
 
+    later = never()
     for connect, says in (
         (lambda: psycopg2.connect(place.dsn), r"psycopg2\.extensions\.connection: .* Connection of psycopg"),
         (lambda: None, "connect returned a builtins.NoneType"),
-        (later, "connect returned a builtins.coroutine"),
+        (lambda: later, "connect returned a builtins.coroutine"),
     ):
         consumer = of(place, effect, connect=connect)
         with pytest.raises(SetupError, match=says):
             consumer.run(threading.Event())
+    later.close()
     with pytest.raises(SetupError, match=r"session returned a psycopg\.Connection: .* Session of sqlalchemy"):
         of(place, effect, session=lambda: psycopg.connect(place.dsn)).drain(until_empty=True)
 

@@ -150,7 +150,8 @@ def test_the_overview_of_outboxes_in_files_of_their_own(
     [asset] = [spec for spec in definitions.resolve_all_asset_specs() if spec.key == dg.AssetKey("outboxes")]
     above = {dep.asset_key.to_user_string() for dep in asset.deps}
     assert above == {"outbox/billing/health", "outbox/orders/health"}
-    assert definitions.get_sensor_def("outboxes_overview").default_status is dg.DefaultSensorStatus.RUNNING
+    [sensor] = [each for each in definitions.sensors or [] if each.name == "outboxes_overview"]
+    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
     same = [line for line in caplog.messages if "have the same tables" in line]
     assert [line.split(" have")[0] for line in same] == ["billing and orders"]
 
@@ -180,7 +181,7 @@ def test_the_example_of_an_asset_downstream_of_a_component_works(
         "  partition_start: '2026-11-01'\n"
         "  blocking_checks: [payloads_valid]\n"
         "  freshness_policy: '{{ daily }}'\n"
-        "  automation_condition: \"{{ automation_condition.on_cron('10 2 * * *') }}\"\n"
+        "  automation_condition: \"{{ dg.AutomationCondition.on_cron('10 2 * * *') }}\"\n"
     )
     example = next(code for code in blocks("dagster.md", "Build on an archived day", "python")[1:])
     (shop / "src" / "shop" / "defs" / "revenue.py").write_text(

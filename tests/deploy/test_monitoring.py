@@ -202,7 +202,9 @@ def test_promtool_takes_the_rules() -> None:
         assert "FAILED" not in done.stdout
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not here")
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not here: apt-get install prometheus"
+)
 def test_promtool_takes_the_names_of_the_metrics() -> None:
     """Guards against names that break Prometheus's conventions."""
     registry = CollectorRegistry()

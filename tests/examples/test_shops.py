@@ -70,7 +70,7 @@ def go_shop(database: Database, go_program: Path) -> Iterator[Shop]:
 @pytest.fixture(scope="session")
 def go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("go") is None:
-        message = "this machine has no go"
+        message = "this machine has no Go: apt-get install golang-go"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)

@@ -7,7 +7,6 @@ Invariants:
 from __future__ import annotations
 
 import json
-import logging
 import time
 import uuid
 from collections.abc import Mapping
@@ -23,10 +22,6 @@ from tests.history.record import Message
 from tests.kafka_clients import AdminClient, Consumer
 
 PARTITIONS = 4
-# Brokers come and go here; the client's complaints are no news.
-_SILENT = logging.getLogger(__name__)
-_SILENT.addHandler(logging.NullHandler())
-_SILENT.propagate = False
 
 
 class Reader:
@@ -49,8 +44,7 @@ class Reader:
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
                 "reconnect.backoff.max.ms": 500,
-            },
-            logger=_SILENT,
+            }
         )
         found = self._consumer.list_topics(timeout=60).topics
         partitions = [

@@ -168,7 +168,10 @@ def test_order_of_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(not list(postgres.SYSTEM.glob("*/bin/initdb")), reason="the system has no PostgreSQL")
+@pytest.mark.skipif(
+    not list(postgres.SYSTEM.glob("*/bin/initdb")),
+    reason="the system has no PostgreSQL: apt-get install postgresql",
+)
 def test_the_systems_postgres(tmp_path: Path) -> None:
     programs = next(postgres.SYSTEM.glob("*/bin"))
     with postgres.running(tmp_path, bin_dir=programs) as server:

@@ -19,7 +19,7 @@ def test_files_in_order_are_all_there_is(empty: Database, search_path: str) -> N
     """Guards against files that work only through `outbox migrate`, or whose outcome it takes for drift."""
     psql = empty.bin_dir / "psql"
     if not psql.exists():
-        pytest.skip(f"no psql in {empty.bin_dir}")
+        pytest.skip(f"no psql in {empty.bin_dir}: the tests run with the machine's PostgreSQL")
     there = replace(empty, schema="My Outbox" if "My" in search_path else "public")
     empty.rows('CREATE SCHEMA "My Outbox"')
     for file in FILES:

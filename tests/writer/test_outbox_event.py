@@ -291,6 +291,8 @@ def test_content_is_checked_where_it_is_made(arguments: dict[str, Any], why: str
         OutboxEvent(**given)
 
 
+# SQLAlchemy says it of each table whose keys the database makes.
+@pytest.mark.filterwarnings("ignore:Column 'outbox:sqlalchemy.exc.SAWarning")
 def test_merged_or_in_bulk(session: orm.Session, kept: Database, order: str) -> None:
     """Guards against a copy without content, and rows past all checks: an AttributeError, or an event before
     its rows."""

@@ -29,7 +29,7 @@ def database(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> Iter
     server = running_server("machine", lasting, tmp_path_factory)
     with fresh(server) as database:
         if not database.value("SELECT count(*) FROM pg_available_extensions WHERE name = 'pg_partman'"):
-            message = "the machine's PostgreSQL has no pg_partman: install postgresql-…-partman"
+            message = "the machine's PostgreSQL has no pg_partman: apt-get install postgresql-…-partman"
             if os.environ.get("CI") == "true":
                 pytest.fail(message)
             pytest.skip(message)
