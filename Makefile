@@ -40,14 +40,15 @@ ui: $(VENV)/ready
 fleet: $(VENV)/ready
 	@$(BIN)/python -m examples.airline fleet $(if $(PORT),--port $(PORT))
 
+# Each guarantee once; all of TESTS.
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 $(or $(TESTS),$(addprefix --ignore=,$(SYSTEM)))
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 $(or $(TESTS),--short $(addprefix --ignore=,$(SYSTEM)))
 
 # The other part of the suite: the demo, Dagster's pages in a browser, histories of faults, models.
 test-system: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 $(SYSTEM)
 
-# Both parts in one run, which starts their servers once.
+# Everything but `make thorough` and `make interop`, in one run, which starts the servers once.
 test-all: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 

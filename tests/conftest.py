@@ -45,9 +45,13 @@ _SLOW_FIXTURES: Final = {
 }
 _SLOW_FOLDERS: Final = {"browser", "demo", "history", "local", "model"}
 
+EITHER_DELIVERY: Final = ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.extended)]
+"""For a test of what both deliveries have: `make test` runs it with one of them."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only the tests that start no server")
+    parser.addoption("--short", action="store_true", help="as `make test`: no extended tests, short sweeps")
     parser.addoption(
         "--thorough", action="store_true", help="as many repeats and cases as `make thorough` runs"
     )
@@ -57,6 +61,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def is_thorough(request: pytest.FixtureRequest) -> bool:
     """Whether a test repeats what it does as often as in `make thorough`."""
     return bool(request.config.getoption("--thorough"))
+
+
+@pytest.fixture(scope="session")
+def is_short(request: pytest.FixtureRequest) -> bool:
+    """Whether a test repeats as little as in `make test`."""
+    return bool(request.config.getoption("--short"))
+
+
+@pytest.fixture(scope="session")
+def stride(is_short: bool, is_thorough: bool) -> int:
+    """Return at every how many statements a sweep kills: at one alone in `make test`."""
+    return 1_000 if is_short else 1 if is_thorough else 2
 
 
 @pytest.hookimpl(wrapper=True)
@@ -72,9 +88,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     is_fast = config.getoption("--fast", False)
+    is_short = config.getoption("--short", False)
     is_thorough = config.getoption("--thorough", False)
     left_out = [
-        item for item in items if (is_fast and _is_slow(item)) or (not is_thorough and _is_extra(item))
+        item
+        for item in items
+        if (is_fast and _is_slow(item))
+        or (is_short and item.get_closest_marker("extended"))
+        or (not is_thorough and _is_extra(item))
     ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -30,6 +30,8 @@ from tests.consumer.place import Place, uuid7
 
 INSERT = "INSERT INTO effects (event_id, key, n) VALUES ({})"
 DRIVERS = ["connection", "psycopg", "asyncpg"]
+EITHER_DRIVER = ["asyncpg", *(pytest.param(each, marks=pytest.mark.extended) for each in DRIVERS[:-1])]
+"""For a test of what all have: `make test` runs it with one of them, and the tests here with each."""
 
 
 def database(place: Place, driver: str, **engine: Any) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def test_the_offset_waits_for_the_standby(own: Own, part: str, how: str) -> None
     assert place.value("SELECT count(DISTINCT event_id) FROM effects") == (2 if part == "run" else 0)
 
 
-@pytest.mark.parametrize("driver", test_async.DRIVERS)
+@pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_the_same_with_each_driver(own: Own, driver: str) -> None:
     place = own.place
 

@@ -84,7 +84,7 @@ def test_a_session_cannot_be_committed(place: Place, driver: str) -> None:
             assert place.effects() == 0, group
 
 
-@pytest.mark.parametrize("driver", test_async.DRIVERS)
+@pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_an_asynchronous_one_cannot_be_committed(place: Place, driver: str) -> None:
     async def method(transaction: Any) -> None:
         await transaction.commit()

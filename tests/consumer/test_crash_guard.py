@@ -113,7 +113,7 @@ def test_an_owner_that_was_careful_for_too_few_events_leaves_the_partition_suspe
     assert place.value("SELECT count(*) FROM partition_owners") == PARTITIONS
 
 
-@pytest.mark.parametrize("driver", test_async.DRIVERS)
+@pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 @pytest.mark.parametrize("how", ["stopped", "cancelled", "raised"])
 def test_the_asynchronous_one(place: Place, driver: str, how: str) -> None:
     """Guards against a service that is careful after each end of its task, or never."""

@@ -109,7 +109,7 @@ def test_no_received_event_is_skipped(hasty: tuple[Place, Postgres]) -> None:
     assert place.inbox() == {"waiting": EVENTS}
 
 
-@pytest.mark.parametrize("driver", test_async.DRIVERS)
+@pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_the_same_with_each_driver(hasty: tuple[Place, Postgres], driver: str) -> None:
     place, server = hasty
     place.load(EVENTS)

@@ -152,7 +152,7 @@ def test_what_is_not_worth_another_attempt_is_dead_at_once(place: Place) -> None
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("driver", test_async.DRIVERS)
+@pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_the_same_with_each_driver(place: Place, driver: str) -> None:
     place.load(10, keys=10)
     away: list[int] = [1]

@@ -147,7 +147,7 @@ def test_the_pace_follows_the_time_that_transactions_take() -> None:
 
 
 @pytest.mark.usefixtures("in_no_time")
-@pytest.mark.parametrize("driver", test_async.DRIVERS)
+@pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_the_asynchronous_one(place: Place, driver: str) -> None:
     place.load(100, keys=1)
 
@@ -169,7 +169,7 @@ def test_the_asynchronous_one(place: Place, driver: str) -> None:
     assert transactions(place) < 65
 
 
-@pytest.mark.parametrize("driver", test_async.DRIVERS)
+@pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_a_handler_that_rolls_back_harms_no_neighbor(place: Place, driver: str) -> None:
     """Guards against handlers that work outside of the transaction: asyncpg commits each statement there."""
     place.load(40, keys=1)

@@ -78,7 +78,7 @@ def _swallow(place: Place, network: Proxy, consumer: Any) -> None:
     wait_until(lambda: _is_stuck(consumer), what="a consumer that waits")
 
 
-@pytest.mark.parametrize("driver", test_async.DRIVERS)
+@pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_the_same_with_each_driver(place: Place, driver: str) -> None:
     with Proxy(_port(place.dsn)) as network:
         there = Place(_through(place.dsn, network), place.kafka, place.topic)

@@ -56,7 +56,7 @@ def test_it_waits(place: Place, unavailable: tuple[Proxy, Place], caplog: pytest
     assert len(said) == 1, said
 
 
-@pytest.mark.parametrize("driver", test_async.DRIVERS)
+@pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_each_driver_waits(place: Place, unavailable: tuple[Proxy, Place], driver: str) -> None:
     proxy, there = unavailable
 

@@ -105,7 +105,7 @@ def test_a_session_in_the_tests_own_transaction(place: Place, driver: str) -> No
         session.rollback()
 
 
-@pytest.mark.parametrize("driver", test_async.DRIVERS)
+@pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_asynchronous_ones(place: Place, driver: str) -> None:
     made = AsyncConsumer(source="billing", topics=["t"], kafka=KAFKA, dsn="")
 

@@ -129,7 +129,7 @@ def _files(directory: Path) -> list[tuple[Path, int]]:
 
 # What the statements do on an older server, other tests show.
 @pytest.mark.parametrize("server", ["wheel"], indirect=True)
-def test_every_statement(database: Database, lives: _Lives, tmp_path: Path) -> None:
+def test_every_statement(database: Database, lives: _Lives, tmp_path: Path, is_short: bool) -> None:
     """Guards against a state from which no run continues, and against rows that are nowhere.
 
     Most statements only read. Where nothing lasting has happened since the statement before, a death leaves
@@ -148,7 +148,7 @@ def test_every_statement(database: Database, lives: _Lives, tmp_path: Path) -> N
             before = now
     assert statement > 40
     assert len(changing) > 10
-    for statement in changing:
+    for statement in changing[5:6] if is_short else changing:
         _begin(database)
         directory = tmp_path / str(statement)
         assert lives.live(directory, statement) == signal.SIGKILL

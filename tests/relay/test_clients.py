@@ -10,7 +10,7 @@ import pytest
 
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-from tests.conftest import Outbox, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
 from tests.relay.parked import keys, write
 from tests.relay.threads import quick, running
 from tests.relay.topic import NOISE, create_topic
@@ -39,7 +39,7 @@ def _clients() -> int:
     return names.count("rdk:main\n")
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_end_with_their_relay(outbox: Outbox, delivery: str) -> None:
     """Guards against a process that gathers the threads and connections of relays that have ended."""
     create_topic(outbox, **{"max.message.bytes": "2000"})

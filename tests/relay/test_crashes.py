@@ -17,7 +17,7 @@ from outbox_pipelines.relay import queries, service
 from outbox_pipelines.relay.core.retries import MAX_CRASHES
 from outbox_pipelines.relay.shard import Shard
 from tests import forks
-from tests.conftest import Outbox, clean_environment, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, clean_environment, wait_until
 from tests.history import mock
 from tests.relay.faults import relay
 from tests.relay.parked import numbers, numbers_by_key, parked_rows, write
@@ -221,7 +221,7 @@ def test_kills_while_single_events_are_published_blame_no_event(outbox: Outbox) 
         assert list(dict.fromkeys(found)) == list(range(int(key), 300, 30))
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_kills_while_parked_events_are_tried_blame_no_event(outbox: Outbox, delivery: str) -> None:
     """Guards against a supervisor that kills each relay after its start, and so makes dead letters (G1)."""
     write(outbox, *[(str(n % 30), {"n": n}) for n in range(300)])

@@ -13,15 +13,13 @@ import pytest
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka.batch_size import MOST, BatchSize
 from outbox_pipelines.writer import emit
-from tests.conftest import Outbox, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
 from tests.relay.parked import numbers_by_key, parked_rows, write
 from tests.relay.threads import quick, running
 from tests.relay.topic import NOISE, change_topic, create_topic
 
-DELIVERIES: Final = ["at_least_once", "exactly_once"]
 
-
-@pytest.mark.parametrize("delivery", DELIVERIES)
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_a_limit_that_is_lowered_and_raised_under_the_relay(outbox: Outbox, delivery: str) -> None:
     """Guards against a limit that is known and wrong: all of a batch parked, or events that stay parked."""
     create_topic(outbox, 2)

@@ -19,7 +19,7 @@ from outbox_pipelines.relay import queries, service
 from outbox_pipelines.relay.cdc import cutover
 from outbox_pipelines.relay.cdc.setup import remove
 from outbox_pipelines.settings import Settings
-from tests.conftest import Outbox, fresh_database, topic_prefix, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, fresh_database, topic_prefix, wait_until
 from tests.existing import textbook
 from tests.history.proxy import Proxy
 from tests.relay.threads import owners
@@ -57,7 +57,7 @@ def _stopped(run: Callable[[threading.Event], object], proxy: Proxy) -> Iterator
         relay.join(600)
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_a_relay_ends(outbox: Outbox, proxy: Proxy, delivery: str) -> None:
     """Guards against a relay that waits for an answer until it is killed; its events are not lost."""
     settings = _through(outbox, proxy, delivery=delivery)

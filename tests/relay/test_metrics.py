@@ -28,7 +28,7 @@ from outbox_pipelines.relay.telemetry import prometheus, serving
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
-from tests.conftest import Outbox, command, patience, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, command, patience, wait_until
 from tests.relay import faults
 from tests.relay.topic import NOISE, create_topic
 
@@ -276,7 +276,7 @@ def test_the_documented_metrics_are_those_that_are_served(outbox: Outbox) -> Non
     assert served == documented
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_a_run_until_empty_counts_and_gives_the_shard_back(outbox: Outbox, delivery: str) -> None:
     """Guards against a process that claims a shard, or knows its lag, after it has given it back."""
     outbox.fill(100)

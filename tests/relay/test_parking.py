@@ -16,7 +16,7 @@ from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, BlockedAggregate
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.writer import emit
-from tests.conftest import Outbox, read_topic, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, read_topic, wait_until
 from tests.kafka_clients import Consumer
 from tests.relay.parked import keys, numbers, numbers_by_key, parked_rows, write
 from tests.relay.threads import quick, running, wait_until_relayed
@@ -253,7 +253,7 @@ def test_a_defect_in_the_prober_ends_the_relay(outbox: Outbox, monkeypatch: pyte
     assert _drain(outbox).events == 1
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_a_stop_while_a_parked_event_is_published(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch, delivery: str
 ) -> None:

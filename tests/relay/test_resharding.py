@@ -21,7 +21,7 @@ from outbox_pipelines.relay import queries, service
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.shards import resharding
 from outbox_pipelines.relay.shards.resharding import Change
-from tests.conftest import Outbox, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
 from tests.history import business
 from tests.history.verify import verdict
 from tests.history.writers import Writers
@@ -73,7 +73,7 @@ def test_shards_share_the_work_and_miss_nothing(outbox: Outbox) -> None:
     assert view == [("PROCESSED", 12_000, 12_000)]
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_a_shard_that_went_past_the_barrier_does_not_go_back(outbox: Outbox, delivery: str) -> None:
     """Guards against a relay that takes its shard after the barrier was set, passes it, and returns to it.
 

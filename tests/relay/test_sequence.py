@@ -15,7 +15,7 @@ from outbox_pipelines.relay import service
 from outbox_pipelines.relay.shards.rebase import Rebased, rebase
 from outbox_pipelines.relay.shards.resharding import change
 from outbox_pipelines.writer import emit
-from tests.conftest import Outbox, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
 from tests.relay.parked import numbers_by_key, parked_rows, write
 from tests.relay.threads import quick, relays
 from tests.relay.topic import NOISE, change_topic, create_topic
@@ -54,7 +54,7 @@ def test_a_sequence_that_is_behind(outbox: Outbox) -> None:
     assert rebase(outbox.settings) is None
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_numbers_that_were_published_before(outbox: Outbox, delivery: str) -> None:
     """Guards against a settle that fails at each start, after the same events were published again."""
     settings = outbox.settings.model_copy(update={"delivery": delivery})

@@ -21,7 +21,7 @@ from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Outbox, create_database, drop_database, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, create_database, drop_database, wait_until
 from tests.relay.parked import keys, write
 from tests.relay.threads import quick, running
 from tests.relay.topic import NOISE, create_topic
@@ -73,7 +73,7 @@ CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON outbox_parked EXECUTE FU
 CREATE TRIGGER note AFTER INSERT ON outbox_released EXECUTE FUNCTION note()"""
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_what_follows_from_kafka_is_committed_durably(outbox: Outbox, delivery: str) -> None:
     """Guards against a database that asks for no durable commits: after a crash it would assign the ids of
     published transactions again, and their events would count as published."""

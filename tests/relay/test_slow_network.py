@@ -16,14 +16,12 @@ from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import client, producer
 from outbox_pipelines.relay.kafka.brokers import Brokers
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Lasting, Outbox, patience, read_topic, topic_prefix, wait_until
+from tests.conftest import EITHER_DELIVERY, Lasting, Outbox, patience, read_topic, topic_prefix, wait_until
 from tests.history import servers as own
 from tests.history.proxy import Proxy
 from tests.relay import faults
 from tests.relay.threads import running
 from tests.relay.topic import create_topic
-
-DELIVERIES = ("at_least_once", "exactly_once")
 
 
 @pytest.fixture
@@ -81,7 +79,7 @@ def test_a_takeover_that_is_slower_than_the_lease(distant: Outbox, network: Prox
     assert _crashes(distant) == (None, 0)
 
 
-@pytest.mark.parametrize("delivery", DELIVERIES)
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_sigterm_ends_a_relay_whose_breaker_is_open(distant: Outbox, network: Proxy, delivery: str) -> None:
     """Guards against a stop that waits for Kafka: the manager kills the relay, which counts as a crash."""
     create_topic(distant)
@@ -109,7 +107,7 @@ def _notices(connection: psycopg.Connection[tuple[object, ...]]) -> bool:
     return row == (True,)
 
 
-@pytest.mark.parametrize("delivery", DELIVERIES)
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_a_client_that_has_lost_all_brokers_is_replaced(
     distant: Outbox, servers: own.Servers, network: Proxy, delivery: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

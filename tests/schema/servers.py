@@ -114,7 +114,7 @@ def _bin_dir(which: str) -> Path:
         return postgres.find_programs(load_settings().local_postgres)
     found = sorted(postgres.SYSTEM.glob("*/bin/postgres"), key=lambda path: float(path.parts[-3]))
     if not found:
-        message = f"this machine has no PostgreSQL of its own in {postgres.SYSTEM}"
+        message = f"this machine has no PostgreSQL in {postgres.SYSTEM}: apt-get install postgresql"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)
@@ -138,7 +138,9 @@ def running_server(which: str, lasting: Lasting, directories: pytest.TempPathFac
     return server
 
 
-@pytest.fixture(scope="session", params=["wheel", "machine"], name="server")
+@pytest.fixture(
+    scope="session", params=["wheel", pytest.param("machine", marks=pytest.mark.extended)], name="server"
+)
 def both_servers(
     request: pytest.FixtureRequest, lasting: Lasting, tmp_path_factory: pytest.TempPathFactory
 ) -> postgres.Postgres:

@@ -74,12 +74,11 @@ def _lives(adopted: Adopted, tmp_path: Path) -> Iterator[Lives]:
 
 
 @pytest.mark.thorough
-def test_every_statement(lives: Lives, is_thorough: bool) -> None:
+def test_every_statement(lives: Lives, stride: int) -> None:
     """Guards against a state from which no run continues, or in which no event can be written."""
-    each = 1 if is_thorough else 2
     adopted, number = lives.adopted, itertools.count()
     deaths = 0
-    for step, stride in (
+    for step, pace in (
         ("prepare", 1),
         ("switch", 1),
         ("drain", 1),
@@ -87,12 +86,12 @@ def test_every_statement(lives: Lives, is_thorough: bool) -> None:
         ("switch", 7),
         ("drain", 4),
     ):
-        for statement in itertools.count(1, stride * each):
+        for statement in itertools.count(1, pace * stride):
             adopted.write((KEY, next(number)))
             if lives.run(step, statement):
                 break
             deaths += 1
-    for statement in itertools.count(1, each):
+    for statement in itertools.count(1, stride):
         if lives.run("finish", statement):
             break
         deaths += 1
@@ -100,13 +99,12 @@ def test_every_statement(lives: Lives, is_thorough: bool) -> None:
     adopted.relay()
     first = list(dict.fromkeys(adopted.numbers()[KEY]))
     assert first == list(range(next(number)))
-    assert deaths > 150 / each
+    assert deaths > 150 / stride
 
 
 @pytest.mark.thorough
-def test_every_statement_with_a_slot(make: Make, tmp_path: Path, is_thorough: bool) -> None:
+def test_every_statement_with_a_slot(make: Make, tmp_path: Path, stride: int) -> None:
     """Guards the same where a slot's reader publishes the table, and where a command does in its place."""
-    each = 1 if is_thorough else 2
     number, deaths = itertools.count(), 0
     with published(make) as table, _lives(table.adopted, tmp_path) as lives:
         for step in ("prepare", "switch", "drain", "back", "switch", "drain-rest"):
@@ -114,14 +112,14 @@ def test_every_statement_with_a_slot(make: Make, tmp_path: Path, is_thorough: bo
                 table.publish(1)
             elif step == "drain":
                 table.publish(confirm=False)
-            for statement in itertools.count(1, each * (4 if step in ("prepare", "switch") else 1)):
+            for statement in itertools.count(1, stride * (4 if step in ("prepare", "switch") else 1)):
                 table.write(next(number))
                 if lives.run(step, statement):
                     break
                 deaths += 1
             if step == "back":
                 table.adopted.relay()
-        for statement in itertools.count(1, 3 * each):
+        for statement in itertools.count(1, 3 * stride):
             if lives.run("finish", statement):
                 break
             table.write(next(number))
@@ -130,4 +128,4 @@ def test_every_statement_with_a_slot(make: Make, tmp_path: Path, is_thorough: bo
         table.adopted.relay()
         first = list(dict.fromkeys(table.numbers()))
     assert first == list(range(next(number)))
-    assert deaths > 60 / each
+    assert deaths > 60 / stride

@@ -118,14 +118,14 @@ class Commands:
 
 
 @pytest.mark.thorough
-def test_every_statement(outbox: Outbox, is_thorough: bool) -> None:
+def test_every_statement(outbox: Outbox, stride: int) -> None:
     """Guards against a change of which one half is forgotten: in the row or in the slot."""
     settings = quick(outbox)
     create_topic(outbox)
     commands = Commands(settings, clean_environment() | outbox.environment)
     deaths = 0
     with running(settings), writing(outbox, pace=0.01) as counts:
-        for point in points(1 if is_thorough else 3):
+        for point in points(2 * stride - 1):
             if not commands.is_complete(point.source):
                 commands.run(point.source)
             commands.die(point)
@@ -136,7 +136,7 @@ def test_every_statement(outbox: Outbox, is_thorough: bool) -> None:
     # What the writers committed at their end.
     with running(settings):
         wait_until_relayed(outbox)
-    assert deaths > 4
+    assert deaths > 8 / stride
     assert numbers_by_key(outbox.messages()) == {key: list(range(count)) for key, count in counts.items()}
     with outbox.connect() as connection:
         query = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"

@@ -49,14 +49,14 @@ def _comes_to_its_end(outbox: Outbox, statement: int, *arguments: str) -> bool:
 
 
 @pytest.mark.thorough
-def test_every_statement(outbox: Outbox, is_thorough: bool) -> None:
+def test_every_statement(outbox: Outbox, stride: int) -> None:
     """Guards against a slot that is forgotten, and events that an unfinished cut-over loses or repeats."""
     settings = quick(outbox)
     deaths = 0
     with running(settings), writing(outbox) as counts:
         wait_until(lambda: owners(outbox) != [None], what="a relay")
         for target in ("cdc", "polling"):
-            for statement in itertools.count(0, 1 if is_thorough else 2):
+            for statement in itertools.count(0, stride):
                 if _comes_to_its_end(outbox, statement, "cutover", "--to", target, "--seconds", "30"):
                     break
                 deaths += 1
@@ -69,7 +69,7 @@ def test_every_statement(outbox: Outbox, is_thorough: bool) -> None:
             assert read(settings).exists == (target == "cdc")
     with running(settings):
         wait_until_relayed(outbox)
-    assert deaths > 15
+    assert deaths >= 30 / stride
     assert numbers_by_key(outbox.messages()) == {key: list(range(count)) for key, count in counts.items()}
     with outbox.connect() as connection:
         query = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"

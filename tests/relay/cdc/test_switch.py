@@ -20,13 +20,11 @@ from outbox_pipelines.relay.cdc.setup import remove
 from outbox_pipelines.relay.cdc.status import read
 from outbox_pipelines.relay.cdc.stream import Stream
 from outbox_pipelines.settings import Settings
-from tests.conftest import Outbox, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
 from tests.relay.cdc.slots import make
 from tests.relay.parked import numbers, numbers_by_key, parked_rows, write
 from tests.relay.threads import owners, quick, running, wait_until_relayed
 from tests.relay.topic import NOISE, create_topic
-
-MODES = ["at_least_once", "exactly_once"]
 
 
 def is_read(settings: Settings) -> bool:
@@ -60,7 +58,7 @@ def _more(counts: dict[str, int], before: int) -> Callable[[], bool]:
     return lambda: sum(counts.values()) > before + 20
 
 
-@pytest.mark.parametrize("delivery", MODES)
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_there_and_back_while_events_are_written(outbox: Outbox, delivery: str) -> None:
     """Guards against a gap, a repetition or another order where the source changes (G1, G2, G5)."""
     settings = quick(outbox, delivery=delivery)
@@ -154,7 +152,7 @@ def test_a_frozen_reader_is_ended_by_the_owner(outbox: Outbox) -> None:
     frozen.close()
 
 
-@pytest.mark.parametrize("delivery", MODES)
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_until_empty_reads_the_slot_as_well(outbox: Outbox, delivery: str) -> None:
     """Guards against a slot that keeps the log because only runs until empty relay the outbox."""
     make(outbox)
