@@ -21,10 +21,9 @@ from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
     from outbox_pipelines.existing.worker import MarkedTableWorker
+    from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
-
-measure = measurements.read
 
 
 def check(settings: Settings) -> None:
@@ -49,6 +48,10 @@ def make_worker(
     from outbox_pipelines.existing.worker import make_marked_table_worker
 
     return make_marked_table_worker(settings, place, producer, blocked, **given)
+
+
+def measure(settings: Settings) -> Measurements:
+    return measurements.read(settings)
 
 
 def status(settings: Settings) -> Status:

@@ -17,14 +17,13 @@ from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
+    from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.shard import Shard
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
     from outbox_pipelines.relay.worker import Worker
 
 check = require_schema
-measure = measurements.read
-what_is_not_locked = measurements.read_what_is_not_locked
 
 
 def shards(settings: Settings) -> list[int]:
@@ -49,6 +48,14 @@ def make_worker(
     from outbox_pipelines.relay import publishing
 
     return publishing.make_worker(settings, place, producer, blocked, **given)
+
+
+def measure(settings: Settings) -> Measurements:
+    return measurements.read(settings)
+
+
+def what_is_not_locked(settings: Settings) -> dict[str, Any]:
+    return measurements.read_what_is_not_locked(settings)
 
 
 def status(settings: Settings) -> Status:
