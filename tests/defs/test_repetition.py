@@ -92,13 +92,15 @@ def test_rows_are_removed_once(
         files = {file.name: file.read_bytes() for file in (tmp_path / "archive").rglob("*") if file.is_file()}
         return cleaning.execute("SELECT * FROM events ORDER BY 1"), files
 
-    repeat(job_of(serving(dsn=cleaning.settings.dsn), "clean_table"), "cleaning.clean", "clean", state)
+    repeat(
+        job_of(serving(dsn=cleaning.settings.dsn), "clean_table"), "existing.cleaning.clean", "clean", state
+    )
 
 
 def test_months_are_made_once(table: Cleaning, repeat: Repeat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBOX_TABLE_FILE", str(table.settings.table_file))
     served = serving(dsn=table.settings.dsn, months_ahead=2)
-    repeat(job_of(served, "make_months"), "months.ahead", "ensure", lambda: table.execute(NAMES))
+    repeat(job_of(served, "make_months"), "existing.months.ahead", "ensure", lambda: table.execute(NAMES))
 
 
 @pytest.mark.parametrize("named", ["Consumer"], indirect=True)
