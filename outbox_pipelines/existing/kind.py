@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import dead_letters as rows
-from outbox_pipelines.existing import measurements
+from outbox_pipelines.existing import examine, measurements
 from outbox_pipelines.existing import status as rendering
 from outbox_pipelines.existing.check import open_mapping
 from outbox_pipelines.existing.ownership import TableOwnership, holding
 from outbox_pipelines.quality import rules
-from outbox_pipelines.relay.adoption import regclass
+from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.kinds import Status
 from outbox_pipelines.settings import Settings
 
@@ -68,10 +68,9 @@ def fleet_name(settings: Settings) -> str:
     return str(open_mapping(settings))
 
 
-def lock_of_all(settings: Settings, connection: Connection) -> int | None:
-    query = b"SELECT to_regclass(" + regclass(open_mapping(settings)).as_bytes(connection) + b")::oid::bigint"
-    row = connection.execute(query).fetchone()
-    return None if row is None or row[0] is None else holding(row[0])
+def lock_of_all(settings: Settings, connection: Connection) -> int:
+    mapping = adoption.followed(connection, open_mapping(settings))
+    return holding(examine.check(connection, mapping).oid)
 
 
 class _DeadLetters:

@@ -6,14 +6,16 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outbox_pipelines import schema
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.fleet.questions import Database
+from outbox_pipelines.fleet.standby import Standby
 from outbox_pipelines.fleet.watch import FleetWatch
 from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.local.server import Server
@@ -50,6 +52,35 @@ def test_existing_tables(outboxes: list[Outbox], stack: Stack, tmp_path: Path) -
                 _wait_for(outbox, {"a", "b"})
         assert first.events + later.events == 4
         assert table.pending() == []
+
+
+def test_a_missing_table_is_named(outboxes: list[Outbox], tmp_path: Path) -> None:
+    """Guards against a process that stands by for the outbox beside a table that is not there."""
+    given = outboxes[0].settings
+    shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
+    table = textbook.make(given.dsn.reveal(), given.kafka, given.topic, tmp_path, *shape)
+    with table.connect() as connection:
+        connection.execute("ALTER TABLE events RENAME TO elsewhere")
+    with pytest.raises(SetupError, match=r"table public.events does not exist \(OUTBOX_TABLE_FILE\)"):
+        Standby(table.outbox.settings)
+
+
+def test_a_table_that_was_renamed_has_its_lock(outboxes: list[Outbox], tmp_path: Path) -> None:
+    """Guards against a fleet that looks at the view which `outbox adopt` puts in the place of the table."""
+    given = outboxes[0].settings
+    shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
+    table = textbook.make(given.dsn.reveal(), given.kafka, given.topic, tmp_path, *shape)
+    with closing(Standby(table.outbox.settings)) as standby:
+        before = standby.tables
+    with table.connect() as connection:
+        connection.execute("ALTER TABLE events RENAME TO events_kept")
+        connection.execute("CREATE VIEW events AS SELECT * FROM events_kept")
+        connection.execute(
+            "INSERT INTO outbox_adopted (relation, schema, name, kept_as, state) "
+            "VALUES ('events_kept'::regclass, 'public', 'events', 'events_kept', 'draining')"
+        )
+    with closing(Standby(table.outbox.settings)) as standby:
+        assert standby.tables == before
 
 
 def test_a_relay_that_ends_again_and_again_pauses_longer(
