@@ -17,6 +17,7 @@ from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.cleaning import archiving, months, queries, rows, target
 from outbox_pipelines.existing.cleaning.target import Target
+from outbox_pipelines.existing.months.queries import PARTMAN
 from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
 _LOCK: Final = 0x6F62_7805
@@ -83,7 +84,7 @@ def _partman(connection: Connection, found: Target) -> list[str]:
             f"{children:,} tables inherit from {found}, and their rows stay: only declarative partitions are "
             "cleaned (pg_partman: the type native)"
         )
-    row = connection.execute(queries.PARTMAN).fetchone()
+    row = connection.execute(PARTMAN).fetchone()
     if row is None:
         return notes
     if not row[1]:

@@ -127,13 +127,6 @@ DROP: Final = "DROP TABLE {leaf}"
 
 # --- pg_partman -------------------------------------------------------------------------------------------
 
-# Its settings, if it is installed, and whether this role may read them.
-PARTMAN: Final = """
-SELECT format('%I.part_config', n.nspname),
-       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
-FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
-JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'part_config'
-WHERE e.extname = 'pg_partman'"""
 RETENTION: Final = """
 SELECT retention::text, infinite_time_partitions FROM {config} WHERE parent_table = %(table)s"""
 # Partitions of the old kind, which no statement here reaches.

@@ -47,7 +47,8 @@ REPLICA_IDENTITY: Final = "ALTER TABLE {leaf} REPLICA IDENTITY FULL"
 OWNER: Final = "ALTER TABLE {leaf} OWNER TO {owner}"
 BRIEFLY: Final = "SET LOCAL statement_timeout = 40; SET LOCAL lock_timeout = 20"
 ATTACH: Final = "ALTER TABLE {table} ATTACH PARTITION {leaf} FOR VALUES FROM ({since}) TO ({until})"
-# pg_partman makes the months of the tables in its settings.
+# The settings of pg_partman, if it is installed, and whether this role may read them: it makes the months of
+# the tables in them, and may remove months, too.
 PARTMAN: Final = """
 SELECT format('%I.part_config', n.nspname),
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
