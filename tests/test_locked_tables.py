@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from outbox_pipelines.cli import READING, cli
 from outbox_pipelines.core import table_locks
 from tests.conftest import Outbox, wait_until
+from tests.existing import textbook
 
 # What changes something, runs until it is stopped, or opens no session of this kind.
 _OTHERS = """
@@ -74,6 +76,20 @@ def test_status(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, table: str) -> 
     assert as_json["dead_letters"]["dead_letters"] == 0
     assert ("shards" in as_json) == (table == "outbox")
     assert outbox.outbox("status").returncode == 0
+
+
+def test_status_of_an_existing_table(outbox: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a script that gets no JSON while a table is locked."""
+    monkeypatch.setattr(table_locks, "LOCK_PATIENCE", 0.5)
+    given = outbox.settings
+    shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
+    table = textbook.make(given.dsn.reveal(), given.kafka, given.topic, tmp_path, *shape).outbox
+    file = {"OUTBOX_TABLE_FILE": str(table.settings.table_file)}
+    with _locked(table, "events"):
+        shown = table.outbox("status", "--json", **file)
+    assert shown.returncode == 2
+    assert "has locked events, in a transaction since" in shown.stderr
+    assert set(json.loads(shown.stdout)) == {"version", "error"}
 
 
 def test_a_session_that_waits_for_the_table(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
