@@ -1,4 +1,4 @@
-"""What is relayed, the append-only outbox or an existing table; the only place of the house that knows which.
+"""What the append-only outbox and an existing table have each in its own way; `of` chooses between them.
 
 Invariants:
 - A kind is a module that is imported by its name when it is asked for: nothing imports a wing, and a command
