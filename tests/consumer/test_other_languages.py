@@ -1,4 +1,4 @@
-"""The handlers in other languages, as they stand in docs/consuming-tuning.md."""
+"""The handlers in other languages that docs/consuming-tuning.md shows."""
 
 from __future__ import annotations
 
