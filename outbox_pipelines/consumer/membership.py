@@ -46,7 +46,13 @@ _FIXED: Final[dict[str, Any]] = {
     "auto.offset.reset": "earliest",
     "enable.partition.eof": False,
 }
-_DEFAULTS: Final[dict[str, Any]] = {"isolation.level": "read_committed"}
+_DEFAULTS: Final[dict[str, Any]] = {
+    "isolation.level": "read_committed",
+    # Longer than the client needs to reach a group's new coordinator, for which it asks behind a fetch that
+    # waits. A commit that it repeats earlier fails by its own change of connection, and has it look again:
+    # seconds, without heartbeats.
+    "retry.backoff.ms": 1000,
+}
 _REFUSED: Final = {
     "default.topic.config": "it would set others; give each under its own name",
     "topic.blacklist": "the events of these topics would never be handled",

@@ -22,7 +22,11 @@ from tests.history import mock
     ],
 )
 def test_the_last_commit_is_repeated(code: int, times: int) -> None:
-    """Guards against events that come twice after each move of a group."""
+    """Guards against events that come twice after each move of a group.
+
+    And against a client that gives up each new coordinator by the change of its own connection: it would ask
+    for it about ten times, for seconds.
+    """
     with mock.running() as cluster:
         cluster.create({"order": "events"}, 1)
         producer = kafka_clients.Producer({"bootstrap.servers": cluster.bootstrap})
@@ -39,9 +43,12 @@ def test_the_last_commit_is_repeated(code: int, times: int) -> None:
 
         wait_until(has_come, what="the message")
         member.done(messages)
+        cluster.count()
         cluster.answer(*[code] * times, request=mock.OFFSET_COMMIT_REQUEST)
         member.close()
+        asked = cluster.counted(mock.FIND_COORDINATOR_REQUEST)
         observer = kafka_clients.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "billing"})
         [at] = observer.committed([TopicPartition("events", 0)], timeout=60)
         observer.close()
     assert at.offset == 1
+    assert asked <= 3

@@ -20,6 +20,7 @@ import confluent_kafka
 _PRODUCER = 0
 _PRODUCE_REQUEST = 0
 OFFSET_COMMIT_REQUEST = 8
+FIND_COORDINATOR_REQUEST = 10
 _BROKER = 1
 
 
@@ -52,6 +53,18 @@ class Mock:
         """The next requests of a kind, by default batches, are answered with these error codes, one each."""
         push = _library().rd_kafka_mock_push_request_errors_array
         push(self._cluster, request, len(codes), (ctypes.c_int * len(codes))(*codes))
+
+    def count(self) -> None:
+        """From now on requests are counted."""
+        _library().rd_kafka_mock_start_request_tracking(self._cluster)
+
+    def counted(self, request: int) -> int:
+        """How many requests of a kind have come since."""
+        size = ctypes.c_size_t()
+        requests = _library().rd_kafka_mock_get_requests(self._cluster, ctypes.byref(size))
+        kinds = [_library().rd_kafka_mock_request_api_key(requests[each]) for each in range(size.value)]
+        _library().rd_kafka_mock_request_destroy_array(requests, size)
+        return kinds.count(request)
 
     def lead(self, topic: str, partition: int, broker: int) -> None:
         """From now on this broker (from 1) leads the partition; all others refuse it."""
@@ -108,6 +121,14 @@ def _library() -> ctypes.CDLL:
         ctypes.c_void_p,
     ]
     library.rd_kafka_mock_push_request_errors_array.restype = None
+    library.rd_kafka_mock_start_request_tracking.argtypes = [pointer]
+    library.rd_kafka_mock_start_request_tracking.restype = None
+    library.rd_kafka_mock_get_requests.argtypes = [pointer, pointer]
+    library.rd_kafka_mock_get_requests.restype = ctypes.POINTER(pointer)
+    library.rd_kafka_mock_request_api_key.argtypes = [pointer]
+    library.rd_kafka_mock_request_api_key.restype = ctypes.c_int16
+    library.rd_kafka_mock_request_destroy_array.argtypes = [ctypes.POINTER(pointer), size]
+    library.rd_kafka_mock_request_destroy_array.restype = None
     # Pairs of an error and a delay follow.
     library.rd_kafka_mock_broker_push_request_error_rtts.argtypes = [pointer, number, ctypes.c_int16, size]
     library.rd_kafka_mock_broker_push_request_error_rtts.restype = number
