@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from psycopg.conninfo import conninfo_to_dict
 
+from outbox_pipelines.config.outboxes_file import Entry, read_outboxes
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.outboxes_file import Entry, read_outboxes
 from outbox_pipelines.settings import SECRET, Settings, load_settings_with, setting_names
 
 # Not of an outbox, but of the process that serves it, or of the machine.

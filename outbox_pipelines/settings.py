@@ -3,7 +3,7 @@
 Invariants:
 - A setting is named ``OUTBOX_<FIELD>``, in the environment or in the file that ``OUTBOX_SETTINGS_FILE`` names
   (lines ``NAME=value``); the environment wins.
-- Values are checked once, here and in `setting_types`; a wrong one is a `SetupError` that names the setting
+- Values are checked once, here and in `config.types`; a wrong one is a `SetupError` that names the setting
   and the remedy.
 - What holds a password or a token is a `Secret`. No other setting may: credentials in one are refused.
 """
@@ -24,9 +24,9 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
 )
 
+from outbox_pipelines.config.fields import Fields
 from outbox_pipelines.core.secret import Secret, first_line, register, register_dsn, register_variables
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.setting_fields import Fields
 
 _LOG: Final = logging.getLogger(__name__)
 # Of which the log has a line.

@@ -27,9 +27,9 @@ from typing import Any, Final
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
+from outbox_pipelines.config.fields import Readers
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.setting_fields import Readers
 from outbox_pipelines.settings import Settings
 
 EVENTS: Final = "events"

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from outbox_pipelines.catalog.schemas import check_schema
 from outbox_pipelines.catalog.yaml_file import parse
+from outbox_pipelines.config.topics import is_topic
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.topics import is_topic
 from outbox_pipelines.settings import Settings
 
 Lifecycle = Literal["proposed", "active", "deprecated", "retired"]

@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from outbox_pipelines.config.topics import is_topic
 from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.breaker import Policy
 from outbox_pipelines.consumer.config import Cache, Counts, Plan, StoppedError
@@ -31,7 +32,6 @@ from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.transactions import Database
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.topics import is_topic
 
 _LOG: Final = logging.getLogger(__name__)
 _WITH_CACHE: Final = 100

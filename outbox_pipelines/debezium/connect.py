@@ -19,8 +19,8 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
+from outbox_pipelines.config.connect_url import connect_urls
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
-from outbox_pipelines.parsers.connect_url import connect_urls
 
 SECONDS: Final = 30.0
 """How long a call takes at most, by default."""

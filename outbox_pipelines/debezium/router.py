@@ -10,9 +10,9 @@ from __future__ import annotations
 import string
 from typing import Final
 
+from outbox_pipelines.config.header_names import METADATA, header_names
+from outbox_pipelines.config.table_mapping import REQUIRED, Mapping, read_mapping
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.header_names import METADATA, header_names
-from outbox_pipelines.parsers.table_mapping import REQUIRED, Mapping, read_mapping
 from outbox_pipelines.settings import Settings
 
 _ROUTER: Final = "transforms.outbox."

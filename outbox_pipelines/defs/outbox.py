@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import dagster as dg
 
+from outbox_pipelines.config.outboxes_file import NAME as NAME_OF_OUTBOX
 from outbox_pipelines.defs import attributes, recorded, sources, storage
 from outbox_pipelines.defs.first_day import first_day
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.outboxes_file import NAME as NAME_OF_OUTBOX
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
+from outbox_pipelines.config.outboxes_file import NAME
 from outbox_pipelines.defs.outbox import ONLY, Outbox
 from outbox_pipelines.defs.sources import FILE
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.outboxes_file import NAME
 
 
 def served() -> list[Outbox]:

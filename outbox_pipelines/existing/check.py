@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from outbox_pipelines.config.table_mapping import Mapping, read_mapping
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
@@ -17,7 +18,6 @@ from outbox_pipelines.existing.examine import examine
 from outbox_pipelines.existing.findings import Finding, identifier, literal
 from outbox_pipelines.existing.guesses import flags
 from outbox_pipelines.existing.pg_catalog import Column
-from outbox_pipelines.parsers.table_mapping import Mapping, read_mapping
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.kafka.encoding import needs_time
 from outbox_pipelines.settings import Settings

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from outbox_pipelines.config.table_mapping import WRITTEN, Mapping
 from outbox_pipelines.database import Connection
 from outbox_pipelines.existing import queries
 from outbox_pipelines.existing.findings import Finding, identifier, key_of, lacks, literal
 from outbox_pipelines.existing.pg_catalog import KINDS, TEXT, Column, Place, allows
-from outbox_pipelines.parsers.table_mapping import WRITTEN, Mapping
 
 # How to add a column, if not simply with its usual type. None: only the application knows its values.
 _ADDED: Final[dict[str, str | None]] = {

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from outbox_pipelines.config import table_mapping
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import examine, queries
 from outbox_pipelines.existing.check import open_mapping
 from outbox_pipelines.existing.statements import Statements
-from outbox_pipelines.parsers import table_mapping
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.settings import Settings
 

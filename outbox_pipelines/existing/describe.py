@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from outbox_pipelines.config.table_mapping import COLUMNS
 from outbox_pipelines.core.text import plain, to_json
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
@@ -26,7 +27,6 @@ from outbox_pipelines.existing.guesses import (
     text_default,
 )
 from outbox_pipelines.existing.pg_catalog import Column, Place
-from outbox_pipelines.parsers.table_mapping import COLUMNS
 from outbox_pipelines.settings import Settings
 
 # Entries in the order of the file.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection
 from outbox_pipelines.existing.columns import NAMES, ageless, mismatches, unwritable, wrong_states
 from outbox_pipelines.existing.findings import (
@@ -18,7 +19,6 @@ from outbox_pipelines.existing.findings import (
 )
 from outbox_pipelines.existing.pg_catalog import Column, look_up, read_columns
 from outbox_pipelines.existing.statements import Types
-from outbox_pipelines.parsers.table_mapping import Mapping
 
 
 @dataclass(frozen=True, slots=True)

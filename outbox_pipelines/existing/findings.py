@@ -14,12 +14,12 @@ from typing import Final
 
 from psycopg import sql
 
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import queries
 from outbox_pipelines.existing.pg_catalog import Column, Place, elsewhere
 from outbox_pipelines.existing.statements import COUNTED, DEAD
-from outbox_pipelines.parsers.table_mapping import Mapping
 
 _LIMIT: Final = re.compile(r"\((\d+)\)$")
 _RELATIONS: Final = {

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from outbox_pipelines.config.table_mapping import COLUMNS
 from outbox_pipelines.existing.pg_catalog import Column
-from outbox_pipelines.parsers.table_mapping import COLUMNS
 
 _TIMES: Final = (
     *("publishedat", "sentat", "dispatchedat", "processedat", "deliveredat", "relayedat", "completedat"),

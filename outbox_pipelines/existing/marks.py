@@ -15,6 +15,7 @@ from typing import Final
 
 import psycopg
 
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.database import Connection
@@ -22,7 +23,6 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import queries
 from outbox_pipelines.existing.core.ports import MarkError
 from outbox_pipelines.existing.statements import Statements
-from outbox_pipelines.parsers.table_mapping import Mapping
 
 _LOG = logging.getLogger(__name__)
 # The search for rows that cannot be marked stops at this number: more are not a problem of single rows.

@@ -15,9 +15,9 @@ from typing import Final, LiteralString
 
 from psycopg import sql
 
+from outbox_pipelines.config.table_mapping import METADATA, Mapping
 from outbox_pipelines.existing.keys import IdKeys, Keys, SeqKeys
 from outbox_pipelines.existing.queries import FITTING_ANY_ID
-from outbox_pipelines.parsers.table_mapping import METADATA, Mapping
 from outbox_pipelines.relay.queries import FITTING
 
 COUNTED: Final = "outbox: "

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
-from outbox_pipelines.parsers.thresholds import read_thresholds
+from outbox_pipelines.config.thresholds import read_thresholds
 from outbox_pipelines.partitions import FEW_AHEAD
 from outbox_pipelines.quality.measured import CAP, Measurements, age
 from outbox_pipelines.quality.slots import size

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outbox_pipelines.config.consumers_file import Consumer, read_consumers
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.consumers_file import Consumer, read_consumers
 from outbox_pipelines.settings import Settings
 
 

@@ -13,8 +13,8 @@ from contextlib import closing
 from datetime import date
 from pathlib import Path
 
+from outbox_pipelines.config.consumers_file import Consumer
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.consumers_file import Consumer
 from outbox_pipelines.reconciliation import (
     consumers,
     events,

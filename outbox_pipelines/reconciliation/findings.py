@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from outbox_pipelines.parsers.consumers_file import Consumer
+from outbox_pipelines.config.consumers_file import Consumer
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import queries
 from outbox_pipelines.reconciliation.processed import Handled

@@ -14,9 +14,9 @@ from typing import Any, Final
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from outbox_pipelines.config.header_names import header_names
 from outbox_pipelines.consumer.reading import headers_of, sent_ms
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.parsers.header_names import header_names
 from outbox_pipelines.reconciliation import queries
 from outbox_pipelines.reconciliation.topics import Topic
 from outbox_pipelines.reconciliation.workspace import Workspace

@@ -15,9 +15,9 @@ from typing import Final
 from confluent_kafka import TopicPartition
 from psycopg import sql
 
+from outbox_pipelines.config.consumers_file import Consumer
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.consumers_file import Consumer
 from outbox_pipelines.reconciliation import ids, queries, topics
 from outbox_pipelines.reconciliation.stream import reading
 from outbox_pipelines.reconciliation.workspace import Workspace

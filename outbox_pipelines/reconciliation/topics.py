@@ -17,8 +17,8 @@ import pyarrow as pa
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
+from outbox_pipelines.config.topics import IllegalTopicError
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.parsers.topics import IllegalTopicError
 from outbox_pipelines.reconciliation import queries
 from outbox_pipelines.reconciliation.workspace import Workspace
 from outbox_pipelines.relay.kafka import client

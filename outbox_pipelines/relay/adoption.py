@@ -13,8 +13,8 @@ from typing import Final
 
 from psycopg import sql
 
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection
-from outbox_pipelines.parsers.table_mapping import Mapping
 
 ORDER_TRIGGER: Final = "adopted_order"
 """The trigger on a table that must wait; it also refuses the marks of other publishers."""

@@ -13,8 +13,8 @@ import pytest
 
 from outbox_pipelines.archive import day as days
 from outbox_pipelines.archive.store import Store, key, manifest_key
+from outbox_pipelines.config.fields import Readers
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.setting_fields import Readers
 from outbox_pipelines.settings import load_settings
 from tests.archive import buckets
 from tests.archive.days import past_day

@@ -10,10 +10,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from outbox_pipelines.config.table_mapping import Mapping, read_mapping
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import check, describe
 from outbox_pipelines.existing.describe import Description
-from outbox_pipelines.parsers.table_mapping import Mapping, read_mapping
 from tests.conftest import may_log_in, read_topic
 from tests.existing import guides, textbook
 from tests.existing.conftest import Make

@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from outbox_pipelines.config.table_mapping import read_mapping
 from outbox_pipelines.existing import examine, queries, status
 from outbox_pipelines.existing.statements import Statements
-from outbox_pipelines.parsers.table_mapping import read_mapping
 from outbox_pipelines.relay.queries import PLAN_EACH
 from tests.conftest import Message, read_topic, wait_until
 from tests.existing import guides

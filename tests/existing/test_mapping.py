@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from outbox_pipelines.config.table_mapping import read_mapping
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import status
-from outbox_pipelines.parsers.table_mapping import read_mapping
 from outbox_pipelines.settings import load_settings
 from tests.existing import textbook
 from tests.existing.conftest import Make

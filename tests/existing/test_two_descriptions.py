@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from outbox_pipelines.config.table_mapping import read_mapping
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing.ownership import TableOwnership
-from outbox_pipelines.parsers.table_mapping import read_mapping
 from tests.conftest import wait_until
 from tests.existing import textbook
 from tests.existing.textbook import Table

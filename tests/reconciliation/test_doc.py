@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.parsers.consumers_file import _ENTRIES, read_consumers
+from outbox_pipelines.config.consumers_file import _ENTRIES, read_consumers
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import findings
 from outbox_pipelines.reconciliation.report import Kind

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
+from outbox_pipelines.config import kafka_config
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers import kafka_config
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.kafka.brokers import Brokers
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer

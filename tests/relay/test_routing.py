@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from outbox_pipelines.config.topics import IllegalTopicError, TopicTemplate
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.topics import IllegalTopicError, TopicTemplate
 from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.settings import load_settings
 

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import Final
 
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing import queries as marked
@@ -17,7 +18,6 @@ from outbox_pipelines.existing.adopt import table as existing
 from outbox_pipelines.existing.adopt.facts import Facts
 from outbox_pipelines.existing.adopt.renaming import Say
 from outbox_pipelines.existing.adopt.state import State
-from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 

@@ -18,6 +18,7 @@ from psycopg import sql
 
 from outbox_pipelines.archive import rows
 from outbox_pipelines.archive.store import Store, open_store
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
@@ -31,7 +32,6 @@ from outbox_pipelines.existing.adopt.renaming import Say
 from outbox_pipelines.existing.adopt.state import State
 from outbox_pipelines.existing.adopt.state import read as read_state
 from outbox_pipelines.existing.adopt.statements import Change, Ddl
-from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
 

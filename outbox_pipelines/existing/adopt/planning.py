@@ -12,6 +12,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import queries as marked
@@ -20,7 +21,6 @@ from outbox_pipelines.existing.adopt import slot as slots
 from outbox_pipelines.existing.adopt import table as existing
 from outbox_pipelines.existing.adopt.facts import Facts
 from outbox_pipelines.existing.adopt.statements import Change, Ddl
-from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.settings import Settings
 
 # Rows a second, for the plan.

@@ -14,13 +14,13 @@ from typing import Final
 
 from psycopg import sql
 
+from outbox_pipelines.config.table_mapping import METADATA, Mapping
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.adopt import queries
 from outbox_pipelines.existing.adopt.facts import Facts
 from outbox_pipelines.existing.adopt.renaming import Say
 from outbox_pipelines.existing.adopt.unsent import Row
-from outbox_pipelines.parsers.table_mapping import METADATA, Mapping
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 

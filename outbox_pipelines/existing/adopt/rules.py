@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from outbox_pipelines.config.table_mapping import WRITTEN, Mapping
 from outbox_pipelines.existing.adopt.facts import Column, Facts
 from outbox_pipelines.existing.findings import identifier
-from outbox_pipelines.parsers.table_mapping import WRITTEN, Mapping
 
 _LITERAL: Final = re.compile(r"('([^']|'')*'|-?\d+(\.\d+)?|true|false)(::[\w \"().\[\]]+)?")
 MOST_PAYLOAD_BYTES: Final = 1_000_000

@@ -12,10 +12,10 @@ from typing import Final, LiteralString
 
 from psycopg import sql
 
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.existing.adopt import rules
 from outbox_pipelines.existing.adopt.facts import Column, Facts
 from outbox_pipelines.existing.adopt.view import View, reads_as_of_before
-from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.relay.adoption import ORDER_TRIGGER
 
 _LONGEST: Final = 63

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from psycopg import sql
 
 from outbox_pipelines import schema, slot_reader
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing.adopt import by_marks, by_slot, holding, planning, queries, renaming, rules
@@ -29,7 +30,6 @@ from outbox_pipelines.existing.adopt.facts import Facts
 from outbox_pipelines.existing.adopt.renaming import Say
 from outbox_pipelines.existing.adopt.state import read as read_state
 from outbox_pipelines.existing.adopt.statements import Ddl, kept_name
-from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.settings import Settings
 
 

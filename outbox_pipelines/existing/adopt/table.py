@@ -13,6 +13,7 @@ from typing import Any
 
 from psycopg import sql
 
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import examine
@@ -24,7 +25,6 @@ from outbox_pipelines.existing.adopt.state import State
 from outbox_pipelines.existing.adopt.state import read as read_state
 from outbox_pipelines.existing.check import open_mapping
 from outbox_pipelines.existing.statements import Statements
-from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.settings import Settings
 
 

@@ -17,6 +17,7 @@ from typing import Final
 import psycopg
 
 from outbox_pipelines import slot_reader
+from outbox_pipelines.config.table_mapping import REQUIRED, Mapping
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
@@ -24,7 +25,6 @@ from outbox_pipelines.existing.adopt import queries
 from outbox_pipelines.existing.adopt import slot as slots
 from outbox_pipelines.existing.adopt.facts import Facts
 from outbox_pipelines.existing.adopt.slot import Slot
-from outbox_pipelines.parsers.table_mapping import REQUIRED, Mapping
 from outbox_pipelines.relay.cdc import pgoutput
 from outbox_pipelines.relay.cdc.borrowed import borrowed
 from outbox_pipelines.relay.cdc.sent import found_in

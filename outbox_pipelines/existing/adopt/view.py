@@ -11,10 +11,10 @@ from typing import Final, LiteralString
 
 from psycopg import sql
 
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.existing import statements as marked
 from outbox_pipelines.existing.adopt import rules
 from outbox_pipelines.existing.adopt.facts import Column, Facts
-from outbox_pipelines.parsers.table_mapping import Mapping
 
 # A number inside of a UUID: version 8 of RFC 9562, "for custom content".
 _NUMBERED: Final = "('00000000-0000-8000-8000-' || lpad(to_hex({number}), 12, '0'))::uuid"

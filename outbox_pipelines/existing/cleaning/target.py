@@ -14,13 +14,13 @@ from urllib.parse import quote
 
 from psycopg import sql
 
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import examine, findings, pg_catalog
 from outbox_pipelines.existing.check import open_mapping
 from outbox_pipelines.existing.cleaning import queries
 from outbox_pipelines.existing.pg_catalog import Column
-from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.settings import Settings
 

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import NotReadyError, SetupError
@@ -23,7 +24,6 @@ from outbox_pipelines.existing import examine, findings, pg_catalog
 from outbox_pipelines.existing.check import open_mapping
 from outbox_pipelines.existing.months import calendar, queries
 from outbox_pipelines.existing.months.calendar import Month
-from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.settings import Settings
 
 _LOCK: Final = 0x6F62_7806

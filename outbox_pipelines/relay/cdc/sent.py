@@ -14,9 +14,9 @@ from typing import Final, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from outbox_pipelines.config.header_names import header_names
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.parsers.header_names import header_names
 from outbox_pipelines.relay.cdc import queries
 from outbox_pipelines.relay.kafka.client import LOG, consumer_config
 from outbox_pipelines.relay.kafka.routing import Router

@@ -16,9 +16,9 @@ from weakref import WeakMethod
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from outbox_pipelines.config.kafka_config import read_config
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.kafka_config import read_config
 from outbox_pipelines.settings import Settings
 
 _FIXED: Final[dict[str, Any]] = {

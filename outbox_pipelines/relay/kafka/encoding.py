@@ -14,9 +14,9 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final
 
+from outbox_pipelines.config.flat_members import IDEMPOTENCY_KEY, flat_members
+from outbox_pipelines.config.header_names import COLUMNS, CONTENT_TYPE, METADATA, USUAL, header_names
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.parsers.flat_members import IDEMPOTENCY_KEY, flat_members
-from outbox_pipelines.parsers.header_names import COLUMNS, CONTENT_TYPE, METADATA, USUAL, header_names
 from outbox_pipelines.settings import Settings
 
 # As confluent-kafka types them; every value here is a str.

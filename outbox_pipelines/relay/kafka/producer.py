@@ -17,9 +17,9 @@ from typing import Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from outbox_pipelines.config.topics import IllegalTopicError
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.parsers.topics import IllegalTopicError
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.delivery import Delivery
 from outbox_pipelines.relay.core.errors import ShardLostError

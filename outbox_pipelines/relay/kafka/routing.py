@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox_pipelines.parsers.topics import IllegalTopicError, TopicTemplate, read_map
+from outbox_pipelines.config.topics import IllegalTopicError, TopicTemplate, read_map
 from outbox_pipelines.settings import Settings
 
 

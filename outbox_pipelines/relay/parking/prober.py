@@ -24,10 +24,10 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_pipelines import log
+from outbox_pipelines.config.topics import IllegalTopicError
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.parsers.topics import IllegalTopicError
 from outbox_pipelines.relay.core.attempts import Attempt, Tried, Verdict
 from outbox_pipelines.relay.core.refusal import Kind
 from outbox_pipelines.relay.kafka import client, errors

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final
 from confluent_kafka import KafkaError, Message
 
 from outbox_pipelines import __version__
+from outbox_pipelines.config.header_names import header_names
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.header_names import header_names
 from outbox_pipelines.relay.kafka import errors
 from outbox_pipelines.relay.kafka.encoding import Headers
 from outbox_pipelines.settings import Settings

@@ -12,8 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from outbox_pipelines.core.secret import Secret
-from outbox_pipelines.setting_types import (
+from outbox_pipelines.config.types import (
     ANY_CASE,
     AlertAddresses,
     ArchivePlace,
@@ -39,6 +38,7 @@ from outbox_pipelines.setting_types import (
     TopicPatterns,
     UriReference,
 )
+from outbox_pipelines.core.secret import Secret
 
 Readers = Literal["owner", "group", "everyone"]
 

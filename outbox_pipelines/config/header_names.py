@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from outbox_pipelines.parsers.names import read_names
+from outbox_pipelines.config.names import read_names
 
 COLUMNS: Final = ("id", "event-type", "aggregate-type", "aggregate-id")
 """From columns that are never null. The aggregate's id is the key, and a header if requested."""

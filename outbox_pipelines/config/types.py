@@ -15,6 +15,15 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator
 
+from outbox_pipelines.config.connect_url import connect_urls
+from outbox_pipelines.config.consumers_file import read_consumers
+from outbox_pipelines.config.flat_members import flat_members
+from outbox_pipelines.config.header_names import header_names
+from outbox_pipelines.config.kafka_config import read_config
+from outbox_pipelines.config.outboxes_file import NAME, read_outboxes
+from outbox_pipelines.config.table_mapping import read_mapping
+from outbox_pipelines.config.thresholds import read_thresholds
+from outbox_pipelines.config.topics import TopicTemplate, read_map
 from outbox_pipelines.core.secret import (
     Secret,
     check_dsn,
@@ -23,15 +32,6 @@ from outbox_pipelines.core.secret import (
     register_dsn,
     register_urls,
 )
-from outbox_pipelines.parsers.connect_url import connect_urls
-from outbox_pipelines.parsers.consumers_file import read_consumers
-from outbox_pipelines.parsers.flat_members import flat_members
-from outbox_pipelines.parsers.header_names import header_names
-from outbox_pipelines.parsers.kafka_config import read_config
-from outbox_pipelines.parsers.outboxes_file import NAME, read_outboxes
-from outbox_pipelines.parsers.table_mapping import read_mapping
-from outbox_pipelines.parsers.thresholds import read_thresholds
-from outbox_pipelines.parsers.topics import TopicTemplate, read_map
 
 _Value = TypeVar("_Value")
 

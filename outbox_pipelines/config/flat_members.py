@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from outbox_pipelines.parsers.names import read_names
+from outbox_pipelines.config.names import read_names
 
 _COLUMNS: Final = ("event_id", "event_type", "aggregate_type", "aggregate_id")
 IDEMPOTENCY_KEY: Final = "idempotency_key"
