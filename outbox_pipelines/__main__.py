@@ -15,10 +15,10 @@ def main() -> None:
     try:
         if asked == "lint-writes":
             # In a pipeline that has neither drivers nor settings.
-            from outbox_pipelines.lint.commands import lint_writes
+            from outbox_pipelines.cli.lint_writes import lint_writes
 
             lint_writes(sys.argv[2:], prog_name="outbox lint-writes")
-        from outbox_pipelines.cli import cli
+        from outbox_pipelines.cli.main import cli
     except ModuleNotFoundError as error:
         # The package alone is the writer, which is all that an application needs.
         if (error.name or "").startswith("outbox_pipelines"):

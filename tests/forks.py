@@ -36,7 +36,7 @@ from tests.mutants import patch, watch
 
 # What most programs of the suite need.
 _MODULES: Final = (
-    *("outbox_pipelines.cli", "outbox_pipelines.relay.worker", "outbox_pipelines.quality.measurements"),
+    *("outbox_pipelines.cli.main", "outbox_pipelines.relay.worker", "outbox_pipelines.quality.measurements"),
     *(
         "outbox_pipelines.relay.publishing",
         "outbox_pipelines.relay.append_only",

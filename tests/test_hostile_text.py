@@ -21,7 +21,7 @@ from outbox_pipelines import log, schema
 from outbox_pipelines.catalog.document import Catalog
 from outbox_pipelines.catalog.page import page
 from outbox_pipelines.catalog.yaml_file import parse
-from outbox_pipelines.cli import cli
+from outbox_pipelines.cli.main import cli
 from outbox_pipelines.core import metrics_server
 from outbox_pipelines.core.text import markdown, plain, plain_lines, short, to_json
 from outbox_pipelines.existing import check as table_check

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from outbox_pipelines.cli import READING, cli
+from outbox_pipelines.cli.main import READING, cli
 from outbox_pipelines.core import table_locks
 from tests.conftest import Outbox, wait_until
 from tests.existing import textbook

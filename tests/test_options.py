@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from outbox_pipelines.cli import cli
+from outbox_pipelines.cli.main import cli
 
 
 def _numbers(command: click.Command, name: str) -> Iterator[tuple[str, click.Parameter]]:

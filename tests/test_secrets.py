@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from benchmarks import programs
 from outbox_pipelines import log
-from outbox_pipelines.cli import cli
+from outbox_pipelines.cli.main import cli
 from outbox_pipelines.consumer import Consumer
 from outbox_pipelines.core import secret
 from outbox_pipelines.core.secret import Secret, redacted

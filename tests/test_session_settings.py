@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from psycopg import sql
 
-from outbox_pipelines.cli import cli
+from outbox_pipelines.cli.main import cli
 from outbox_pipelines.consumer import Event
 from outbox_pipelines.consumer import migrate as migrate_consumer
 from outbox_pipelines.core import session

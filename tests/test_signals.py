@@ -9,7 +9,7 @@ import pytest
 
 _RELAY = """
 import os, signal
-from outbox_pipelines.relay_command import _until_signal
+from outbox_pipelines.cli.relay import _until_signal
 with _until_signal() as stop:
 """
 _CONSUMER = """

@@ -7,15 +7,15 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from uuid import UUID
 
 from outbox_pipelines.database import Connection
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
-    from outbox_pipelines.dead_letter_group import Store
     from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.quality.rules import CheckResult
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
@@ -49,6 +49,19 @@ class Status(NamedTuple):
     results: list[CheckResult]
     render: Callable[[], str]
     """Returns both for a terminal."""
+
+
+class Store(Protocol):
+    """Where dead letters are kept."""
+
+    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
+        """Return the matching dead letters: a dataclass with `total`, `by_error` and `rows`."""
+
+    def show(self, given: UUID) -> list[dict[str, Any]]:
+        """Return everything known about the dead letters with this id."""
+
+    def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
+        """Replay or discard dead letters; return how many."""
 
 
 class Kind(Protocol):

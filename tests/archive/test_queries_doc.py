@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner
 
-from outbox_pipelines.cli import cli
+from outbox_pipelines.cli.main import cli
 
 PATH = Path(__file__).parents[2] / "docs" / "queries.md"
 _QUESTION = re.compile(r"^```(sql|python)\n(.*?)^```\n^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)

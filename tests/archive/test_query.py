@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from outbox_pipelines.archive import open_archive
-from outbox_pipelines.cli import cli
+from outbox_pipelines.cli.main import cli
 from tests.archive.reading import ONE, TWO, bucket, event, objects, put_day, three_days
 
 pytestmark = pytest.mark.slow

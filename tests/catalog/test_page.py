@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from outbox_pipelines.catalog.document import read_catalog
 from outbox_pipelines.catalog.page import markdown, page
-from outbox_pipelines.cli import cli
+from outbox_pipelines.cli.main import cli
 from tests.catalog.conftest import CATALOG, Write
 
 

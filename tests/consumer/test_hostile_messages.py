@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import Message
 
-from outbox_pipelines.cli import cli
+from outbox_pipelines.cli.main import cli
 from outbox_pipelines.consumer import Event, inbox
 from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.consumer.inbox import Arrival

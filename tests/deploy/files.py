@@ -63,7 +63,7 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     from dagster._daemon.cli import create_dagster_daemon_cli
     from dagster_webserver.cli import dagster_webserver
 
-    from outbox_pipelines.cli import cli
+    from outbox_pipelines.cli.main import cli
 
     command: click.Command = {
         "outbox": cli,

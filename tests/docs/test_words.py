@@ -13,7 +13,7 @@ import click
 import pytest
 import yaml
 
-from outbox_pipelines.cli import cli
+from outbox_pipelines.cli.main import cli
 from outbox_pipelines.settings import Settings
 
 ROOT: Final = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from outbox_pipelines.cli import cli
+from outbox_pipelines.cli.main import cli
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.expectations import hour
 from outbox_pipelines.settings import load_settings

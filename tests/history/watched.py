@@ -345,7 +345,7 @@ def main(words: list[str]) -> None:
     if words[0] == "hand-over":
         _hand_over(float(words[1]), recorder)
     else:
-        from outbox_pipelines.cli import cli
+        from outbox_pipelines.cli.main import cli
 
         with tapes.sampled(recorder, Path(os.environ["HISTORY_STEPS"])):
             cli(words, prog_name="outbox")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from outbox_pipelines.cli import cli
+from outbox_pipelines.cli.main import cli
 
 BAD = """import psycopg
 from outbox_pipelines.writer import emit

@@ -18,7 +18,7 @@ from outbox_pipelines.settings import Settings
 from tests.conftest import patience
 from tests.local.waiting import eventually
 
-CLI = "from outbox_pipelines.local.commands import local; local()"
+CLI = "from outbox_pipelines.cli.local import local; local()"
 
 
 def _command(*arguments: str) -> list[str]:

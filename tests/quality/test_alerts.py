@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from outbox_pipelines.cli import cli
+from outbox_pipelines.cli.main import cli
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import alerts
 from outbox_pipelines.quality.alerts import Known, Problem

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from outbox_pipelines.cli import cli
+from outbox_pipelines.cli.main import cli
 from outbox_pipelines.reconciliation import topics
 from tests.reconciliation.place import DAY, TODAY, Place
 

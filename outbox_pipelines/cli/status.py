@@ -10,12 +10,12 @@ from typing import Final
 
 import click
 
+from outbox_pipelines.cli.outbox_option import chosen
 from outbox_pipelines.errors import LockedError, SetupError
-from outbox_pipelines.outbox_option import chosen
 from outbox_pipelines.settings import Settings
 
 _VERSION: Final = {"version": 1}
-_SCHEMA: Final = Path(__file__).parent / "quality" / "status.schema.json"
+_SCHEMA: Final = Path(__file__).parents[1] / "quality" / "status.schema.json"
 
 
 @click.command()

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox_pipelines import log
-from outbox_pipelines.archive import query_commands
+from outbox_pipelines.cli import archive_query as query_commands
+from outbox_pipelines.cli.options import DAY
 from outbox_pipelines.core.text import plain
-from outbox_pipelines.options import DAY
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from outbox_pipelines import log
+from outbox_pipelines.cli.outbox_option import chosen_list
 from outbox_pipelines.core.signals import set_from_handler
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.outbox_option import chosen_list
 from outbox_pipelines.outboxes import Outboxes
 from outbox_pipelines.settings import Settings
 

@@ -9,17 +9,19 @@ import os
 import pwd
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from outbox_pipelines.core.text import plain, to_json
 from outbox_pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from outbox_pipelines.relay.kinds import Store
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
@@ -42,19 +44,6 @@ class Time(click.ParamType[datetime]):
         except (ValueError, OverflowError):
             self.fail(f"{value!r}: write a time (2026-11-21T14:00, UTC) or an age (30m, 2h, 7d)")
         return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-class Store(Protocol):
-    """Where dead letters are kept."""
-
-    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
-        """Return the matching dead letters: a dataclass with `total`, `by_error` and `rows`."""
-
-    def show(self, given: UUID) -> list[dict[str, Any]]:
-        """Return everything known about the dead letters with this id."""
-
-    def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        """Replay or discard dead letters; return how many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from outbox_pipelines.cli.options import SECONDS
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.options import SECONDS
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from uuid import UUID
 import click
 
 from outbox_pipelines import log
+from outbox_pipelines.cli.dead_letter_group import Command, Texts, make_group
 from outbox_pipelines.core.text import plain, short
-from outbox_pipelines.dead_letter_group import Command, Store, Texts, make_group
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outbox_pipelines.consumer.dead_letters import DeadLetterRow
     from outbox_pipelines.consumer.inbox import Backlog
     from outbox_pipelines.consumer.loading import AnyConsumer
+    from outbox_pipelines.relay.kinds import Store
 
 
 @click.group()

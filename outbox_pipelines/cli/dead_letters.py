@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outbox_pipelines.cli.dead_letter_group import Texts, make_group
 from outbox_pipelines.core.text import short
-from outbox_pipelines.dead_letter_group import Store, Texts, make_group
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
+    from outbox_pipelines.relay.kinds import Store
     from outbox_pipelines.relay.parking.dead_letters import DeadLetterRow
 
 

@@ -1,0 +1,1 @@
+"""The command `outbox`: a file for each group of commands, and `main`, which joins them."""

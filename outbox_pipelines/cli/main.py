@@ -1,0 +1,125 @@
+"""The command `outbox`: what an operator types.
+
+Exit codes: 0 done; 1 the thing asked about is not so; 2 usage or set-up, with one line that says what to do.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import sys
+from typing import Any, Final, NoReturn
+
+import click
+
+from outbox_pipelines import __version__
+from outbox_pipelines.cli.adopt import adopt
+from outbox_pipelines.cli.archive import archive
+from outbox_pipelines.cli.catalog import catalog
+from outbox_pipelines.cli.cdc import cdc, cutover
+from outbox_pipelines.cli.consumer import consumer
+from outbox_pipelines.cli.dead_letters import dead_letters
+from outbox_pipelines.cli.debezium import debezium
+from outbox_pipelines.cli.lint_writes import lint_writes
+from outbox_pipelines.cli.local import local
+from outbox_pipelines.cli.migrate import migrate
+from outbox_pipelines.cli.outbox_option import add_to
+from outbox_pipelines.cli.partitions import partitions
+from outbox_pipelines.cli.quality import alerts, quality
+from outbox_pipelines.cli.reconcile import reconcile
+from outbox_pipelines.cli.relay import relay
+from outbox_pipelines.cli.shards import shards
+from outbox_pipelines.cli.status import status
+from outbox_pipelines.cli.table import describe, table
+from outbox_pipelines.core.table_locks import reading_only
+from outbox_pipelines.core.text import plain
+from outbox_pipelines.errors import NotReadyError, SetupError
+
+
+class _Cli(click.Group):
+    """Turns the errors that a person has to act on into one line and an exit code."""
+
+    def main(self, *given: Any, **named: Any) -> Any:
+        # What a terminal cannot show is written as an escape, and ends no command.
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+                stream.reconfigure(errors="backslashreplace")
+        return super().main(*given, **named)
+
+    def invoke(self, context: click.Context) -> object:
+        import psycopg
+
+        from outbox_pipelines.database import refusal
+
+        try:
+            return super().invoke(context)
+        except NotReadyError as error:
+            _end(str(error), 1)
+        except SetupError as error:
+            _end(str(error), 2)
+        except psycopg.Error as error:
+            _end(f"the database refuses: {refusal(error)}", 2)
+
+
+def limit_locks(command: click.Command, path: list[str]) -> None:
+    """Limit how long the command at `path` below another one waits for locks."""
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    assert command.callback is not None
+    command.callback = reading_only()(command.callback)
+
+
+def _end(why: str, code: int) -> NoReturn:
+    click.echo(plain(f"outbox: {why}"), err=True)
+    sys.exit(code)
+
+
+@click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Relay a transactional outbox from PostgreSQL to Kafka.
+
+    Settings come from the environment (OUTBOX_DSN, OUTBOX_KAFKA, …) or from the file that
+    OUTBOX_SETTINGS_FILE names; OUTBOX_OUTBOXES_FILE lists several outboxes. Exit codes: 0 success; 1 check
+    failed or nothing matched; 2 usage or configuration error.
+    """
+
+
+for each in (
+    *(
+        adopt,
+        alerts,
+        archive,
+        catalog,
+        cdc,
+        consumer,
+        cutover,
+        dead_letters,
+        debezium,
+        lint_writes,
+        local,
+        migrate,
+    ),
+    *(partitions, quality, reconcile, relay, shards, status, table),
+):
+    cli.add_command(each)
+
+# These wait for a lock for some seconds, and then name the session that has it; also `migrate --check`.
+READING: Final = (
+    *("adopt plan", "archive history", "archive query", "archive verify", "catalog check", "catalog render"),
+    *("cdc status", "consumer dead-letters list", "consumer dead-letters show", "consumer status"),
+    *("dead-letters list", "dead-letters show", "debezium config", "debezium status"),
+    *("partitions list", "quality hour", "reconcile", "shards", "status", "table check", "table describe"),
+)
+add_to(
+    cli,
+    # A linter in an application's CI has no settings of a relay.
+    excluded=(lint_writes, local),
+    many=(status,),
+    lists=(relay,),
+    # If the output is redirected to that file, the shell has emptied it by now.
+    without={describe: "table_file"},
+)
+for path in READING:
+    limit_locks(cli, path.split())
