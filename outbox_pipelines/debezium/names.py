@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Final
 
-from outbox_pipelines.debezium.router import table
+from outbox_pipelines.debezium.router import OUTBOX, mapping, table
 from outbox_pipelines.settings import Settings
 
 REFERENCE: Final = "${env:OUTBOX_DATABASE_PASSWORD}"
@@ -23,10 +23,11 @@ def connector_name(settings: Settings) -> str:
 def slot_name(settings: Settings, database: str) -> str:
     """Return the name of the slot and the publication: readable, and no other outbox's of the server."""
     schema, name = table(settings)
-    parts = ("debezium", database, schema, *([] if settings.table_file is None else [name]))
+    is_ours = mapping(settings) is OUTBOX
+    parts = ("debezium", database, schema, *([] if is_ours else [name]))
     full = "_".join(parts)
     # Otherwise the parts could not be distinguished: not only the database may contain the separator.
-    if _NAME.fullmatch(full) and settings.table_file is None and "_" not in schema:
+    if _NAME.fullmatch(full) and is_ours and "_" not in schema:
         return full
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
     return f"{re.sub(r'[^a-z0-9_]', '_', full.lower())[:54]}_{digest}"

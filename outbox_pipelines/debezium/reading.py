@@ -20,7 +20,7 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.debezium import queries
 from outbox_pipelines.debezium.connect import Connect, MissingError
 from outbox_pipelines.debezium.names import connector_name, slot_name
-from outbox_pipelines.debezium.router import columns, table
+from outbox_pipelines.debezium.router import OUTBOX, mapping, table
 from outbox_pipelines.debezium.state import Connector, Task
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
@@ -113,12 +113,13 @@ def _waiting(
     # Before the first: all that the slot has not seen ended.
     tx = (offset or {}).get("txId", (catalog_xmin or 0) - 1)
     at = (offset or {}).get("ts_usec", 0) / 1e6
-    if settings.table_file is None:
+    described = mapping(settings)
+    if described is OUTBOX:
         if tx < 0:
             return 0.0
         row = connection.execute(queries.WAITING, {"tx": tx, "at": at}).fetchone()
     else:
-        created_at = columns(settings).get("created_at")
+        created_at = described.columns.get("created_at")
         if created_at is None or not at:
             return 0.0
         query = sql.SQL(queries.WAITING_IN_TABLE).format(

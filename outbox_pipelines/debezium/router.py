@@ -10,8 +10,9 @@ from __future__ import annotations
 import string
 from typing import Final
 
-from outbox_pipelines.config.header_names import METADATA, header_names
-from outbox_pipelines.config.table_mapping import REQUIRED, Mapping, read_mapping
+from outbox_pipelines.config import parsed
+from outbox_pipelines.config.header_names import METADATA
+from outbox_pipelines.config.table_mapping import REQUIRED, Mapping
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
@@ -21,21 +22,24 @@ _STRING: Final = "org.apache.kafka.connect.storage.StringConverter"
 # The router takes one column for the topic, and calls its value so.
 _ROUTED: Final = "${routedByValue}"
 _RELAY: Final = "or publish with the relay"
+OUTBOX: Final = Mapping(
+    schema=None,
+    table="outbox",
+    columns={name: name for name in (*REQUIRED, *(header.replace("-", "_") for header in METADATA))},
+    states={},
+)
+"""The append-only outbox, described as an existing table is."""
 
 
-def columns(settings: Settings) -> dict[str, str]:
-    """Return the table's columns by our names, those for headers included."""
-    if settings.table_file is None:
-        return {name: name for name in (*REQUIRED, *(header.replace("-", "_") for header in METADATA))}
-    return _mapped(settings).columns
+def mapping(settings: Settings) -> Mapping:
+    """Return the description of the table that the connector publishes."""
+    return parsed.mapping(settings) or OUTBOX
 
 
 def table(settings: Settings) -> tuple[str, str]:
     """Return the schema and the name of the table."""
-    if settings.table_file is None:
-        return settings.db_schema, "outbox"
-    mapping = _mapped(settings)
-    return mapping.schema or settings.db_schema, mapping.table
+    found = mapping(settings)
+    return found.schema or settings.db_schema, found.table
 
 
 def router(settings: Settings) -> dict[str, str]:
@@ -45,8 +49,8 @@ def router(settings: Settings) -> dict[str, str]:
         SetupError: its messages would differ from those of the relay.
     """
     _refuse(settings)
-    named = columns(settings)
-    names = header_names(settings.header_names)
+    named = mapping(settings).columns
+    names = parsed.header_names(settings)
     field, topic = _topic(settings)
     headers = {
         header: name
@@ -107,15 +111,14 @@ def _refuse(settings: Settings) -> None:
         raise SetupError(
             f"OUTBOX_TOMBSTONES: Debezium sends a payload that is null as the text null: unset it, {_RELAY}"
         )
-    names = header_names(settings.header_names)
+    names = parsed.header_names(settings)
     for header, name in names.items():
         if "," in name or ":" in name or name.strip() != name or (name == "id" and header != "id"):
             raise SetupError(
                 f"OUTBOX_HEADER_NAMES: Debezium cannot call the header {header} {name!r}: choose another "
                 f"name without a comma and a colon, {_RELAY}"
             )
-    if settings.table_file is not None:
-        _refuse_table(_mapped(settings))
+    _refuse_table(mapping(settings))
 
 
 def _refuse_table(mapping: Mapping) -> None:
@@ -141,12 +144,3 @@ def _refuse_table(mapping: Mapping) -> None:
 
 def _column(header: str, named: dict[str, str]) -> str | None:
     return named.get(header.replace("-", "_"))
-
-
-def _mapped(settings: Settings) -> Mapping:
-    assert settings.table_file is not None
-    try:
-        return read_mapping(settings.table_file)
-    except ValueError as error:
-        # Valid when the settings were read, and changed since.
-        raise SetupError(f"OUTBOX_TABLE_FILE {error}") from None

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_pipelines.config.table_mapping import Mapping, read_mapping
+from outbox_pipelines.config import parsed
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
@@ -173,17 +174,14 @@ def open_mapping(settings: Settings, *, has_slot: bool = False) -> Mapping:
     Raises:
         SetupError: no file is named, or it is no longer a valid mapping.
     """
-    if settings.table_file is None:
+    mapping = parsed.mapping(settings)
+    if mapping is None:
         raise SetupError(
             "OUTBOX_TABLE_FILE names no file: `outbox table describe NAME` writes one for an existing table"
         )
-    try:
-        mapping = read_mapping(settings.table_file)
-    except ValueError as error:
-        raise SetupError(f"OUTBOX_TABLE_FILE={settings.table_file}: {error}") from None
     if mapping.slot is not None and not has_slot:
         raise SetupError(
-            f"OUTBOX_TABLE_FILE={settings.table_file}: what reads the slot {mapping.slot} publishes "
+            f"OUTBOX_TABLE_FILE: what reads the slot {mapping.slot} publishes "
             f"{mapping}, and not a relay: unset OUTBOX_TABLE_FILE for the relay of the append-only outbox. "
             "Only `outbox adopt`, `outbox debezium` and `outbox table check` take such a file"
         )

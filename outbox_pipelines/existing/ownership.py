@@ -97,9 +97,8 @@ class TableOwnership:
         self.execute(queries.DESCRIBE, lock)
         for pid, name in self.execute(queries.DESCRIBED_OTHERWISE, lock):
             raise SetupError(
-                f"{shown(name, pid)} relays {self.mapping} by a description that differs from that in "
-                f"{self._settings.table_file} (OUTBOX_TABLE_FILE): give both relays the same file, or stop "
-                "that relay first"
+                f"{shown(name, pid)} relays {self.mapping} by a description that differs from that of "
+                "OUTBOX_TABLE_FILE: give both relays the same file, or stop that relay first"
             )
 
     def try_wait(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
-from outbox_pipelines.config.thresholds import read_thresholds
+from outbox_pipelines.config import parsed
 from outbox_pipelines.partitions import FEW_AHEAD
 from outbox_pipelines.quality.measured import CAP, Measurements, age
 from outbox_pipelines.quality.slots import size
@@ -276,7 +276,7 @@ _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
 
 def rules(settings: Settings) -> list[Rule]:
     """Return the rules that apply, with the thresholds of OUTBOX_WARN_AT and OUTBOX_ERROR_AT."""
-    warn, error = read_thresholds(settings.warn_at), read_thresholds(settings.error_at)
+    warn, error = parsed.thresholds(settings)
 
     def limited(rule: Rule) -> Rule:
         return replace(rule, warn=warn.get(rule.name, rule.warn), error=error.get(rule.name, rule.error))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outbox_pipelines.config.consumers_file import Consumer, read_consumers
+from outbox_pipelines.config import parsed
+from outbox_pipelines.config.consumers_file import Consumer
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
@@ -15,7 +16,7 @@ def chosen(settings: Settings, names: Sequence[str]) -> list[Consumer]:
     Raises:
         SetupError: there is no consumer of this name.
     """
-    known = read_consumers(settings.consumers_file) if settings.consumers_file else {}
+    known = parsed.consumers(settings)
     for name in names:
         if name not in known:
             there = f"the file has {', '.join(known)}" if known else "the file has none"

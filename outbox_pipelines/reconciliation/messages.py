@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from outbox_pipelines.config.header_names import header_names
+from outbox_pipelines.config import parsed
 from outbox_pipelines.consumer.reading import headers_of, sent_ms
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.reconciliation import queries
@@ -57,7 +57,7 @@ def load(
         UnavailableError: Kafka does not answer.
         SetupError: no permission to read a topic.
     """
-    name = header_names(settings.header_names)["id"]
+    name = parsed.header_names(settings)["id"]
     parts = {(topic.name, number): part for topic in topics for number, part in topic.parts.items()}
     numbers = {topic.name: topic.number for topic in topics}
     unread = {place: part for place, part in parts.items() if part.start < part.end}

@@ -30,13 +30,11 @@ from outbox_pipelines.settings import Settings
 
 def mapping_of(settings: Settings) -> Mapping:
     """Return the mapping of OUTBOX_TABLE_FILE, which names the schema of the table."""
-    if settings.table_file is None:
-        raise SetupError("no table to adopt: set OUTBOX_TABLE_FILE to the file that describes it")
     mapping = open_mapping(settings, has_slot=True)
     if mapping.schema is None:
         raise SetupError(
-            f'OUTBOX_TABLE_FILE={settings.table_file}: table = "{mapping.table}" has no schema: write '
-            f'table = "public.{mapping.table}", because OUTBOX_SCHEMA is the schema of the new tables'
+            f'OUTBOX_TABLE_FILE: table = "{mapping.table}" has no schema: write table = '
+            f'"public.{mapping.table}", because OUTBOX_SCHEMA is the schema of the new tables'
         )
     return mapping
 
@@ -104,9 +102,7 @@ def require_state(connection: Connection, mapping: Mapping, settings: Settings) 
         )
     if state.state in ("draining", "adopted", "returning") and state.slot != mapping.slot:
         was = "without a slot" if state.slot is None else f'with slot = "{state.slot}"'
-        raise SetupError(
-            f"{state} was switched {was}: write the same into OUTBOX_TABLE_FILE={settings.table_file}"
-        )
+        raise SetupError(f"{state} was switched {was}: write the same into the file of OUTBOX_TABLE_FILE")
     return state
 
 

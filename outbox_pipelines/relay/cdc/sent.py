@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox_pipelines.config.header_names import header_names
+from outbox_pipelines.config import parsed
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.cdc import queries
@@ -68,7 +68,7 @@ def found_in(
         UnavailableError: Kafka does not answer.
     """
     since_ms = int(since * 1000) - _SLACK_MS
-    header = header_names(settings.header_names)["id"]
+    header = parsed.header_names(settings)["id"]
     own = {
         "group.id": uuid.uuid4().hex,
         "enable.auto.commit": False,

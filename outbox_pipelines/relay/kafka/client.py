@@ -16,7 +16,7 @@ from weakref import WeakMethod
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from outbox_pipelines.config.kafka_config import read_config
+from outbox_pipelines.config import parsed
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
@@ -78,30 +78,17 @@ def config(settings: Settings, **own: Any) -> dict[str, Any]:
     """
     return {
         **_DEFAULTS,
-        **from_file(settings),
+        **parsed.kafka_config(settings),
         **_FIXED,
         "bootstrap.servers": settings.require_kafka(),
         **own,
     }
 
 
-def from_file(settings: Settings) -> dict[str, Any]:
-    """Return the user's own settings of the client.
-
-    Raises:
-        SetupError: the file cannot be read, or is no longer valid.
-    """
-    path = settings.kafka_config_file
-    try:
-        return {} if path is None else read_config(path)
-    except ValueError as error:
-        raise SetupError(f"OUTBOX_KAFKA_CONFIG_FILE {error}") from None
-
-
 def consumer_config(settings: Settings) -> dict[str, Any]:
     """Return the settings of a consumer: of the user's file, only those that concern the connection."""
-    given = from_file(settings)
-    ours = {name: value for name, value in given.items() if name.startswith(_CONNECTION)}
+    given = parsed.kafka_config(settings).items()
+    ours = {name: value for name, value in given if name.startswith(_CONNECTION)}
     return {**ours, "bootstrap.servers": settings.require_kafka()}
 
 

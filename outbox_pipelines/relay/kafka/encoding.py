@@ -14,8 +14,9 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final
 
-from outbox_pipelines.config.flat_members import IDEMPOTENCY_KEY, flat_members
-from outbox_pipelines.config.header_names import COLUMNS, CONTENT_TYPE, METADATA, USUAL, header_names
+from outbox_pipelines.config import parsed
+from outbox_pipelines.config.flat_members import IDEMPOTENCY_KEY
+from outbox_pipelines.config.header_names import COLUMNS, CONTENT_TYPE, METADATA, USUAL
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.settings import Settings
 
@@ -50,7 +51,7 @@ class Encoder:
     encode: Encode
 
     def __init__(self, settings: Settings) -> None:
-        names = header_names(settings.header_names)
+        names = parsed.header_names(settings)
         usual = list(names)[:3] == list(USUAL[:3]) and "aggregate-id" not in names
         if settings.value_format == "payload" and usual and not settings.tombstones:
             self.encode = _plain(names)
@@ -89,7 +90,7 @@ def _shaped(names: dict[str, str], settings: Settings) -> Encode:
     """Any shape and any set of headers."""
     shapes: dict[str, Shape] = {
         "payload": lambda event, _: event.payload,
-        "flat": _flat(flat_members(settings.flat_members)),
+        "flat": _flat(parsed.flat_members(settings)),
         "envelope": _envelope,
         "cloudevents": _cloudevent(settings.cloudevents_source),
     }

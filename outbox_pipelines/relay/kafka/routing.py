@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from outbox_pipelines.config.topics import IllegalTopicError, TopicTemplate, read_map
+from outbox_pipelines.config import parsed
+from outbox_pipelines.config.topics import IllegalTopicError, TopicTemplate
 from outbox_pipelines.settings import Settings
 
 
@@ -11,7 +12,7 @@ class Router:
 
     def __init__(self, settings: Settings) -> None:
         self._default = TopicTemplate(settings.topic)
-        self._map = read_map(settings.topic_map_file) if settings.topic_map_file else {}
+        self._map = parsed.topic_map(settings)
 
     def topic(self, aggregate_type: str, event_type: str) -> str:
         """Return the topic; raise `IllegalTopicError` if Kafka would refuse its name."""
@@ -27,5 +28,9 @@ class Router:
 
 def patterns(settings: Settings) -> list[str]:
     """Shell patterns, one of which every topic of these settings matches."""
-    templates = read_map(settings.topic_map_file).values() if settings.topic_map_file else ()
-    return sorted({template.pattern for template in (TopicTemplate(settings.topic), *templates)})
+    return sorted(
+        {
+            template.pattern
+            for template in (TopicTemplate(settings.topic), *parsed.topic_map(settings).values())
+        }
+    )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from confluent_kafka import KafkaError, Message
 
 from outbox_pipelines import __version__
-from outbox_pipelines.config.header_names import header_names
+from outbox_pipelines.config import parsed
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.kafka import errors
@@ -51,7 +51,7 @@ def observer(settings: Settings) -> Observe:
             f"OUTBOX_TRACING needs {error.name}: pip install 'outbox-pipelines[tracing]', or unset it"
         ) from None
     extract = TraceContextTextMapPropagator().extract
-    name = header_names(settings.header_names).get("traceparent")
+    name = parsed.header_names(settings).get("traceparent")
     ours = {"tracestate": "tracestate"} | ({name: "traceparent"} if name else {})
 
     def observe(event: Event, topic: str, headers: Headers, report: Report) -> tuple[Report, Headers]:

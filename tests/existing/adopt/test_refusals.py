@@ -128,7 +128,7 @@ def test_the_schema_of_the_table(make: Make) -> None:
 def test_no_file_and_no_table(make: Make) -> None:
     """Guards against a trace in place of a line."""
     adopted = make(guides.A)
-    assert "set OUTBOX_TABLE_FILE" in adopted.refuse("adopt", "plan", OUTBOX_TABLE_FILE="")[1]
+    assert "OUTBOX_TABLE_FILE names no file" in adopted.refuse("adopt", "plan", OUTBOX_TABLE_FILE="")[1]
     with adopted.connect() as connection:
         connection.execute("ALTER TABLE outbox RENAME TO elsewhere; CREATE VIEW outbox AS SELECT 1 AS id")
     assert "is not a table" in adopted.refuse("adopt", "plan")[1]

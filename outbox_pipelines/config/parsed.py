@@ -1,0 +1,66 @@
+"""What the files and texts that settings name say: each is parsed here, for all who use it.
+
+Invariants:
+- A file was valid when the settings were loaded. If it has changed since, the error names the setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from outbox_pipelines.config import flat_members as members
+from outbox_pipelines.config import header_names as headers
+from outbox_pipelines.config.consumers_file import Consumer, read_consumers
+from outbox_pipelines.config.fields import Fields
+from outbox_pipelines.config.kafka_config import read_config
+from outbox_pipelines.config.table_mapping import Mapping, read_mapping
+from outbox_pipelines.config.thresholds import read_thresholds
+from outbox_pipelines.config.topics import TopicTemplate, read_map
+from outbox_pipelines.errors import SetupError
+
+_Value = TypeVar("_Value")
+
+
+def mapping(settings: Fields) -> Mapping | None:
+    """Return the description of the existing table; None for the append-only outbox."""
+    return _read(read_mapping, "TABLE_FILE", settings.table_file)
+
+
+def kafka_config(settings: Fields) -> dict[str, Any]:
+    """Return the user's own settings of Kafka's client."""
+    return _read(read_config, "KAFKA_CONFIG_FILE", settings.kafka_config_file) or {}
+
+
+def topic_map(settings: Fields) -> dict[str, TopicTemplate]:
+    """Return the topics of event types that have one of their own."""
+    return _read(read_map, "TOPIC_MAP_FILE", settings.topic_map_file) or {}
+
+
+def consumers(settings: Fields) -> dict[str, Consumer]:
+    """Return the consumers to reconcile, by name."""
+    return _read(read_consumers, "CONSUMERS_FILE", settings.consumers_file) or {}
+
+
+def header_names(settings: Fields) -> dict[str, str]:
+    """Return the name of each header in Kafka, by ours."""
+    return headers.header_names(settings.header_names)
+
+
+def flat_members(settings: Fields) -> dict[str, str]:
+    """Return the name of each member that `flat` adds, by ours."""
+    return members.flat_members(settings.flat_members)
+
+
+def thresholds(settings: Fields) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """Return the limits for a warning and for an error, by check; None for off."""
+    return read_thresholds(settings.warn_at), read_thresholds(settings.error_at)
+
+
+def _read(read: Callable[[Path], _Value], name: str, path: Path | None) -> _Value | None:
+    try:
+        return None if path is None else read(path)
+    except ValueError as error:
+        # Without the path: what was not a file may be a secret in the wrong place.
+        raise SetupError(f"OUTBOX_{name} {error}") from None
