@@ -19,7 +19,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
-    from outbox_pipelines.consumer.dead_letters import DeadLetterRow
+    from outbox_pipelines.consumer.administration import DeadLetterRow
     from outbox_pipelines.consumer.inbox import Backlog
     from outbox_pipelines.consumer.loading import AnyConsumer
     from outbox_pipelines.relay.kinds import Store
@@ -34,10 +34,10 @@ def consumer() -> None:
 @click.pass_obj
 def make_tables(settings: Settings) -> None:
     """Create the consumer's missing tables; existing ones do not change."""
-    from outbox_pipelines.consumer import tables
+    from outbox_pipelines.consumer import administration
 
     with _connected(settings) as connection:
-        tables.migrate(connection)
+        administration.migrate(connection)
     click.echo("the consumer's tables exist")
 
 
@@ -55,10 +55,10 @@ def prune_rows(settings: Settings, days: int, as_json: bool) -> None:
 
     An event that arrives again after its record is deleted is handled again.
     """
-    from outbox_pipelines.consumer import tables
+    from outbox_pipelines.consumer import administration
 
     with _connected(settings) as connection:
-        pruned = tables.prune(connection, timedelta(days=days))
+        pruned = administration.prune(connection, timedelta(days=days))
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(pruned)))
         return
@@ -79,7 +79,7 @@ def status(settings: Settings, name: str | None, as_json: bool) -> None:
     With MODULE:NAME, show this consumer's inbox in its own database, its lag in Kafka, and the event types of
     the newest messages. Warns about handlers whose event type does not occur.
     """
-    from outbox_pipelines.consumer.dead_letters import backlogs
+    from outbox_pipelines.consumer.administration import backlogs
 
     if name is not None:
         _show_one(name, as_json)
@@ -97,7 +97,7 @@ def status(settings: Settings, name: str | None, as_json: bool) -> None:
 
 def _show_one(name: str, as_json: bool) -> None:
     from outbox_pipelines.consumer import loading
-    from outbox_pipelines.consumer.inspection import inspect
+    from outbox_pipelines.consumer.loading import inspect
 
     consumer = loading.load(name)
     backlog, _ = loading.backlog(consumer)
@@ -199,7 +199,7 @@ class _Inbox:
         self._connection = connection
 
     def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
-        from outbox_pipelines.consumer.dead_letters import Filter, find, require_one_source
+        from outbox_pipelines.consumer.administration import Filter, find, require_one_source
 
         which = Filter(**given)
         # Before the confirmation; a list has no ids.
@@ -207,12 +207,12 @@ class _Inbox:
         return find(self._connection, which, limit=limit, discarded=discarded)
 
     def show(self, given: UUID) -> list[dict[str, Any]]:
-        from outbox_pipelines.consumer.dead_letters import show
+        from outbox_pipelines.consumer.administration import show
 
         return show(self._connection, given)
 
     def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        from outbox_pipelines.consumer.dead_letters import Filter, act
+        from outbox_pipelines.consumer.administration import Filter, act
 
         return act(self._connection, action, Filter(**given), actor=actor, reason=reason)
 

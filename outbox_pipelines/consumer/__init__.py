@@ -21,28 +21,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outbox_pipelines.consumer.asynchronous import AsyncConsumer
+    from outbox_pipelines.consumer.administration import Pruned, migrate, prune
     from outbox_pipelines.consumer.cache import RedisCache
-    from outbox_pipelines.consumer.config import Counts
-    from outbox_pipelines.consumer.consumer import Consumer
+    from outbox_pipelines.consumer.consumer import AsyncConsumer, Consumer
     from outbox_pipelines.consumer.dedupe_table import DedupeTable
     from outbox_pipelines.consumer.errors import ConsumerError, OutageError, RefusedError
-    from outbox_pipelines.consumer.event import Event
-    from outbox_pipelines.consumer.tables import Pruned, migrate, prune
+    from outbox_pipelines.consumer.event_reading import Event
+    from outbox_pipelines.consumer.figures import Counts
 
 _PLACES = {
-    "AsyncConsumer": "asynchronous",
+    "AsyncConsumer": "consumer",
     "Consumer": "consumer",
     "ConsumerError": "errors",
-    "Counts": "config",
+    "Counts": "figures",
     "DedupeTable": "dedupe_table",
-    "Event": "event",
+    "Event": "event_reading",
     "OutageError": "errors",
     "RefusedError": "errors",
-    "Pruned": "tables",
+    "Pruned": "administration",
     "RedisCache": "cache",
-    "migrate": "tables",
-    "prune": "tables",
+    "migrate": "administration",
+    "prune": "administration",
 }
 __all__ = [
     "AsyncConsumer",

@@ -16,18 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from outbox_pipelines.consumer import inbox, queries
-from outbox_pipelines.consumer.breaker import Breaker, Policy, is_unreachable, policy_of
-from outbox_pipelines.consumer.config import Counts, Plan, StoppedError
-from outbox_pipelines.consumer.dedupe_marks import Marks
-from outbox_pipelines.consumer.errors import ConsumerError, UnreadableError
-from outbox_pipelines.consumer.event import NAMESPACE, Event
-from outbox_pipelines.consumer.figures import Figures
+from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import inbox
+from outbox_pipelines.consumer.breaker import Breaker, is_unreachable, policy_of
+from outbox_pipelines.consumer.config import Plan, StoppedError
+from outbox_pipelines.consumer.dedupe_table import Marks
+from outbox_pipelines.consumer.errors import ConsumerError, Policy, UnreadableError
+from outbox_pipelines.consumer.event_reading import NAMESPACE, Event, Reader
+from outbox_pipelines.consumer.figures import Counts, Figures, Types
 from outbox_pipelines.consumer.handlers import Handler, Handlers
-from outbox_pipelines.consumer.inbox import Inbox, Waiting
+from outbox_pipelines.consumer.inbox import Inbox, Waiting, bucket
 from outbox_pipelines.consumer.outages import Outages, told
-from outbox_pipelines.consumer.reading import Reader
-from outbox_pipelines.consumer.tables import bucket
 from outbox_pipelines.consumer.tracing import surroundings
 from outbox_pipelines.consumer.transactions import (
     ENDED,
@@ -35,7 +34,6 @@ from outbox_pipelines.consumer.transactions import (
     TransactionError,
     left_over,
 )
-from outbox_pipelines.consumer.types import Types
 from outbox_pipelines.errors import SetupError
 
 _LOG: Final = logging.getLogger(__name__)

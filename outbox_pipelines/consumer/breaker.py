@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final
 from uuid import UUID
 
 from outbox_pipelines.consumer.errors import (
     HandlerTimeoutError,
     OutageError,
+    Policy,
     RefusedError,
     UnreadableError,
 )
 
-Policy = Literal["retry", "dead_letter", "outage"]
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 30.0
 # How many attempts in a row, and how many events, an outage is believed after: see `Breaker`.

@@ -1,4 +1,8 @@
-"""The plan of a consumer, and the counts of its messages."""
+"""The plan of a consumer, and checks of the arguments in it.
+
+Invariants:
+- A wrong argument is rejected by its name; so is a number given as text, as from the environment.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,15 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Final, Protocol
 
-from outbox_pipelines.consumer.breaker import Policy
-from outbox_pipelines.consumer.dead_letter_topic import DeadLetterTopic
 from outbox_pipelines.consumer.dedupe_table import DedupeTable
+from outbox_pipelines.consumer.errors import Policy
+from outbox_pipelines.consumer.kafka_clients import DeadLetterTopic
+from outbox_pipelines.errors import SetupError
+
+# Bytes; the same as in sql/consumer.
+_LONGEST_NAME: Final = 500
 
 
 class StoppedError(Exception):
@@ -23,26 +31,6 @@ class Cache(Protocol):
     def known(self, source: str, ids: Sequence[uuid.UUID]) -> set[uuid.UUID]: ...
 
     def remember(self, source: str, ids: Sequence[uuid.UUID]) -> None: ...
-
-
-@dataclass(slots=True)
-class Counts:
-    """Counts of the messages of a run, by result."""
-
-    handled: int = 0
-    duplicates: int = 0
-    """Already handled or received by this source."""
-    ignored: int = 0
-    """Of types without a handler."""
-    received: int = 0
-    """Written to the inbox: failed, behind a failed event, or by `receive`."""
-    failures: int = 0
-    """Failed attempts."""
-    dead_letters: int = 0
-    outages: int = 0
-    """How often a handler was paused because a service it needs was unavailable."""
-    ignored_types: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
-    """The ignored types, with their counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +60,74 @@ class Plan:
     outage_after: int = 0
     measures: bool = False
     """Whether metrics are read: only then is the inbox measured."""
+
+
+def require_whole(name: str, given: Any, least: int, most: int | None = None, *, of: str = "") -> int:
+    """Return a whole number from `least` to `most`; `of` says in the error what is counted.
+
+    Raises:
+        SetupError: it is not one.
+    """
+    fits = isinstance(given, int) and not isinstance(given, bool) and given >= least
+    if not fits or (most is not None and given > most):
+        asked = f"{least} or more" if most is None else f"{least} to {most:,}"
+        raise SetupError(f"{name} is {given!r}: give {asked}{of and ' ' + of}, as an int")
+    return int(given)
+
+
+def require_number(name: str, given: Any) -> float:
+    """Return a number.
+
+    Raises:
+        SetupError: it is not one.
+    """
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise SetupError(f"{name} is {given!r}: give a number of seconds, as an int or a float")
+    return given
+
+
+def require_one_way(*ways: object) -> None:
+    """Raise `SetupError` unless one way to the database is given."""
+    if sum(way is not None for way in ways) != 1:
+        raise SetupError("give exactly one of dsn, connect and session: the database of the handlers' tables")
+
+
+def require_short(name: str, given: str) -> None:
+    """Raise `SetupError` for a name that the indexes of the consumer's tables may have no room for."""
+    if (size := len(given.encode(errors="replace"))) > _LONGEST_NAME:
+        raise SetupError(f"{name} has {size} bytes, more than {_LONGEST_NAME}: give a shorter name")
+
+
+def require_one_of(name: str, given: str | None, *allowed: str) -> str:
+    """Return what is given, by default the first."""
+    if given not in (None, *allowed):
+        raise SetupError(f"{name} is {given!r}: give {' or '.join(allowed)}")
+    return given or allowed[0]
+
+
+def checked_policies(given: Mapping[type[BaseException], Policy]) -> Mapping[type[BaseException], Policy]:
+    """Return `on_error`, or raise `SetupError`."""
+    for error, policy in given.items():
+        if not (isinstance(error, type) and issubclass(error, BaseException)):
+            raise SetupError(f"on_error has {error!r}: give exception classes, such as ConnectionError")
+        require_one_of(f"on_error of {error.__name__}", policy, "retry", "dead_letter", "outage")
+    return given
+
+
+def checked_table(given: DedupeTable | None) -> DedupeTable | None:
+    """Return `dedupe_table`, or raise `SetupError`."""
+    if given is not None and not isinstance(given, DedupeTable):
+        raise SetupError(
+            f'dedupe_table is {given!r}: write for example DedupeTable("public.processed_events")'
+        )
+    return given
+
+
+def checked_origins(given: Mapping[str, str]) -> Mapping[str, str]:
+    """Return `origins`, or raise `SetupError`."""
+    if not isinstance(given, Mapping):
+        raise SetupError(f'origins is {given!r}: write for example {{"order-events": "orders"}}')
+    for topic, origin in given.items():
+        if not isinstance(origin, str) or not origin:
+            raise SetupError(f'origins has {origin!r} for {topic}: write for example {{"{topic}": "orders"}}')
+    return given

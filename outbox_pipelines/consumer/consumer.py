@@ -1,46 +1,46 @@
-"""The blocking consumer: each event's handler runs once, in one transaction with the record of the event.
+"""The blocking consumer, and that for an event loop.
+
+Each event's handler runs once, in one transaction with the record of the event.
 
 Invariants:
-- One thread handles one event or batch at a time: a partition's events are handled in order.
+- One thread or task handles one event or batch at a time: a partition's events are handled in order.
 - A consumer can run again after it has ended.
+- Kafka's client is used by one thread at a time, and no blocking call runs in an event loop's thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from outbox_pipelines.consumer import connecting, limits
-from outbox_pipelines.consumer.breaker import Policy
-from outbox_pipelines.consumer.config import Cache, Counts
-from outbox_pipelines.consumer.connecting import Connection
-from outbox_pipelines.consumer.dedupe_table import DedupeTable
+from outbox_pipelines.consumer import limits, psycopg_transactions
+from outbox_pipelines.consumer.base_consumer import SIGNALS, BaseConsumer
+from outbox_pipelines.consumer.figures import Counts
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.consumer.membership import Member
-from outbox_pipelines.consumer.options import (
-    IDLE_SECONDS,
-    RECEIVED_AT_ONCE,
-    SIGNALS,
-    Configured,
-    Options,
-    require_one_way,
+from outbox_pipelines.consumer.psycopg_transactions import (
+    AsyncConnection,
+    AsyncConnections,
+    Connection,
+    Connections,
 )
-from outbox_pipelines.consumer.processor import Work
-from outbox_pipelines.consumer.run_sync import drive
-from outbox_pipelines.consumer.transactions import Connections, Database, Sessions
+from outbox_pipelines.consumer.sqlalchemy_transactions import AsyncSessions, Sessions
+from outbox_pipelines.consumer.transactions import Database
 from outbox_pipelines.core.signals import set_from_handler
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
+    from outbox_pipelines.consumer.processor import Work
+
+_Result = TypeVar("_Result")
 
 
-class Consumer(Configured):
+class Consumer(BaseConsumer[Connection, "Session"]):
     """Reads topics as a member of a group, and passes each event to the handler of its type.
 
     Handlers are plain functions; see `AsyncConsumer` for `async def`.
@@ -76,47 +76,6 @@ class Consumer(Configured):
         SetupError: an argument is invalid.
     """
 
-    def __init__(
-        self,
-        *,
-        source: str,
-        topics: Sequence[str],
-        kafka: Mapping[str, Any],
-        dsn: str | None = None,
-        connect: Callable[[], Connection] | None = None,
-        session: Callable[[], Session] | None = None,
-        header_names: Mapping[str, str] = MappingProxyType({}),
-        max_attempts: int = 5,
-        retry_seconds: float = 10.0,
-        on_dead_letter: Literal["continue", "block"] = "continue",
-        dead_letter_topic: str | None = None,
-        dedupe: Literal["id", "key"] = "id",
-        on_error: Mapping[type[BaseException], Policy] = MappingProxyType({}),
-        outage_after: int = 20,
-        origins: Mapping[str, str] = MappingProxyType({}),
-        handler_seconds: float | None = None,
-        cache: Cache | None = None,
-        dedupe_table: DedupeTable | None = None,
-    ) -> None:
-        options = Options(
-            header_names,
-            max_attempts,
-            retry_seconds,
-            on_dead_letter,
-            dead_letter_topic,
-            dedupe,
-            on_error,
-            outage_after,
-            origins,
-            handler_seconds,
-            cache,
-            dedupe_table,
-        )
-        super().__init__(source, topics, kafka, options)
-        require_one_way(dsn, connect, session)
-        self._connect = connect if dsn is None else connecting.dsn(dsn, self._source)
-        self._session = session
-
     def run(self, stop: threading.Event | None = None) -> Counts:
         """Handle events until SIGTERM or SIGINT, or until `stop` is set; finish the current events first.
 
@@ -132,14 +91,14 @@ class Consumer(Configured):
             SetupError: Kafka denies access or rejects the settings, or the tables do not exist.
             UnavailableError: at the start, the database or Kafka refuses the credentials.
         """
-        return self._with_kafka(stop, self._handle)
+        return self._consume(stop, self._handle)
 
     def receive(self, stop: threading.Event | None = None) -> Counts:
         """Write events to the inbox, from which `drain` handles them; otherwise like `run`.
 
         For slow handlers: they are then not limited by Kafka's partitions and poll interval.
         """
-        return self._with_kafka(stop, self._receive)
+        return self._consume(stop, self._receive)
 
     def drain(self, stop: threading.Event | None = None, *, until_empty: bool = False) -> Counts:
         """Handle the events in the inbox, without Kafka; any number of processes can do so in parallel.
@@ -152,76 +111,112 @@ class Consumer(Configured):
         async def pause(seconds: float) -> None:
             stop.wait(seconds)
 
-        async def drained(alarm: AbstractAsyncContextManager[object]) -> Counts:
-            database, waits = self._database(), not until_empty
-            async with self._at_work(database, lambda: alarm, pause, stop.is_set, waits=waits) as work:
-                while not stop.is_set():
-                    await work.measure()
-                    if not await work.look(every=0):
-                        if until_empty:
-                            break
-                        stop.wait(IDLE_SECONDS)
-            return work.counts
-
         with _signals_set(stop), limits.alarms(self._seconds) as alarm:
-            return drive(drained(alarm))
+            return drive(self._without_kafka(lambda: alarm, stop.is_set, pause, until_empty=until_empty))
 
     def backlog(self) -> tuple[Backlog, bool]:
         """Return the backlog of the inbox, and whether an event in it is due."""
+        return drive(self._backlog())
 
-        async def pause(seconds: float) -> None:
-            time.sleep(seconds)
-
-        async def told() -> tuple[Backlog, bool]:
-            database, limit = self._database(), contextlib.nullcontext
-            async with self._at_work(database, limit, pause, lambda: True, waits=False) as work:
-                return await work.backlog()
-
-        return drive(told())
-
-    def _with_kafka(
-        self,
-        stop: threading.Event | None,
-        step: Callable[[Work, Member], Awaitable[None]],
+    def _consume(
+        self, stop: threading.Event | None, step: Callable[[Work, Member], Awaitable[None]]
     ) -> Counts:
         stop = threading.Event() if stop is None else stop
-
-        async def done(alarm: AbstractAsyncContextManager[object]) -> Counts:
-            with contextlib.closing(Member(self._kafka, self._topics)) as member:
-                database = self._database()
-
-                async def pause(seconds: float) -> None:
-                    until = time.monotonic() + seconds
-                    while (left := until - time.monotonic()) > 0 and not stop.is_set():
-                        member.wait(min(left, IDLE_SECONDS))
-                    member.wait(0)
-
-                async def stay() -> None:
-                    if member.is_silent:
-                        member.wait(0)
-
-                async with self._at_work(database, lambda: alarm, pause, stop.is_set, stay) as work:
-                    while not stop.is_set():
-                        await step(work, member)
-                return work.counts
-
         with _signals_set(stop), limits.alarms(self._seconds) as alarm:
-            return drive(done(alarm))
+            return drive(self._with_kafka(step, lambda: alarm, stop.is_set, _at_once))
 
-    async def _handle(self, work: Work, member: Member) -> None:
-        await work.take(member.poll(self._at_once), member)
-        await work.look()
-        await work.measure()
+    async def _polled(self, member: Member, at_once: int) -> list[Any]:
+        return member.poll(at_once)
 
-    async def _receive(self, work: Work, member: Member) -> None:
-        await work.receive(member.poll(RECEIVED_AT_ONCE), member)
-        await work.measure()
+    def _by_dsn(self, dsn: str) -> Callable[[], Connection]:
+        return psycopg_transactions.dsn(dsn, self._source)
 
     def _database(self) -> Database:
         if self._session is not None:
             return Sessions(self._session)
         assert self._connect is not None
         return Connections(self._connect)
+
+
+class AsyncConsumer(BaseConsumer[Awaitable[AsyncConnection], "AsyncSession"]):
+    """Reads topics as a member of a group, and passes each event to the handler of its type.
+
+    Handlers are written with `async def`, and run one after the other in the event loop of `run`. The
+    arguments are those of `Consumer`; `connect` returns an asynchronous psycopg connection, and `session` is
+    an async_sessionmaker of SQLAlchemy.
+    """
+
+    _is_asynchronous = True
+
+    async def run(self, stop: asyncio.Event | None = None) -> Counts:
+        """As `Consumer.run`, in the running event loop; cancellation rolls back the current events."""
+        return await self._consume(stop, self._handle)
+
+    async def receive(self, stop: asyncio.Event | None = None) -> Counts:
+        """As `Consumer.receive`."""
+        return await self._consume(stop, self._receive)
+
+    async def drain(self, stop: asyncio.Event | None = None, *, until_empty: bool = False) -> Counts:
+        """As `Consumer.drain`."""
+        stop = asyncio.Event() if stop is None else stop
+
+        async def pause(seconds: float) -> None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), seconds)
+
+        with _loop_signals_set(stop):
+            return await self._without_kafka(self._limit, stop.is_set, pause, until_empty=until_empty)
+
+    async def backlog(self) -> tuple[Backlog, bool]:
+        """As `Consumer.backlog`."""
+        return await self._backlog()
+
+    async def _consume(
+        self, stop: asyncio.Event | None, step: Callable[[Work, Member], Awaitable[None]]
+    ) -> Counts:
+        stop = asyncio.Event() if stop is None else stop
+        with _loop_signals_set(stop):
+            return await self._with_kafka(step, self._limit, stop.is_set, _in_thread)
+
+    def _limit(self) -> AbstractAsyncContextManager[object]:
+        return limits.deadline(self._seconds)
+
+    async def _polled(self, member: Member, at_once: int) -> list[Any]:
+        return member.poll(at_once, 0) or await _in_thread(member.poll, at_once)
+
+    def _by_dsn(self, dsn: str) -> Callable[[], Awaitable[AsyncConnection]]:
+        return psycopg_transactions.async_dsn(dsn, self._source)
+
+    def _database(self) -> Database:
+        if self._session is not None:
+            return AsyncSessions(self._session)
+        assert self._connect is not None
+        return AsyncConnections(self._connect)
+
+
+def drive(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run a coroutine whose parts block, and which never waits for an event loop; return its result."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a blocking part has waited for an event loop")
+
+
+async def _at_once(do: Callable[..., Any], *given: Any) -> Any:
+    return do(*given)
+
+
+async def _in_thread(do: Callable[..., Any], *given: Any) -> Any:
+    """Run a blocking call to its end, also if the task is cancelled: Kafka's client is for one thread."""
+    running = asyncio.ensure_future(asyncio.to_thread(do, *given))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
 
 
 @contextmanager
@@ -242,3 +237,23 @@ def _signals_set(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _loop_signals_set(stop: asyncio.Event) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        stop.set()
+        loop.remove_signal_handler(number)
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)

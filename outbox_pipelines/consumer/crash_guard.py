@@ -15,8 +15,8 @@ import uuid
 from collections.abc import Collection
 from typing import Any, Final
 
-from outbox_pipelines.consumer import queries
-from outbox_pipelines.consumer.reading import Place
+from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer.event_reading import Place
 from outbox_pipelines.consumer.transactions import Database, Rows
 
 _LOG: Final = logging.getLogger(__name__)

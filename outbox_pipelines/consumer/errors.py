@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from outbox_pipelines.errors import OperatorError
+
+Policy = Literal["retry", "dead_letter", "outage"]
+"""What an exception of a handler means; see `on_error`."""
 
 
 class ConsumerError(OperatorError):

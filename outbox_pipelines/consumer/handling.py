@@ -15,17 +15,17 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from outbox_pipelines.consumer import inbox, queries
+from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import inbox
 from outbox_pipelines.consumer.attempts import SPOILT, Item, unreadable
 from outbox_pipelines.consumer.config import Plan, StoppedError
 from outbox_pipelines.consumer.crash_guard import CrashGuard
+from outbox_pipelines.consumer.event_reading import Place, Reader, place_of
 from outbox_pipelines.consumer.handlers import Handlers
-from outbox_pipelines.consumer.inbox import Arrival, Waiting
+from outbox_pipelines.consumer.inbox import Arrival, Waiting, bucket
 from outbox_pipelines.consumer.outages import told
 from outbox_pipelines.consumer.pace import Pace
-from outbox_pipelines.consumer.reading import Place, Reader, place_of
 from outbox_pipelines.consumer.recording import BehindError, Recording
-from outbox_pipelines.consumer.tables import bucket
 from outbox_pipelines.consumer.transactions import Database
 from outbox_pipelines.errors import SetupError
 

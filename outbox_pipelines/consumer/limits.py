@@ -1,27 +1,35 @@
-"""The time limit of handlers.
+"""The limits of what a consumer waits for: handlers, and the end of the process.
 
 Invariants:
-- It is shorter than Kafka's poll interval: a handler that hangs is a failed attempt and does not cost the
-  group membership, also if the handler catches the interruption and returns.
+- A handler's limit is shorter than Kafka's poll interval: a handler that hangs is a failed attempt and does
+  not cost the group membership, also if the handler catches the interruption and returns.
 - The time without a poll before a handler is called, that of earlier calls in the same transaction, and the
   limit of the call are together less than that interval.
+- Nothing is cut before a stop. Afterwards, statements of the consumer wait for `PATIENCE` seconds in all, and
+  handlers for their time limit, whatever a network or a pooler does to the database's answers. Then the
+  connection is broken, and its events come again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Final
 
+from outbox_pipelines.consumer.attempts import Attempts
+from outbox_pipelines.consumer.config import require_number
 from outbox_pipelines.consumer.errors import HandlerTimeoutError
-from outbox_pipelines.consumer.numbers import require_number
+from outbox_pipelines.consumer.transactions import Database
+from outbox_pipelines.core.answers import PATIENCE
 from outbox_pipelines.errors import SetupError
 
+_LOG: Final = logging.getLogger(__name__)
 _INTERVAL: Final = "max.poll.interval.ms"
 _DEFAULT_INTERVAL_MS: Final = 300_000
 _SHARE: Final = 0.8
@@ -31,6 +39,7 @@ _LONGEST_SILENCE: Final = 10.0
 _SHARED_SHARE: Final = 0.04
 _LONGEST_SHARED: Final = 1.0
 _AGAIN_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 0.5
 
 
 def seconds(given: float | None, kafka: Mapping[str, Any]) -> float:
@@ -93,7 +102,7 @@ class _Alarm:
     def ring(self, number: int, frame: FrameType | None) -> None:
         """Interrupt what runs."""
         self._has_rung = True
-        raise HandlerTimeoutError(_told(self._seconds))
+        raise _timeout(self._seconds)
 
     async def __aenter__(self) -> None:
         self._has_rung = False
@@ -104,7 +113,7 @@ class _Alarm:
         signal.setitimer(signal.ITIMER_REAL, 0)
         if kind is None and self._has_rung:
             # The handler has caught it.
-            raise HandlerTimeoutError(_told(self._seconds))
+            raise _timeout(self._seconds)
 
 
 @asynccontextmanager
@@ -115,12 +124,44 @@ async def deadline(seconds: float) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         if limit.expired():
-            raise HandlerTimeoutError(_told(seconds)) from error
+            raise _timeout(seconds) from error
         raise
     if limit.expired():
         # The handler has caught the cancellation.
-        raise HandlerTimeoutError(_told(seconds))
+        raise _timeout(seconds)
 
 
-def _told(seconds: float) -> str:
-    return f"the handler took longer than {seconds:g} s and was interrupted"
+def _timeout(seconds: float) -> HandlerTimeoutError:
+    return HandlerTimeoutError(f"the handler took longer than {seconds:g} s and was interrupted")
+
+
+@contextmanager
+def limited_stop(
+    work: Attempts, database: Database, is_stopped: Callable[[], bool], seconds: float
+) -> Iterator[None]:
+    """Limit what the block waits for once it must stop.
+
+    Args:
+        seconds: the time limit of handlers.
+    """
+    has_ended = threading.Event()
+
+    def watch() -> None:
+        left = {"database": PATIENCE, "handler": seconds}
+        while not has_ended.wait(_LOOK_SECONDS):
+            what = work.awaits
+            if not what or not is_stopped():
+                continue
+            left[what] -= _LOOK_SECONDS
+            if left[what] <= 0:
+                _LOG.warning("the consumer stops, but the database does not answer: the connection is closed")
+                left[what] = _LOOK_SECONDS
+                database.abort()
+
+    watcher = threading.Thread(target=watch, name="outbox-stop", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        watcher.join()

@@ -1,25 +1,41 @@
-"""Load consumers by name, for the commands and for Dagster.
+"""Load consumers by name, and run, drain or inspect them: for the commands and for Dagster.
 
 Invariants:
 - A name is `module:attribute`, as `billing.events:consumer`; modules of the working directory are found.
+- An inspection joins no group and commits no offset: the running consumer is not affected.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import difflib
 import importlib
+import re
 import sys
 import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
-from outbox_pipelines.consumer.asynchronous import AsyncConsumer
-from outbox_pipelines.consumer.config import Counts
-from outbox_pipelines.consumer.consumer import Consumer
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from outbox_pipelines.consumer.consumer import AsyncConsumer, Consumer
+from outbox_pipelines.consumer.errors import UnreadableError
+from outbox_pipelines.consumer.figures import Counts
 from outbox_pipelines.consumer.inbox import Backlog
+from outbox_pipelines.consumer.kafka_clients import CLIENT_LOG
 from outbox_pipelines.errors import SetupError
 
 AnyConsumer = Consumer | AsyncConsumer
+SAMPLE: Final = 1000
+_SECONDS: Final = 10.0
+_ALIKE: Final = 0.7
 
 
 def load(name: str) -> AnyConsumer:
@@ -81,3 +97,108 @@ async def _drain(consumer: AsyncConsumer, until_empty: bool, seconds: float | No
     if seconds is not None:
         asyncio.get_running_loop().call_later(seconds, stop.set)
     return await consumer.drain(stop, until_empty=until_empty)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What Kafka has for a consumer."""
+
+    behind: dict[str, int] = field(default_factory=dict)
+    """Offsets of each topic from its first message that is not handled to its end."""
+    sampled: int = 0
+    """Number of the newest messages that were read."""
+    types: dict[str, int] = field(default_factory=dict)
+    """Number of these messages by type."""
+    passed_over: list[str] = field(default_factory=list)
+    """Types without a handler."""
+    unmatched: dict[str, str | None] = field(default_factory=dict)
+    """Types with a handler but without messages, each with a similar type that has no handler."""
+
+
+def inspect(consumer: AnyConsumer) -> Inspection:
+    """Ask Kafka.
+
+    Raises:
+        SetupError: Kafka cannot be reached, or denies access.
+    """
+    given = {name: value for name, value in consumer._kafka.items() if name != "group.instance.id"}
+    settings = {**given, "enable.partition.eof": True}
+    try:
+        with closing(confluent_kafka.Consumer(settings, logger=CLIENT_LOG)) as client:
+            return _inspected(consumer, client)
+    except KafkaException as error:
+        brokers = settings["bootstrap.servers"]
+        raise SetupError(f"Kafka ({brokers}) is unavailable: {error.args[0].str()}") from None
+
+
+def _inspected(consumer: AnyConsumer, client: confluent_kafka.Consumer) -> Inspection:
+    known = client.list_topics(timeout=_SECONDS).topics
+    places = [
+        TopicPartition(name, partition)
+        for name, topic in sorted(known.items())
+        if any(re.match(each, name) if each.startswith("^") else each == name for each in consumer._topics)
+        for partition in topic.partitions
+    ]
+    behind: Counter[str] = Counter()
+    starts, waiting = [], []
+    for at in client.committed(places, timeout=_SECONDS) if places else []:
+        low, high = client.get_watermark_offsets(at, timeout=_SECONDS)
+        begin = max(low, at.offset)
+        behind[at.topic] += max(0, high - begin)
+        if high > begin:
+            waiting.append(TopicPartition(at.topic, at.partition, begin))
+        if high > low:
+            starts.append(TopicPartition(at.topic, at.partition, max(low, high - SAMPLE // len(places) - 1)))
+    for topic, offsets in _without_messages(client, waiting):
+        behind[topic] -= offsets
+    types: Counter[str] = Counter(_types(consumer, client, starts))
+    passed_over = [each for each in types if consumer.handler(each) is None]
+    unmatched = {
+        each: next(iter(difflib.get_close_matches(each, passed_over, 1, _ALIKE)), None)
+        for each in consumer.types
+        if types and each not in types
+    }
+    return Inspection(dict(behind), types.total(), dict(types.most_common()), passed_over, unmatched)
+
+
+def _without_messages(
+    client: confluent_kafka.Consumer, waiting: list[TopicPartition]
+) -> Iterator[tuple[str, int]]:
+    """How many offsets of each partition come before its next message; some seconds at most.
+
+    The end of a transaction takes an offset, and what was aborted or compacted away took some: a consumer
+    that has handled everything would seem to be behind.
+    """
+    begins = {(at.topic, at.partition): at.offset for at in waiting}
+    client.assign(waiting)
+    deadline = time.monotonic() + _SECONDS
+    while begins and time.monotonic() < deadline:
+        found: list[Any] = client.consume(1, 0.2)
+        for message in found:
+            error, place = message.error(), (message.topic(), message.partition())
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise KafkaException(error)
+            if place in begins:
+                # At the end of a partition, this is the end's offset.
+                yield place[0], message.offset() - begins.pop(place)
+                client.incremental_unassign([TopicPartition(*place)])
+    client.unassign()
+
+
+def _types(
+    consumer: AnyConsumer, client: confluent_kafka.Consumer, starts: list[TopicPartition]
+) -> Iterator[str]:
+    """Those of the messages from there to the ends, for some seconds at most."""
+    client.assign(starts)
+    open_ends = len(starts)
+    deadline = time.monotonic() + _SECONDS
+    while open_ends and time.monotonic() < deadline:
+        found: list[Any] = client.consume(SAMPLE, 0.2)
+        for message in found:
+            if (error := message.error()) is None:
+                with contextlib.suppress(UnreadableError):
+                    yield consumer._reader.read(message).type
+            elif error.code() == KafkaError._PARTITION_EOF:
+                open_ends -= 1
+            else:
+                raise KafkaException(error)

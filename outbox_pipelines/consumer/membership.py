@@ -6,6 +6,8 @@ Invariants:
 - Partitions are assigned and revoked only within `poll` and `wait`. Current messages of a revoked partition
   no longer belong to this member.
 - A client that stands still for good is replaced, and ends in a thread of its own, where it reports nothing.
+  It is lost only if a new one, with the same settings, finds three times in a row what it does not: every
+  ten seconds, and while messages arrive only from what the client itself remembers. In an outage none is.
 """
 
 from __future__ import annotations
@@ -13,20 +15,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_pipelines.consumer import limits
-from outbox_pipelines.consumer.clients import CLIENT_LOG
 from outbox_pipelines.consumer.errors import ConsumerError
-from outbox_pipelines.consumer.lost_clients import LostClients
-from outbox_pipelines.consumer.reading import Place, place_of
+from outbox_pipelines.consumer.event_reading import Place, place_of
+from outbox_pipelines.consumer.kafka_clients import CLIENT_LOG
 from outbox_pipelines.core.refusals import is_refused_by_kafka
 from outbox_pipelines.core.repeated_lines import RepeatedLines
-from outbox_pipelines.core.secret import SECRET_NAME, register
 from outbox_pipelines.errors import RefusedError, SetupError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -35,30 +36,6 @@ _COMMIT_SECONDS: Final = 1.0
 _LAG_SECONDS: Final = 1.0
 _LEAVE_SECONDS: Final = 20.0
 
-_FIXED: Final[dict[str, Any]] = {
-    # Offsets follow the database.
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    # Partitions that stay are not interrupted.
-    "partition.assignment.strategy": "cooperative-sticky",
-    "group.protocol": "classic",
-    # With `latest`, a partition added to the topic would start after its first events.
-    "auto.offset.reset": "earliest",
-    "enable.partition.eof": False,
-}
-_DEFAULTS: Final[dict[str, Any]] = {
-    "isolation.level": "read_committed",
-    # Longer than the client needs to reach a group's new coordinator, for which it asks behind a fetch that
-    # waits. A commit that it repeats earlier fails by its own change of connection, and has it look again:
-    # seconds, without heartbeats.
-    "retry.backoff.ms": 1000,
-}
-_REFUSED: Final = {
-    "default.topic.config": "it would set others; give each under its own name",
-    "topic.blacklist": "the events of these topics would never be handled",
-    "test.mock.num.brokers": "the events of brokers that exist only in the client would be handled",
-}
-_SAME: Final = {"smallest": "earliest", "beginning": "earliest"}
 _DENIED: Final = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -84,34 +61,10 @@ _PAUSE_SECONDS: Final = 0.02
 # Kinds of repeated lines, beside the codes of errors.
 _OUTAGE: Final = "outage"
 _COMMIT: Final = "commit"
-
-
-def settings(given: Mapping[str, Any], group: str) -> dict[str, Any]:
-    """What the client is made with: the user's settings, but for those that the guarantees need.
-
-    Raises:
-        SetupError: a setting contradicts a guarantee, no broker is given, or they are no settings at all.
-    """
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise SetupError('kafka is no dictionary by name: give {"bootstrap.servers": "broker:9092"}')
-    for name, why in _REFUSED.items():
-        if name in given:
-            raise SetupError(f"kafka has {name}: remove it: {why}")
-    for name, ours in _FIXED.items():
-        # librdkafka takes settings of topics under two names.
-        for given_name in {name, f"topic.{name}"} & given.keys():
-            theirs = str(given[given_name]).lower()
-            if _SAME.get(theirs, theirs) != str(ours).lower():
-                raise SetupError(
-                    f"kafka has {given_name}={theirs}: remove it, the consumer requires {str(ours).lower()}"
-                )
-    register(*(str(value) for name, value in given.items() if SECRET_NAME.search(name)))
-    brokers = given.get("bootstrap.servers")
-    if not isinstance(brokers, str) or not brokers:
-        raise SetupError('kafka has no broker: give {"bootstrap.servers": "broker:9092"}')
-    if given.get("group.id", group) == "":
-        raise SetupError("kafka has an empty group.id: give the group's name, or leave it out")
-    return {**_DEFAULTS, "group.id": group, **given, **_FIXED}
+_EVERY_SECONDS: Final = 10.0
+_ANSWER_SECONDS: Final = 1.0
+# A client that is about to connect again, or to read, has done so the second time.
+_MOST_FOUND: Final = 3
 
 
 class Member:
@@ -373,3 +326,104 @@ def _denied(error: KafkaError) -> SetupError:
 
 def _named(partitions: Sequence[TopicPartition]) -> str:
     return ", ".join(f"{each.topic} {each.partition}" for each in partitions)
+
+
+class LostClients:
+    """Notices a client that stands still for good, while others do not.
+
+    Such a client reports nothing. Each was seen with librdkafka after a broker had stood still for seconds:
+
+    - it has asked for brokers when the cluster knew of none, and never finds one again
+      (confluentinc/librdkafka#5301);
+    - its question for committed offsets was lost, so that it has partitions and never reads them (#5586);
+    - it waits for metadata, and never joins the group.
+
+    Args:
+        new_client: makes a client with the same settings, to ask whether others find a broker.
+        topic: one that the group reads.
+    """
+
+    def __init__(self, new_client: Callable[[], confluent_kafka.Consumer], topic: str) -> None:
+        self._new_client = new_client
+        self._any_partition = TopicPartition(topic, 0)
+        self._found = 0
+        self._ask_at = 0.0
+        self.renewed()
+        self.has_answered = False
+        """Whether a broker has answered the client since it reported the last outage."""
+
+    def failed(self) -> None:
+        """Record that the client has no connection to any broker."""
+        self.has_answered = False
+
+    def renewed(self) -> None:
+        """There is another client."""
+        self._found = 0
+        self._ask_at = time.monotonic() + _EVERY_SECONDS
+
+    def are_lost(self, client: confluent_kafka.Consumer, *, is_idle: bool) -> bool:
+        """Return whether the client has stood still three times in a row, and new ones have not.
+
+        Args:
+            is_idle: no message has arrived in the last poll.
+        """
+        if not is_idle:
+            self.has_answered = True
+        if time.monotonic() < self._ask_at:
+            return False
+        if is_idle and not _answers(client):
+            is_lost = self._other_finds(_answers)
+        else:
+            self.has_answered = True
+            is_lost = self._stands_still(client, is_idle)
+        self._found = self._found + 1 if is_lost else 0
+        self._ask_at = time.monotonic() + _EVERY_SECONDS
+        return self._found >= _MOST_FOUND
+
+    def _stands_still(self, client: confluent_kafka.Consumer, is_idle: bool) -> bool:
+        if not client.memberid():
+            # Any answer of the group's coordinator is sufficient.
+            return self._other_finds(lambda other: _committed(other, self._any_partition) is not None)
+        # It has received nothing of these, not even that there is nothing.
+        unread = [at for at in client.assignment() if client.get_watermark_offsets(at, cached=True)[1] < 0]
+        if unread:
+            return self._other_finds(lambda other: _end(other, unread[0]) is not None)
+        if not is_idle:
+            return False
+        # Without a message since they were assigned. They may have been known from an earlier assignment.
+        fresh = [at for at in client.position(client.assignment()) if at.offset < 0]
+        return bool(fresh) and self._other_finds(lambda other: any(_is_behind(other, at) for at in fresh))
+
+    def _other_finds(self, finds: Callable[[confluent_kafka.Consumer], bool]) -> bool:
+        with closing(self._new_client()) as other:
+            try:
+                return finds(other)
+            except KafkaException:
+                return False
+
+
+def _answers(client: confluent_kafka.Consumer) -> bool:
+    try:
+        # Any answer is sufficient: no topic has an empty name, so the answer is small.
+        client.list_topics("", timeout=_ANSWER_SECONDS)
+    except KafkaException:
+        return False
+    return True
+
+
+def _committed(other: confluent_kafka.Consumer, at: TopicPartition) -> int | None:
+    """Return the offset that the group has committed, negative where it has none; None: no answer."""
+    [found] = other.committed([TopicPartition(at.topic, at.partition)], timeout=_ANSWER_SECONDS)
+    return None if found.error else found.offset
+
+
+def _end(other: confluent_kafka.Consumer, at: TopicPartition) -> int | None:
+    _, end = other.get_watermark_offsets(at, timeout=_ANSWER_SECONDS)
+    return end
+
+
+def _is_behind(other: confluent_kafka.Consumer, at: TopicPartition) -> bool:
+    """Return whether the partition has messages that the group has not handled."""
+    start, end = other.get_watermark_offsets(at, timeout=_ANSWER_SECONDS)
+    done = _committed(other, at)
+    return done is not None and max(start, done) < end

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from outbox_pipelines import errors
-from outbox_pipelines.consumer import inbox, queries
+from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import inbox
 from outbox_pipelines.consumer.config import Plan, StoppedError
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.consumer.transactions import Database, is_worth_a_repetition

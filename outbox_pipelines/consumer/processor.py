@@ -15,14 +15,15 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from outbox_pipelines.consumer import dedupe_marks, queries
+from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import dedupe_table
 from outbox_pipelines.consumer.attempts import Item
 from outbox_pipelines.consumer.config import Plan
+from outbox_pipelines.consumer.event_reading import Reader
 from outbox_pipelines.consumer.handlers import Handler, Handlers
 from outbox_pipelines.consumer.handling import Handling, not_among
 from outbox_pipelines.consumer.inbox import Backlog, Waiting
 from outbox_pipelines.consumer.membership import Member
-from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.transactions import Database
 from outbox_pipelines.errors import SetupError
 
@@ -70,7 +71,7 @@ class Work(Handling):
             )
         if self._plan.dedupe_table is not None:
             table, source = self._plan.dedupe_table, self._plan.source
-            self._marks = await dedupe_marks.load(self._database, table, source)
+            self._marks = await dedupe_table.load(self._database, table, source)
 
     async def take(self, messages: Sequence[Any], member: Member) -> None:
         """Handle messages in their order; skip those of a partition that is revoked in between."""

@@ -23,9 +23,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from outbox_pipelines.consumer.config import Counts
-from outbox_pipelines.consumer.figures import BOUNDS, Figures
-from outbox_pipelines.consumer.options import Configured
+from outbox_pipelines.consumer.base_consumer import BaseConsumer
+from outbox_pipelines.consumer.figures import BOUNDS, Counts, Figures
 from outbox_pipelines.core import metrics_server
 
 MOST_TYPES: Final = 20
@@ -58,7 +57,7 @@ _GAUGES: Final = {
 class ConsumerCollector(Collector):
     """Collects the metrics of this process's consumers: one collector per registry, a `source` for each."""
 
-    def __init__(self, *consumers: Configured) -> None:
+    def __init__(self, *consumers: BaseConsumer[Any, Any]) -> None:
         self._consumers = consumers
         for each in consumers:
             each.measure()
@@ -76,7 +75,7 @@ class ConsumerCollector(Collector):
 
 
 @contextmanager
-def serving(consumer: Configured, port: int, address: str = "127.0.0.1") -> Iterator[str]:
+def serving(consumer: BaseConsumer[Any, Any], port: int, address: str = "127.0.0.1") -> Iterator[str]:
     """Serve a consumer's metrics during the block, and yield their URL.
 
     Args:

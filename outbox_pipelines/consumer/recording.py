@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outbox_pipelines.consumer import inbox, queries
+from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import inbox
 from outbox_pipelines.consumer.attempts import Attempts, Item
-from outbox_pipelines.consumer.inbox import Arrival
-from outbox_pipelines.consumer.tables import bucket
+from outbox_pipelines.consumer.inbox import Arrival, bucket
 
 
 class BehindError(Exception):

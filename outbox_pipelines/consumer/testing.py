@@ -24,28 +24,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import psycopg
 
-from outbox_pipelines.consumer import queries
-from outbox_pipelines.consumer.asynchronous import AsyncConsumer
+from outbox_pipelines.consumer import consumer_queries as queries
 from outbox_pipelines.consumer.attempts import Item
+from outbox_pipelines.consumer.base_consumer import BaseConsumer
 from outbox_pipelines.consumer.breaker import policy_of
-from outbox_pipelines.consumer.consumer import Consumer
+from outbox_pipelines.consumer.consumer import AsyncConsumer, Consumer, drive
 from outbox_pipelines.consumer.errors import RefusedError
-from outbox_pipelines.consumer.event import Event
+from outbox_pipelines.consumer.event_reading import Event, Reader
 from outbox_pipelines.consumer.handlers import Handler
 from outbox_pipelines.consumer.membership import Member
-from outbox_pipelines.consumer.options import Configured
 from outbox_pipelines.consumer.processor import Work
-from outbox_pipelines.consumer.reading import Reader
-from outbox_pipelines.consumer.run_sync import drive
-from outbox_pipelines.consumer.transactions import (
-    AsyncConnections,
-    AsyncSessions,
-    Connections,
-    Database,
-    Rows,
-    Sessions,
-    released,
-)
+from outbox_pipelines.consumer.psycopg_transactions import AsyncConnections, Connections
+from outbox_pipelines.consumer.sqlalchemy_transactions import AsyncSessions, Sessions
+from outbox_pipelines.consumer.transactions import Database, Rows, released
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.writer.encoding import to_json
 
@@ -136,7 +127,7 @@ async def handle_async(
 
 
 async def _handled(
-    consumer: Configured, events: Sequence[Event], database: Database, raises: bool
+    consumer: BaseConsumer[Any, Any], events: Sequence[Event], database: Database, raises: bool
 ) -> list[Verdict]:
     consumer.require_any()
     for each in events:
@@ -194,7 +185,7 @@ class _Alone:
 class _Tested(Work):
     """Records and handles events like a running consumer; failures go to the test, not to the inbox."""
 
-    def __init__(self, consumer: Configured, database: Database) -> None:
+    def __init__(self, consumer: BaseConsumer[Any, Any], database: Database) -> None:
         plan = consumer._plan(
             limit=nullcontext, pause=_no_pause, is_stopped=lambda: False, stay=_nothing_to_do
         )

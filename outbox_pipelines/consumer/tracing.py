@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from outbox_pipelines import __version__
-from outbox_pipelines.consumer.event import Event
+from outbox_pipelines.consumer.event_reading import Event
 from outbox_pipelines.writer import correlated
 
 

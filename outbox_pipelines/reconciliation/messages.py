@@ -15,7 +15,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from outbox_pipelines.config import parsed
-from outbox_pipelines.consumer.reading import headers_of, sent_ms
+from outbox_pipelines.consumer.event_reading import headers_of, sent_ms
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.reconciliation import queries
 from outbox_pipelines.reconciliation.topics import Topic

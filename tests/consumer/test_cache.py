@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from benchmarks.redis_server import PROGRAM, RedisServer
 from outbox_pipelines.consumer.cache import RedisCache
-from outbox_pipelines.consumer.transactions import Connections
+from outbox_pipelines.consumer.psycopg_transactions import Connections
 from outbox_pipelines.errors import SetupError
 from tests.conftest import wait_until
 from tests.consumer.place import Place, running, uuid7

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import migrate, patience
+from outbox_pipelines.consumer import limits, migrate
 from outbox_pipelines.local import Stack, postgres
 from tests.conftest import topic_prefix, wait_until
 from tests.consumer import test_async
@@ -134,7 +134,7 @@ def test_a_start_secures_what_another_process_has_committed(
     own: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards the same for a consumer that finds the record of one that has ended."""
-    monkeypatch.setattr(patience, "PATIENCE", 1.0)
+    monkeypatch.setattr(limits, "PATIENCE", 1.0)
     place = own.place
     place.send(uuid7())
     with running(place.consumer()) as run:

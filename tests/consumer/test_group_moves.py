@@ -7,6 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from outbox_pipelines.consumer import membership
+from outbox_pipelines.consumer.kafka_clients import settings
 from tests import kafka_clients
 from tests.conftest import wait_until
 from tests.history import mock
@@ -32,9 +33,7 @@ def test_the_last_commit_is_repeated(code: int, times: int) -> None:
         producer = kafka_clients.Producer({"bootstrap.servers": cluster.bootstrap})
         producer.produce("events", "{}", key="1")
         assert producer.flush(60) == 0
-        member = membership.Member(
-            membership.settings({"bootstrap.servers": cluster.bootstrap}, "billing"), ["events"]
-        )
+        member = membership.Member(settings({"bootstrap.servers": cluster.bootstrap}, "billing"), ["events"])
         messages: list[confluent_kafka.Message] = []
 
         def has_come() -> bool:

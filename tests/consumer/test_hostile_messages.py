@@ -18,8 +18,8 @@ from confluent_kafka import Message
 from outbox_pipelines.cli.main import cli
 from outbox_pipelines.consumer import Event, inbox
 from outbox_pipelines.consumer.errors import UnreadableError
+from outbox_pipelines.consumer.event_reading import Reader
 from outbox_pipelines.consumer.inbox import Arrival
-from outbox_pipelines.consumer.reading import Reader
 from tests import kafka_clients
 from tests.conftest import wait_until
 from tests.consumer.place import Place, running, uuid7

@@ -10,10 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import Counts, Event, queries
+from outbox_pipelines.consumer import Counts, Event
+from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer.consumer import drive
 from outbox_pipelines.consumer.inbox import Inbox, Waiting, array
-from outbox_pipelines.consumer.run_sync import drive
-from outbox_pipelines.consumer.transactions import Connections
+from outbox_pipelines.consumer.psycopg_transactions import Connections
 from tests.conftest import wait_until
 from tests.consumer.place import Part, Place, at_work, effect, uuid7
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.consumer import inspection
-from outbox_pipelines.consumer.inspection import inspect
+from outbox_pipelines.consumer import loading
+from outbox_pipelines.consumer.loading import inspect
 from outbox_pipelines.errors import SetupError
 from tests import kafka_clients
 from tests.conftest import clean_environment, wait_until
@@ -108,7 +108,7 @@ def test_a_topic_that_is_not_there(place: Place) -> None:
 def test_kafka_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(inspection, "_SECONDS", 0.5)
+    monkeypatch.setattr(loading, "_SECONDS", 0.5)
     place = Place("", "127.0.0.1:9", "t")
     consumer = place.bare()
     consumer.on("order.placed")(effect)

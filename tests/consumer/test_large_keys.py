@@ -8,7 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import Consumer, Counts, Event, queries
+from outbox_pipelines.consumer import Consumer, Counts, Event
+from outbox_pipelines.consumer import consumer_queries as queries
 from outbox_pipelines.errors import SetupError
 from tests.conftest import wait_until
 from tests.consumer import test_async

@@ -12,7 +12,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from outbox_pipelines.consumer import lost_clients, membership, reading
+from outbox_pipelines.consumer import event_reading, kafka_clients, membership
 from outbox_pipelines.local.server import free_port
 from tests.conftest import headers_of, wait_until
 from tests.consumer.place import Place
@@ -42,7 +42,7 @@ class _Rebalancing:
 def test_a_partition_that_goes_and_comes_back_within_one_poll_skips_no_message(place: Place) -> None:
     """Guards G10: the first message after the assignment was dropped, and the offset went past it."""
     sent = place.send(*(uuid.uuid4() for _ in range(3)), keys=1)
-    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
     member = membership.Member(given, [place.topic])
     client = _Rebalancing(member._client, member)
     member._client = client  # type: ignore[assignment]
@@ -77,7 +77,7 @@ def test_a_client_that_cannot_leave_is_given_up(
 ) -> None:
     """Guards against a consumer that ignores SIGTERM, because a broker stood still for some seconds."""
     monkeypatch.setattr(membership, "_LEAVE_SECONDS", 0.2)
-    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
     member = membership.Member(given, [place.topic])
     client = _Stuck(member._client)
     member._client = client  # type: ignore[assignment]
@@ -122,7 +122,7 @@ def test_a_client_that_stands_still_is_replaced(
     place: Place, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]
 ) -> None:
     """Guards against a consumer that stands still until somebody restarts it."""
-    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
     deadline = time.monotonic() + 180
     with contextlib.closing(membership.Member(given, [place.topic])) as member:
         client: Any = member._client
@@ -130,19 +130,19 @@ def test_a_client_that_stands_still_is_replaced(
             assert member.poll() == []
         assert len(member.changes()[1]) == 4
         # Not before: the client needs longer to join.
-        monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.2)
+        monkeypatch.setattr(membership, "_EVERY_SECONDS", 0.2)
         member._lost_clients.renewed()
         lost: Any = _Lost(client, **answers)
         member._client = lost
         sent = place.send(*(uuid.uuid4() for _ in range(40)), keys=20)
         seen: list[str] = []
-        left: set[reading.Place] = set()
+        left: set[event_reading.Place] = set()
         while len(seen) < len(sent) and time.monotonic() < deadline:
             seen += [(dict(headers_of(message))["id"] or b"").decode() for message in member.poll()]
             left |= member.changes()[0]
             if member._client is not lost:
                 # The new one must not be replaced while it joins.
-                monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 600.0)
+                monkeypatch.setattr(membership, "_EVERY_SECONDS", 600.0)
                 member._lost_clients.renewed()
         assert member._client is not lost
     assert sorted(seen) == sorted(sent)
@@ -151,7 +151,7 @@ def test_a_client_that_stands_still_is_replaced(
 
 def test_a_client_that_is_busy_elsewhere_is_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against one partition that stands still while messages of others arrive."""
-    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
     deadline = time.monotonic() + 180
     with contextlib.closing(membership.Member(given, [place.topic])) as member:
         client: Any = member._client
@@ -164,7 +164,7 @@ def test_a_client_that_is_busy_elsewhere_is_replaced(place: Place, monkeypatch: 
         place.load(100)
         while not member.poll(100):
             assert time.monotonic() < deadline
-        monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.05)
+        monkeypatch.setattr(membership, "_EVERY_SECONDS", 0.05)
         member._lost_clients.renewed()
         while member._client is lost and time.monotonic() < deadline:
             place.load(100)
@@ -174,7 +174,7 @@ def test_a_client_that_is_busy_elsewhere_is_replaced(place: Place, monkeypatch: 
 
 def test_a_member_without_work_is_not_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a group that is rebalanced again and again: nothing to read, no partition of its own."""
-    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
     with contextlib.ExitStack() as stack:
         members = [membership.Member(given, [place.topic]) for _ in range(5)]
         for member in members:
@@ -188,14 +188,14 @@ def test_a_member_without_work_is_not_replaced(place: Place, monkeypatch: pytest
 
         wait_until(lambda: polled() == [0, 1, 1, 1, 1], what="a partition for each of four")
         asked: list[bool] = []
-        ask = lost_clients.LostClients._stands_still
+        ask = membership.LostClients._stands_still
 
         def noted(*given: Any) -> bool:
             asked.append(ask(*given))
             return asked[-1]
 
-        monkeypatch.setattr(lost_clients.LostClients, "_stands_still", noted)
-        monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.05)
+        monkeypatch.setattr(membership.LostClients, "_stands_still", noted)
+        monkeypatch.setattr(membership, "_EVERY_SECONDS", 0.05)
         for member in members:
             member._lost_clients.renewed()
         wait_until(lambda: polled() and len(asked) >= 100, what="many questions")
@@ -205,9 +205,9 @@ def test_a_member_without_work_is_not_replaced(place: Place, monkeypatch: pytest
 
 def test_during_an_outage_no_client_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against members that leave and join in an outage, and a group that is rebalanced for each."""
-    monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(lost_clients, "_ANSWER_SECONDS", 0.05)
-    given = membership.settings({"bootstrap.servers": f"127.0.0.1:{free_port()}"}, "nobody")
+    monkeypatch.setattr(membership, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(membership, "_ANSWER_SECONDS", 0.05)
+    given = kafka_clients.settings({"bootstrap.servers": f"127.0.0.1:{free_port()}"}, "nobody")
     with contextlib.closing(membership.Member(given, ["nothing"])) as member:
         client = member._client
         for _ in range(10):
@@ -217,7 +217,7 @@ def test_during_an_outage_no_client_is_replaced(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_partition_that_goes_during_a_pause_flows_when_it_comes_back(place: Place) -> None:
     """Guards against a standstill after an outage: the client had it paused forever."""
-    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
     deadline = time.monotonic() + 180
     with contextlib.closing(membership.Member(given, [place.topic])) as member:
         while not (all_of_them := len(member._client.assignment())) and time.monotonic() < deadline:
@@ -239,7 +239,7 @@ def test_a_partition_that_goes_during_a_pause_flows_when_it_comes_back(place: Pl
 def test_the_lag_is_what_is_to_come(place: Place) -> None:
     """Guards against a lag that is another number, or that ends a consumer."""
     place.load(50, keys=1)
-    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
     member = membership.Member(given, [place.topic])
     polled = 0
     try:

@@ -13,10 +13,10 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 
-from outbox_pipelines.consumer import migrate, queries, tables
-from outbox_pipelines.consumer.messages import _MOST_LOSSES
-from outbox_pipelines.consumer.run_sync import drive
-from outbox_pipelines.consumer.transactions import AsyncConnections, Connections
+from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import inbox, migrate
+from outbox_pipelines.consumer.consumer import drive
+from outbox_pipelines.consumer.psycopg_transactions import _MOST_LOSSES, AsyncConnections, Connections
 from tests.consumer.place import uuid7
 from tests.schema.servers import Database
 
@@ -34,7 +34,7 @@ def database(empty: Database) -> Database:
 
 def given(event_id: uuid.UUID, **more: object) -> dict[str, object]:
     same = {"source": "billing", "topic": "orders", "key": "1", "block": False, "content": None}
-    return {"id": str(event_id), "bucket": tables.bucket(event_id), **same, **more}
+    return {"id": str(event_id), "bucket": inbox.bucket(event_id), **same, **more}
 
 
 def handled(its: Connections, parameters: Mapping[str, Any], handler: Callable[[Connection], object]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outbox_pipelines.consumer import Consumer, Counts, Event
-from outbox_pipelines.consumer.membership import settings
+from outbox_pipelines.consumer.kafka_clients import settings
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import service
 from outbox_pipelines.writer import emit

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import Counts, lost_clients, membership, outages
+from outbox_pipelines.consumer import Counts, kafka_clients, membership, outages
 from outbox_pipelines.local import Stack
 from tests.conftest import wait_until
 from tests.consumer.place import Place, running, uuid7
@@ -27,10 +27,10 @@ def test_an_outage_of_kafka(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guards against a line for each failed connection: 1,263 a minute, and none at the end."""
-    monkeypatch.setattr(lost_clients, "_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(membership, "_EVERY_SECONDS", 0.5)
     with Proxy(int(stack.kafka.rpartition(":")[2])) as network:
         network.refuse()
-        given = membership.settings({"bootstrap.servers": f"127.0.0.1:{network.port}"}, "lines")
+        given = kafka_clients.settings({"bootstrap.servers": f"127.0.0.1:{network.port}"}, "lines")
         with contextlib.closing(membership.Member(given, ["nothing"])) as member:
             for _ in range(30):
                 member.poll(seconds=0.1)

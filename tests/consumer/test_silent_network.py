@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy import orm
 
-from outbox_pipelines.consumer import AsyncConsumer, Consumer, connecting, patience
+from outbox_pipelines.consumer import AsyncConsumer, Consumer, limits, psycopg_transactions
 from outbox_pipelines.database import reading_dsn
 from outbox_pipelines.errors import UnavailableError
 from tests.conftest import wait_until
@@ -26,7 +26,7 @@ from tests.history.proxy import Proxy
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 1.0)
+    monkeypatch.setattr(limits, "PATIENCE", 1.0)
 
 
 def _through(dsn: str, network: Proxy) -> str:
@@ -139,13 +139,13 @@ def _options(
 
 def test_the_kernel_notices_a_peer_that_vanished(place: Place) -> None:
     """Guards against a firewall that drops a connection: five events were unhandled after 400 s."""
-    with connecting.dsn(place.dsn, "billing")() as connection:
+    with psycopg_transactions.dsn(place.dsn, "billing")() as connection:
         assert _options(connection) == OPTIONS
     with psycopg.connect(reading_dsn(place.dsn)) as connection:
         assert _options(connection) == OPTIONS
 
     async def scenario() -> None:
-        async with await connecting.async_dsn(place.dsn, "billing")() as connection:
+        async with await psycopg_transactions.async_dsn(place.dsn, "billing")() as connection:
             assert _options(connection) == OPTIONS
 
     asyncio.run(scenario())

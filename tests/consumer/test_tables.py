@@ -13,7 +13,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import Pruned, migrate, operator_queries, prune, queries, tables
+from outbox_pipelines.consumer import Pruned, inbox, migrate, prune
+from outbox_pipelines.consumer import consumer_queries as queries
 from outbox_pipelines.core import scripts
 from outbox_pipelines.errors import SetupError
 from tests.consumer.place import DAY_MS, uuid7
@@ -43,7 +44,7 @@ def as_given(event_id: uuid.UUID, source: str) -> dict[str, object]:
     return {
         "id": event_id,
         "source": source,
-        "bucket": tables.bucket(event_id),
+        "bucket": inbox.bucket(event_id),
         "topic": "orders",
         "key": "1",
         "block": False,
@@ -93,7 +94,7 @@ def test_no_id_lacks_a_place_and_none_has_two(database: Database) -> None:
             new = [recorded(connection, event_id, source) for source in ("a", "a", "b")]
             assert new == [1, 0, 1]
             row = connection.execute("SELECT processed_bucket(%s)", [event_id]).fetchone()
-            assert row == (tables.bucket(event_id),)
+            assert row == (inbox.bucket(event_id),)
     database.rows(
         "INSERT INTO processed_events (event_id, source, bucket) SELECT id, 'a', processed_bucket(id) "
         "FROM (SELECT md5(n::text)::uuid AS id FROM generate_series(1, 5000) n) ids"
@@ -152,7 +153,7 @@ def test_an_event_recorded_between_look_and_lock_is_kept(
         execute = connection.execute
 
         def between(query: Any, *given: Any, **named: Any) -> object:
-            if query == operator_queries.LOCK_TIMEOUT and not looked.is_set():
+            if query == queries.LOCK_TIMEOUT and not looked.is_set():
                 looked.set()
                 record(database, straggler)
             return execute(query, *given, **named)
@@ -228,7 +229,7 @@ def test_the_command_prunes(database: Database) -> None:
 
 
 def test_the_outbox_is_not_taken_for_a_consumer(database: Database) -> None:
-    """Guards against consumers' tables, and a prune, in the database of OUTBOX_DSN."""
+    """Guards against consumers' administration, and a prune, in the database of OUTBOX_DSN."""
     done = database.outbox("consumer", "migrate", OUTBOX_CONSUMER_DSN="", OUTBOX_DSN=database.dsn)
     assert isinstance(done.exception, SystemExit)
     assert done.exit_code == 2

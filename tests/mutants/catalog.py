@@ -48,9 +48,7 @@ _SETTINGS: Final = {
     "relay/kafka/progress_topic.py": ("create_topic", "read_last"),
     "relay/transactional_producer.py": ("begin",),
     "relay/parking/prober.py": ("_new_producer",),
-    "consumer/membership.py": (),
-    "consumer/config.py": (),
-    "consumer/dead_letter_topic.py": (),
+    "consumer/kafka_clients.py": (),
 }
 # Numbers that a comment calls needed; each is made ten times as large, and a tenth.
 _NUMBERS: Final = {

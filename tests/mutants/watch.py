@@ -28,7 +28,7 @@ def normal(text: str) -> str:
 
 def watch(note: Callable[[str], object]) -> None:
     """From here on, let `note` know what this process sends."""
-    from outbox_pipelines.consumer.messages import FirstStatement
+    from outbox_pipelines.consumer.psycopg_transactions import FirstStatement
 
     for kind in (psycopg.Cursor, psycopg.AsyncCursor):
         for name in ("execute", "executemany", "stream", "copy"):

@@ -33,14 +33,14 @@ from outbox_pipelines.consumer import (
     handling,
     membership,
     processor,
-    queries,
 )
+from outbox_pipelines.consumer import consumer_queries as queries
 from outbox_pipelines.consumer.breaker import Breaker
 from outbox_pipelines.consumer.config import StoppedError
+from outbox_pipelines.consumer.consumer import drive
 from outbox_pipelines.consumer.crash_guard import CrashGuard
 from outbox_pipelines.consumer.membership import Member
 from outbox_pipelines.consumer.processor import Work
-from outbox_pipelines.consumer.run_sync import drive
 
 Request = tuple[Any, ...]
 TOP: Final = ("top",)

@@ -26,18 +26,17 @@ import confluent_kafka
 from outbox_pipelines.consumer import (
     Consumer,
     attempts,
+    base_consumer,
     crash_guard,
     handling,
     inbox,
-    lost_clients,
     membership,
     processor,
 )
-from outbox_pipelines.consumer import consumer as blocking
-from outbox_pipelines.consumer.run_sync import drive
+from outbox_pipelines.consumer.consumer import drive
 from tests.model.relay.tape import DifferentError, EndOfTapeError, Tape
 
-_TIMED: Final = (attempts, blocking, handling, lost_clients, membership, processor)
+_TIMED: Final = (attempts, base_consumer, handling, membership, processor)
 _LEAVING: Final = "outbox-leaving"
 _LOST: Final = "outbox-lost-client"
 _CALLBACK: Final = "callback"

@@ -15,11 +15,11 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import migrate, queries
+from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import migrate
+from outbox_pipelines.consumer.consumer import drive
 from outbox_pipelines.consumer.crash_guard import CrashGuard
-from outbox_pipelines.consumer.inbox import Arrival, Inbox, Waiting, array
-from outbox_pipelines.consumer.run_sync import drive
-from outbox_pipelines.consumer.tables import bucket
+from outbox_pipelines.consumer.inbox import Arrival, Inbox, Waiting, array, bucket
 from outbox_pipelines.local import Stack
 from tests.conftest import fresh_database, wait_until
 from tests.model.consumer.database import Blocked, Database, Session
@@ -159,7 +159,7 @@ class Real:
 
 
 def _sent(message: Message) -> Any:
-    from outbox_pipelines.consumer.reading import sent_at
+    from outbox_pipelines.consumer.event_reading import sent_at
 
     return sent_at(message)  # type: ignore[arg-type]
 

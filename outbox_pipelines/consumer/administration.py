@@ -1,0 +1,250 @@
+"""What an operator does in the database of consumers: their tables, backlogs and dead letters.
+
+Invariants:
+- `sql/consumer/` makes the tables, each file one statement that changes nothing where it has run before.
+- What was recorded within `keep` stays, however old its event is; what goes, goes a day at a time.
+- Nothing is lost: a discarded dead letter keeps its content until it is pruned.
+- Each replay and each discard leaves a row in `inbox_audit`, in its own transaction: who, when, why, which.
+- Ids alone do not select dead letters of several sources to be replayed or discarded.
+- A consumer sees a replayed message within a second; the message has all its attempts again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, LiteralString
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+
+from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer.inbox import Backlog
+from outbox_pipelines.core import scripts
+from outbox_pipelines.errors import SetupError
+
+# The ring has 64 days. A day is emptied this long after its last event was handled, and has to be before its
+# place is used again.
+MOST_DAYS: Final = 50
+_AT_ONCE: Final = 10_000
+Connection = psycopg.Connection[Any]
+Action = Literal["replay", "discard"]
+_ACT: Final[dict[Action, LiteralString]] = {
+    "replay": queries.REPLAY,
+    "discard": queries.DISCARD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What `prune` did."""
+
+    emptied: tuple[str, ...]
+    """Partitions."""
+    busy: tuple[str, ...]
+    """Partitions that were in use; the next call empties them."""
+    deleted: int
+    """Rows of ids that contain no time."""
+    received: int
+    """Handled or discarded messages of the inbox."""
+
+
+def migrate(connection: Connection) -> None:
+    """Create the tables in the first schema of the search_path; existing ones do not change.
+
+    An open transaction includes the change; otherwise the change is committed.
+
+    Raises:
+        SetupError: the schema has a table of another shape with a name of the consumer's.
+    """
+    try:
+        with connection.transaction():
+            for file in scripts.files("consumer"):
+                connection.execute(file.read_bytes())
+    except psycopg.errors.RaiseException as error:
+        diag = error.diag
+        raise SetupError(f"{diag.message_primary}: {diag.message_hint}") from None
+
+
+def prune(connection: Connection, keep: timedelta) -> Pruned:
+    """Delete the records of events handled longer than `keep` ago, 1 to 50 days; needs the tables' owner.
+
+    A partition is emptied once everything in it is that old. Only a consumer that handles an event of such an
+    old day waits, while its rows are read: up to 0.5 s per million.
+
+    Raises:
+        SetupError: `keep` is out of range, or the connection has an open transaction.
+    """
+    if not timedelta(days=1) <= keep <= timedelta(days=MOST_DAYS):
+        raise SetupError(f"keep is {keep}: give 1 to {MOST_DAYS} days")
+    if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        raise SetupError("the connection has an open transaction: commit it first")
+    with connection.transaction():
+        names = [name for (name,) in _rows(connection, queries.PARTITIONS)]
+    emptied, busy = [], []
+    for name in names:
+        try:
+            if _empty(connection, name, keep):
+                emptied.append(name)
+        except psycopg.errors.LockNotAvailable:
+            busy.append(name)
+    deleted, received = (
+        _delete(connection, query, keep) for query in (queries.DELETE_OTHERS, queries.DELETE_RECEIVED)
+    )
+    return Pruned(tuple(emptied), tuple(busy), deleted, received)
+
+
+def _empty(connection: Connection, name: str, keep: timedelta) -> bool:
+    # regclass::text has quoted the name, and qualified it where it must be.
+    partition = {"partition": sql.SQL(name)}
+    is_over = sql.SQL(queries.IS_OVER).format(**partition)
+    with connection.transaction():
+        if not _value(connection, is_over, {"keep": keep}):
+            return False
+    with connection.transaction():
+        connection.execute(queries.LOCK_TIMEOUT)
+        connection.execute(sql.SQL(queries.LOCK).format(**partition))
+        # A consumer can have handled an event of that day since.
+        if not _value(connection, is_over, {"keep": keep}):
+            return False
+        connection.execute(sql.SQL(queries.EMPTY).format(**partition))
+        return True
+
+
+def _delete(connection: Connection, query: LiteralString, keep: timedelta) -> int:
+    deleted = 0
+    while True:
+        with connection.transaction():
+            now = connection.execute(query, {"keep": keep, "limit": _AT_ONCE}).rowcount
+        deleted += now
+        if now < _AT_ONCE:
+            return deleted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Selects the dead letters that match all given conditions."""
+
+    ids: tuple[UUID, ...] = ()
+    """Of events; with `dedupe="key"` as the inbox has them."""
+    source: str | None = None
+    event_type: str | None = None
+    key: str | None = None
+    """The aggregate's id."""
+    error: str | None = None
+    """A part of the reason."""
+    since: datetime | None = None
+    until: datetime | None = None
+    """When they were received; an aware time."""
+
+    def parameters(self, state: str = "failed") -> dict[str, Any]:
+        """Return the parameters of the queries."""
+        return asdict(self) | {"ids": list(self.ids) or None, "state": state}
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRow:
+    """A dead letter, without its content."""
+
+    seq: int
+    id: str
+    source: str
+    event_type: str
+    key: str
+    topic: str
+    partition: int
+    offset: int
+    attempts: int
+    received_at: datetime
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Dead letters, the newest first, and their number by reason."""
+
+    total: int
+    by_error: dict[str, int] = field(default_factory=dict)
+    rows: list[DeadLetterRow] = field(default_factory=list)
+
+
+def find(connection: Connection, which: Filter, *, limit: int = 50, discarded: bool = False) -> Found:
+    """Return the selected dead letters.
+
+    Args:
+        limit: rows at most; the counts are of all.
+        discarded: return discarded ones instead.
+    """
+    given = which.parameters("discarded" if discarded else "failed") | {"limit": limit}
+    counts = _rows(connection, queries.COUNT_DEAD_LETTERS, given)
+    rows = _rows(connection, queries.LIST_DEAD_LETTERS, given)
+    by_error: dict[str, int] = {error or "": count for error, count in counts}
+    return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
+
+
+def show(connection: Connection, message_id: UUID) -> list[dict[str, Any]]:
+    """Return a message with its content and audit, for each source; an empty list if it does not exist."""
+    return [
+        {**row, "payload": _text(payload), "headers": dict(headers)}
+        for row, payload, headers in _rows(connection, queries.SHOW, {"id": message_id})
+    ]
+
+
+def act(connection: Connection, action: Action, which: Filter, *, actor: str, reason: str) -> int:
+    """Replay or discard the selected dead letters; return their number.
+
+    Args:
+        actor: who does it, for the audit.
+        reason: why, for the audit.
+
+    Raises:
+        SetupError: ids are given without a source, and several sources have them.
+    """
+    given = which.parameters() | {"actor": actor, "reason": reason}
+    with connection.transaction():
+        require_one_source(connection, which)
+        return connection.execute(_ACT[action], given).rowcount
+
+
+def require_one_source(connection: Connection, which: Filter) -> None:
+    """Raise `SetupError` if ids select dead letters of several sources."""
+    if not which.ids or which.source is not None:
+        return
+    sources = [source for (source,) in _rows(connection, queries.SOURCES_OF_DEAD_LETTERS, which.parameters())]
+    if len(sources) > 1:
+        raise SetupError(
+            f"dead letters of several sources have these ids ({', '.join(sources)}), and none was changed: "
+            "add --source with the one that you mean"
+        )
+
+
+def backlogs(connection: Connection) -> list[Backlog]:
+    """Return the backlog of every source that has waiting messages or dead letters."""
+    return [Backlog.of(*row) for row in _rows(connection, queries.STATUS, {})]
+
+
+def _text(payload: bytes | None) -> Any:
+    """JSON as it is meant, text as it is, bytes in hexadecimal."""
+    if payload is None:
+        return None
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return payload.hex()
+
+
+def _rows(connection: Connection, query: Any, given: Any = None) -> list[tuple[Any, ...]]:
+    """Return rows as tuples, regardless of the connection's row factory."""
+    with connection.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+        return cursor.execute(query, given).fetchall()
+
+
+def _value(connection: Connection, query: Any, given: Any) -> Any:
+    [(value,)] = _rows(connection, query, given)
+    return value

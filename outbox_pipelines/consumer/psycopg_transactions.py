@@ -1,0 +1,340 @@
+"""Transactions of psycopg, blocking or not: how a consumer connects, begins and commits.
+
+Several statements are one message: BEGIN and the first one, the last one and COMMIT.
+
+Invariants:
+- A message of several statements has no parameters: the first statement is prepared under a name of SQL, and
+  executed with literals that libpq quotes.
+- If the session has lost the prepared statement (DEALLOCATE, a pooler), nothing was done: the transaction is
+  rolled back, and the statement sent in the usual way.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors, generators, pq
+
+from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer.transactions import (
+    ENDED,
+    IDLE,
+    Listening,
+    Rows,
+    TransactionError,
+    break_off,
+    check_open,
+    cut_off,
+    made,
+)
+from outbox_pipelines.core import pooler
+from outbox_pipelines.core import session as sessions
+from outbox_pipelines.core.secret import check_dsn, register_dsn
+from outbox_pipelines.errors import SetupError
+
+Connection = psycopg.Connection[Any]
+AsyncConnection = psycopg.AsyncConnection[Any]
+_CONNECT_SECONDS: Final = 10
+# With names that show in pg_stat_activity what a session waits for.
+_FIRST: Final = {queries.RECORD: "record", queries.RECORD_MANY: "record_many"}
+_AnyConnection = Connection | AsyncConnection
+_LOST: Final = b"26000"
+_THERE: Final = b"42P05"
+_FAILED: Final = pq.ExecStatus.FATAL_ERROR
+# Where a pooler or a handler takes the statement away again and again, the attempts would cost more.
+_MOST_LOSSES: Final = 10
+_OPEN: Final = "the connection has an open transaction: commit it in `connect`"
+_LATE: Final = (
+    "a statement ran on the connection after its handler had returned: wait in the handler for the threads "
+    "and tasks that it starts with the connection, or give them a connection of their own"
+)
+_RELEASE_AND_COMMIT: Final = queries.RELEASE_AND_COMMIT.encode()
+
+
+def dsn(conninfo: str, source: str) -> Callable[[], Connection]:
+    """Connects to the database of a connection string.
+
+    Behind a pooler nothing is prepared: in transaction mode it would be in another session, or be another
+    client's.
+
+    Raises:
+        SetupError: it is none.
+    """
+    _require_dsn(conninfo)
+
+    def connect() -> Connection:
+        connection = psycopg.connect(conninfo, **_options(source))
+        if pooler.is_between(connection):
+            connection.prepare_threshold = None
+        connection.execute(sessions.pin(sessions.SHARED))
+        return connection
+
+    return connect
+
+
+def async_dsn(conninfo: str, source: str) -> Callable[[], Awaitable[AsyncConnection]]:
+    """The same, asynchronous."""
+    _require_dsn(conninfo)
+
+    async def connect() -> AsyncConnection:
+        connection = await psycopg.AsyncConnection.connect(conninfo, **_options(source))
+        if await pooler.is_between_async(connection):
+            connection.prepare_threshold = None
+        await connection.execute(sessions.pin(sessions.SHARED))
+        return connection
+
+    return connect
+
+
+def _require_dsn(conninfo: str) -> None:
+    if conninfo:
+        register_dsn(conninfo)
+        try:
+            check_dsn(conninfo)
+        except ValueError as error:
+            raise SetupError(f"dsn {error}") from None
+
+
+def _options(source: str) -> dict[str, Any]:
+    name = f"consumer {source}"[:63]
+    return {
+        "autocommit": True,
+        "connect_timeout": _CONNECT_SECONDS,
+        "fallback_application_name": name,
+        **sessions.CONNECTION,
+    }
+
+
+class Connections(Listening):
+    """One connection of psycopg for all transactions; another one where it is lost."""
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        super().__init__()
+        self._connect = connect
+        self._connection: Connection | None = None
+        self._first: FirstStatement | None = None
+        self._is_new = True
+        self._is_committed = False
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        if self._connection is None or self._connection.closed:
+            self._connection = made(self._connect(), psycopg.Connection, "connect")
+            self.hear(self._connection)
+            self._first = FirstStatement(self._connection)
+            self._is_new = True
+        connection = self._connection
+        if connection.pgconn.transaction_status != IDLE:
+            # Ours would be a part of it.
+            raise SetupError(_OPEN if self._is_new else _LATE)
+        self._is_new = False
+        # Also after a ROLLBACK by the handler: otherwise each statement would be committed separately.
+        if connection.autocommit:
+            connection.autocommit = False
+        self._is_committed = False
+        try:
+            # Not `connection.transaction()`, which sends its COMMIT alone.
+            yield connection
+            if not self._is_committed:
+                check_open(connection.pgconn.transaction_status)
+                connection.commit()
+        except psycopg.Rollback:
+            raise TransactionError(ENDED) from None
+        except TimeoutError:
+            cut_off(connection)
+            raise
+        finally:
+            if connection.pgconn.transaction_status != IDLE:
+                if self._first is not None:
+                    self._first.rolled_back()
+                with suppress(psycopg.Error):
+                    connection.rollback()
+                if connection.pgconn.transaction_status != IDLE:
+                    connection.close()
+
+    async def rows(self, transaction: Connection, query: str, given: Mapping[str, Any]) -> Rows:
+        first = self._first
+        if first is not None and (message := first.message(query, given)) is not None:
+            rows = first.rows(query, send(transaction, message))
+            if rows is not None:
+                return rows
+            transaction.rollback()
+        with transaction.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+            cursor.execute(query.encode(), given)
+            return cursor.fetchall() if cursor.description is not None else []
+
+    async def require_open(self, transaction: Connection) -> None:
+        check_open(transaction.pgconn.transaction_status)
+
+    async def release(self, transaction: Connection) -> bool:
+        require_success(transaction, send(transaction, _RELEASE_AND_COMMIT))
+        self._is_committed = True
+        return True
+
+    def abort(self) -> None:
+        if self._connection is not None:
+            break_off(self._connection)
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+class AsyncConnections(Listening):
+    """The same with an asynchronous connection."""
+
+    def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]]) -> None:
+        super().__init__()
+        self._connect = connect
+        self._connection: AsyncConnection | None = None
+        self._first: FirstStatement | None = None
+        self._is_new = True
+        self._is_committed = False
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        if self._connection is None or self._connection.closed:
+            connecting = self._connect()
+            opened = await connecting if inspect.isawaitable(connecting) else connecting
+            self._connection = made(opened, psycopg.AsyncConnection, "connect")
+            self.hear(self._connection)
+            self._first = FirstStatement(self._connection)
+            self._is_new = True
+        connection = self._connection
+        if connection.pgconn.transaction_status != IDLE:
+            raise SetupError(_OPEN if self._is_new else _LATE)
+        self._is_new = False
+        if connection.autocommit:
+            await connection.set_autocommit(False)
+        self._is_committed = False
+        try:
+            yield connection
+            if not self._is_committed:
+                check_open(connection.pgconn.transaction_status)
+                await connection.commit()
+        except psycopg.Rollback:
+            raise TransactionError(ENDED) from None
+        finally:
+            if connection.pgconn.transaction_status != IDLE:
+                if self._first is not None:
+                    self._first.rolled_back()
+                with suppress(psycopg.Error):
+                    await connection.rollback()
+                if connection.pgconn.transaction_status != IDLE:
+                    await connection.close()
+
+    async def rows(self, transaction: AsyncConnection, query: str, given: Mapping[str, Any]) -> Rows:
+        first = self._first
+        if first is not None and (message := first.message(query, given)) is not None:
+            rows = first.rows(query, await send_async(transaction, message))
+            if rows is not None:
+                return rows
+            await transaction.rollback()
+        async with transaction.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+            await cursor.execute(query.encode(), given)
+            return await cursor.fetchall() if cursor.description is not None else []
+
+    async def require_open(self, transaction: AsyncConnection) -> None:
+        check_open(transaction.pgconn.transaction_status)
+
+    async def release(self, transaction: AsyncConnection) -> bool:
+        require_success(transaction, await send_async(transaction, _RELEASE_AND_COMMIT))
+        self._is_committed = True
+        return True
+
+    def abort(self) -> None:
+        if self._connection is not None:
+            break_off(self._connection)
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+
+
+class FirstStatement:
+    """For one connection, blocking or not; must be used by one thread or task."""
+
+    def __init__(self, connection: _AnyConnection) -> None:
+        self._connection = connection
+        self._quote = pq.Escaping(connection.pgconn).escape_literal
+        self._prepared: set[str] = set()
+        self._losses = 0
+
+    def message(self, query: str, given: Mapping[str, Any]) -> bytes | None:
+        """Return BEGIN and a statement as one message; None if the statement must be sent as usual."""
+        its = self._connection
+        if query not in _FIRST or its.pgconn.transaction_status != IDLE or self._losses == _MOST_LOSSES:
+            return None
+        if its.prepare_threshold is None:
+            return None
+        if any(each is not None for each in (its.isolation_level, its.read_only, its.deferrable)):
+            return None
+        name, prepare, order = _prepared(query)
+        encoding = its.info.encoding
+        values = (given[each] for each in order)
+        literals = [b"NULL" if it is None else self._quote(str(it).encode(encoding)) for it in values]
+        begin = b"BEGIN;" if query in self._prepared else b"BEGIN;" + prepare
+        return begin + b"EXECUTE " + name + b"(" + b",".join(literals) + b")"
+
+    def rows(self, query: str, results: Sequence[pq.abc.PGresult]) -> list[tuple[Any, ...]] | None:
+        """Return the rows of the message's last statement; None if it must be sent as usual after a rollback.
+
+        Raises:
+            psycopg.Error: the statement failed.
+        """
+        last = results[-1]
+        code = last.error_field(pq.DiagnosticField.SQLSTATE)
+        if code == _THERE and query not in self._prepared:
+            self._prepared.add(query)
+        elif code == _LOST and query in self._prepared:
+            self._prepared.clear()
+            self._losses += 1
+        else:
+            require_success(self._connection, results)
+            self._prepared.add(query)
+            loads = psycopg.adapt.Transformer.from_context(self._connection)
+            loads.set_pgresult(last)
+            return loads.load_rows(0, last.ntuples, tuple)
+        return None
+
+    def rolled_back(self) -> None:
+        """psycopg removes prepared statements at a rollback."""
+        self._prepared.clear()
+
+
+def send(connection: psycopg.Connection[Any], message: bytes) -> list[pq.abc.PGresult]:
+    """Send a message, and return the results of its statements; the last one may be an error."""
+    # Not by a cursor, which sends BEGIN separately.
+    with connection.lock:
+        connection.pgconn.send_query(message)
+        return connection.wait(generators.execute(connection.pgconn))
+
+
+async def send_async(connection: psycopg.AsyncConnection[Any], message: bytes) -> list[pq.abc.PGresult]:
+    """As `send`."""
+    async with connection.lock:
+        connection.pgconn.send_query(message)
+        return await connection.wait(generators.execute(connection.pgconn))
+
+
+def require_success(connection: _AnyConnection, results: Sequence[pq.abc.PGresult]) -> None:
+    """Raise psycopg's error if a message failed; no statement behind the one that failed was executed."""
+    if results[-1].status == _FAILED:
+        raise errors.error_from_result(results[-1], encoding=connection.info.encoding)
+
+
+@functools.cache
+def _prepared(query: str) -> tuple[bytes, bytes, Sequence[str]]:
+    """Return the name of a statement, what prepares it, and its parameters in order."""
+    order: dict[str, int] = {}
+    text = re.sub(r"%\((\w+)\)s", lambda found: f"${order.setdefault(found[1], len(order) + 1)}", query)
+    # Another version's statement, in a session that a pooler has given to both, has another name.
+    name = f"outbox_{_FIRST[query]}_{hashlib.sha256(text.encode()).hexdigest()[:16]}".encode()
+    return name, b"PREPARE " + name + b" AS " + text.encode() + b";", tuple(order)
