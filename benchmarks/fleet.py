@@ -107,16 +107,17 @@ def _outboxes(servers: Settings, number: int) -> Iterator[list[Settings]]:
 def _relays(outboxes: list[Settings]) -> Iterator[subprocess.Popen[bytes]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outbox-bench-")))
-        file = folder / "outboxes.toml"
-        entries = [f'kafka = "{outboxes[0].kafka}"']
+        file = folder / "outbox.toml"
+        lines = ["[outbox]", f'kafka = "{outboxes[0].kafka}"']
+        secrets = {f"DSN_OF_{settings.name}": settings.dsn.reveal() for settings in outboxes}
         for settings in outboxes:
-            entries += ["[[outbox]]", f'name = "{settings.name}"', f'dsn = "{settings.dsn.reveal()}"']
-            entries += [f'topic = "{settings.topic}"']
-        file.write_text("\n".join(["[defaults]", *entries]))
+            lines += [f"[outboxes.{settings.name}]", f'dsn = {{ env = "DSN_OF_{settings.name}" }}']
+            lines += [f'topics.topic = "{settings.topic}"']
+        file.write_text("\n".join(lines))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
         process = subprocess.Popen(
             [sys.executable, "-m", "outbox_pipelines", "relay", "--all"],
-            env=environment | {"OUTBOX_OUTBOXES_FILE": str(file)},
+            env=environment | secrets | {"OUTBOX_CONFIG": str(file)},
             stderr=subprocess.DEVNULL,
         )
         try:

@@ -10,6 +10,7 @@ import resource
 import sys
 import tempfile
 import threading
+import tomllib
 from datetime import date
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def _watch(directory: Path, sizes: list[int], stop: threading.Event) -> None:
 
 
 def main() -> None:
-    settings = load_settings(consumers_file=sys.argv[2])
+    settings = load_settings(consumers=tomllib.loads(Path(sys.argv[2]).read_text()))
     log.configure(settings)
     sizes, stop = [0], threading.Event()
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as directory:

@@ -1,5 +1,7 @@
 """The page settings.md, made of `Settings`: `.venv/bin/python docs/settings_page.py` writes it."""
 
+# ruff: noqa: E501 - lines of the page
+
 from __future__ import annotations
 
 import typing
@@ -8,64 +10,75 @@ from typing import Final, Literal
 
 from pydantic.fields import FieldInfo
 
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.config.fields import SECTIONS
+from outbox_pipelines.settings import Settings, variable
 
+_HEAD: Final = ("| Setting | Values | Default | Meaning |", "|---|---|---|---|")
 PAGE: Final = Path(__file__).parent / "settings.md"
-GROUPS: Final = {
-    "Several outboxes": "name outboxes_file",
-    "Servers and tables": "dsn kafka kafka_config_file db_schema table_file connect connector",
-    "Topics": "topic topic_map_file create_topics create_topics_pattern create_topics_max topic_partitions "
-    "topic_replication",
-    "Messages": "value_format header_names flat_members tombstones cloudevents_source",
-    "Delivery": "delivery transaction_seconds batch_events batch_bytes lease_seconds breaker_seconds",
-    "Rejected events": "max_attempts retry_seconds on_dead_letter dead_letter_topics dead_letter_command",
-    "Metrics, logs and traces": "metrics_port metrics_address log_level log_format tracing",
-    "Days and the archive": "partitions_ahead close_after_minutes archive archive_readers retention_days "
-    "key_retention_days clean_after_hours months_ahead expectations",
-    "Checks and alerts": "warn_at error_at alerts alert_after_seconds ui_url runbook_url",
-    "Event catalog and consumers": "catalog_file consumers_file consumer_dsn consumer_schema drain_consumers",
-    "Dagster": "session_seconds run_retention_days",
-    "Local stack": "local_dir local_jars local_postgres local_grace_seconds",
-}
 INTRODUCTION: Final = """\
 <!-- Generated from the settings: run `.venv/bin/python docs/settings_page.py`. Do not edit. -->
 # Settings
-A setting is an environment variable, or a line `NAME=value` in the file that `OUTBOX_SETTINGS_FILE` names. If
-both have a value, the environment wins. An empty variable counts as not set. A name that is almost that of a
-setting is logged as a warning.
+A setting is an entry of `outbox.toml`, or an environment variable:
+```toml
+#:schema outbox.schema.json
+[outbox]
+dsn = { env = "OUTBOX_DSN" }
+kafka = "broker:9092"
 
-Each command except `outbox lint-writes` checks all values when it starts; a file of Kafka settings that it
-may not read, only if it needs Kafka. If a value is wrong, it prints one line that names the setting, and ends
-with exit code 2. Passwords and tokens never appear in messages:
-`OUTBOX_DSN`, `OUTBOX_CONSUMER_DSN`, `OUTBOX_ALERTS`, `OUTBOX_CONNECT` and `OUTBOX_DEAD_LETTER_COMMAND` are
-secrets.
-Passwords in other settings are refused.
+[topics]
+topic_partitions = 12      # the same as OUTBOX_TOPIC_PARTITIONS=12
+```
+- The file is `outbox.toml` in the working directory, or what `OUTBOX_CONFIG` names. The environment wins over it. It can
+  also list [several outboxes](outboxes.md).
+- An entry is the variable's name in lower case, without `OUTBOX_`, in the section in which it stands below.
+- A table (`topic_map`, `header_names`, `warn_at`, …) is a table in the file, and in a variable `name=value,name=value` or a
+  JSON object.
+- A path in the file is relative to the file. An empty variable counts as not set. A variable whose name is almost that
+  of a setting is logged as a warning.
 
-In Dagster, an outbox can override each of them: see [Outboxes in a Dagster project](dagster.md).
+| Command | What it does |
+|---|---|
+| `outbox init` | writes a first file, with what it finds in the database, and its JSON Schema |
+| `outbox config check` | shows all mistakes in the file and the environment, with their lines; exit code 1 if there are any |
+| `outbox config show` | shows the value of each setting, and where it comes from |
+| `outbox config schema` | prints the JSON Schema, with which editors complete and check the file (`#:schema` in its first line) |
+
+Each command except `outbox lint-writes` checks all values when it starts; files with Kafka's secrets it reads only if it
+needs Kafka. If a value is wrong, it prints one line that names the setting and where it stands,
+and ends with exit code 2.
+
+## Kafka's client
+```toml
+[kafka]                                            # the same as OUTBOX_KAFKA_CONFIG
+security.protocol = "SASL_SSL"
+sasl.mechanism = "SCRAM-SHA-512"
+sasl.username = "outbox"
+sasl.password = { file = "/run/secrets/kafka" }    # read again for each new client
+```
+
+## Secrets
+`OUTBOX_DSN`, `OUTBOX_CONSUMER_DSN`, `OUTBOX_ALERTS`, `OUTBOX_CONNECT` and `OUTBOX_DEAD_LETTER_COMMAND` are secrets. The
+file names where each is: `dsn = { env = "ORDERS_DSN" }`, or `dsn = { file = "/run/secrets/orders" }`. A `dsn`,
+`consumer_dsn` or `connect` without a password may be written as it is. Passwords and tokens never appear in messages, and
+passwords in other settings are refused.
+
+In Dagster, an outbox can override each setting: see [Outboxes in a Dagster project](dagster.md).
 """
-
-
-def name_of(field: str) -> str:
-    """The environment variable of a setting."""
-    return Settings.model_fields[field].alias or f"OUTBOX_{field.upper()}"
 
 
 def page() -> str:
     """The whole page, in Markdown."""
     parts = [INTRODUCTION]
-    for title, fields in GROUPS.items():
-        rows = [_row(field) for field in fields.split()]
-        parts.append(
-            "\n".join(
-                [f"## {title}", "| Setting | Values | Default | Meaning |", "|---|---|---|---|", *rows, ""]
-            )
-        )
+    for section, model in SECTIONS.items():
+        rows = [_row(field) for field in model.model_fields]
+        title = f"## {str(model.__doc__).removesuffix('.')} `[{section}]`"
+        parts.append("\n".join([title, *_HEAD, *rows, ""]))
     return "\n".join(parts)
 
 
 def _row(name: str) -> str:
     field = Settings.model_fields[name]
-    return f"| `{name_of(name)}` | {_values(field)} | {_default(field)} | {field.description} |"
+    return f"| `{variable(name)}` | {_values(field)} | {_default(field)} | {field.description} |"
 
 
 def _default(field: FieldInfo) -> str:
@@ -74,10 +87,12 @@ def _default(field: FieldInfo) -> str:
         return f"`{value}`".lower()
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return "" if value in (None, "") or str(value) == "" else f"`{value}`"
+    return "" if value in (None, "", {}) or str(value) == "" else f"`{value}`"
 
 
 def _values(field: FieldInfo) -> str:
+    if typing.get_origin(field.annotation) is dict:
+        return "table"
     kinds = [
         kind for kind in (typing.get_args(field.annotation) or [field.annotation]) if kind is not type(None)
     ]

@@ -1,4 +1,4 @@
-"""A code location that has outboxes and nothing else: the environment's, or those of OUTBOX_OUTBOXES_FILE.
+"""A code location that has outboxes and nothing else: the environment's, or those of `outbox.toml`.
 
 Beside definitions of your own, call `outbox_pipelines.defs.outbox_definitions` and merge what it returns.
 """

@@ -1,29 +1,23 @@
-"""The outboxes that commands, a fleet and Dagster serve: one of the environment, or those of a file.
+"""The outboxes that commands, a fleet and Dagster serve: one of the environment, or those of `outbox.toml`.
 
 Invariants:
-- A value of an outbox wins over the file's defaults, and those over the environment. The DSN, the name and
-  the description of an existing table are never inherited: two outboxes would be one.
-- A wrong entry is an error of that outbox, in one line; the others are loaded.
+- What an outbox's own section says wins over the environment, and that over the sections for all. The DSN,
+  the name and the description of an existing table are never inherited: two outboxes would be one.
+- A wrong section is an error of that outbox, in one line; the others are loaded.
 """
 
 from __future__ import annotations
 
-import difflib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict
 
-from outbox_pipelines.config.outboxes_file import Entry, read_outboxes
+from outbox_pipelines.config.file import ConfigFile, read_config_file
+from outbox_pipelines.core.secret import register_variables
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.settings import SECRET, Settings, load_settings_with, setting_names
-
-# Not of an outbox, but of the process that serves it, or of the machine.
-_OF_THE_PROCESS: Final = frozenset(
-    {"name", "outboxes_file", "local_dir", "local_jars", "local_postgres", "local_grace_seconds"}
-)
+from outbox_pipelines.settings import Settings, values_of, warn_of_mistyped
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +51,7 @@ class Outboxes:
         if name in self.errors:
             raise SetupError(f"outbox {name}: {self.errors[name]}")
         if name not in self.settings:
-            where = f"{self.file} does not list it" if self.file else "OUTBOX_OUTBOXES_FILE is not set"
+            where = f"{self.file} does not list it" if self.file else "no outbox.toml lists several"
             raise SetupError(f"no outbox {name}: {where}; choose {', '.join(self.names)}")
         return self.settings[name]
 
@@ -76,65 +70,36 @@ class Outboxes:
 
 
 def load_outboxes(**given: Any) -> Outboxes:
-    """Return the outboxes of OUTBOX_OUTBOXES_FILE; if it is not set, the environment's.
+    """Return the outboxes of `outbox.toml`; if it lists none, the only one of the file and the environment.
 
     Args:
         given: values that win over all others, also None.
 
     Raises:
-        SetupError: the environment or the file cannot be used; an entry alone does not raise.
+        SetupError: the environment or the file cannot be used; an outbox's own section alone does not raise.
     """
-    base = load_settings_with(given)
-    path = base.outboxes_file
-    if path is None:
-        return Outboxes({base.name: base})
-    found = Outboxes({}, file=path)
-    for entry in read_outboxes(path):
+    register_variables()
+    warn_of_mistyped()
+    config = read_config_file()
+    if config is None or not config.outboxes:
+        only = values_of(config, None, given).checked()
+        return Outboxes({only.name: only}, file=None)
+    if config.shared.mistakes:
+        raise SetupError("; ".join(config.shared.mistakes))
+    found = Outboxes({}, file=config.path)
+    for name in config.outboxes:
         try:
-            found.settings[entry.name] = _settings(entry, given)
+            found.settings[name] = _settings(config, name, given)
         except SetupError as error:
-            found.errors[entry.name] = str(error)
-            found.settings.pop(entry.name, None)
+            found.errors[name] = str(error)
     return found
 
 
-def _settings(entry: Entry, given: dict[str, Any]) -> Settings:
-    if entry.error:
-        raise SetupError(entry.error)
-    # Two outboxes never share a connector.
-    values: dict[str, Any] = {"table_file": None, "connector": "", "name": entry.name, "outboxes_file": None}
-    for name, value in entry.values.items():
-        values[_field(name)] = value
-    for name, variable in entry.variables.items():
-        field_name = _field(name, is_variable=True)
-        values[field_name] = _value(name, variable)
-    if not values.get("dsn"):
-        raise SetupError('names no database: add dsn_variable = "ORDERS_DSN" (or dsn = "…")')
-    return load_settings_with(values | given)
-
-
-def _field(name: str, *, is_variable: bool = False) -> str:
-    """Return the field of a setting that an outbox can have."""
-    known = {key: field for key, field in setting_names().items() if field not in _OF_THE_PROCESS}
-    if is_variable:
-        known = {key: field for key, field in known.items() if field in SECRET}
-    if name in known:
-        return known[name]
-    shown = f"{name}_variable" if is_variable else name
-    close = difflib.get_close_matches(name, known, n=1)
-    remedy = (
-        f"did you mean {close[0]}{'_variable' if is_variable else ''}?" if close else "see docs/settings.md"
-    )
-    raise SetupError(f"{shown} is not a setting of an outbox: {remedy}")
-
-
-def _value(name: str, variable: object) -> str:
-    if not isinstance(variable, str):
-        raise SetupError(f"{name}_variable must be the name of an environment variable, in quotes")
-    value = os.environ.get(variable)
-    if not value:
-        raise SetupError(f"{name}_variable names {variable}, which is not set: set it, or correct the name")
-    return value
+def _settings(config: ConfigFile, name: str, given: dict[str, Any]) -> Settings:
+    values = values_of(config, name, given)
+    if not values.mistakes and not values.values.get("dsn"):
+        raise SetupError('names no database: add dsn = { env = "ORDERS_DSN" }')
+    return values.checked()
 
 
 def _tables(settings: Settings) -> tuple[object, ...]:

@@ -1,10 +1,10 @@
 """The settings of one outbox: loaded, checked, and asked for.
 
 Invariants:
-- A setting is named ``OUTBOX_<FIELD>``, in the environment or in the file that ``OUTBOX_SETTINGS_FILE`` names
-  (lines ``NAME=value``); the environment wins.
-- Values are checked once, here and in `config.types`; a wrong one is a `SetupError` that names the setting
-  and the remedy.
+- A setting is the variable ``OUTBOX_<FIELD>``, or an entry of `outbox.toml`. What an outbox of several has
+  in its own section wins over the environment, and the environment over the file.
+- Values are checked once, here and in `config`; a wrong one is a `SetupError` that names the setting, where
+  it stands, and the remedy.
 - What holds a password or a token is a `Secret`. No other setting may: credentials in one are refused.
 """
 
@@ -14,26 +14,33 @@ import difflib
 import logging
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    DotEnvSettingsSource,
-    PydanticBaseSettingsSource,
-)
 
 from outbox_pipelines.config.fields import Fields
-from outbox_pipelines.core.secret import Secret, first_line, register, register_dsn, register_variables
+from outbox_pipelines.config.file import (
+    NOT_SHARED,
+    SECRET,
+    VARIABLE,
+    ConfigFile,
+    Entries,
+    read_config_file,
+    setting_names,
+)
+from outbox_pipelines.core.secret import Secret, register, register_dsn, register_variables
 from outbox_pipelines.errors import SetupError
 
 _LOG: Final = logging.getLogger(__name__)
 # Of which the log has a line.
 _mistyped: Final[set[str]] = set()
-SECRET: Final = frozenset({"dsn", "consumer_dsn", "alerts", "connect", "dead_letter_command"})
 NO_ARCHIVE: Final = "none"
 """As OUTBOX_ARCHIVE: days are dropped without being archived."""
+# These can contain a secret in the wrong place, so no message shows their values.
+_NOT_SHOWN: Final = SECRET | {
+    *("archive", "consumers", "db_schema", "kafka", "kafka_config", "runbook_url", "ui_url"),
+}
 
 
 class Settings(Fields):
@@ -94,8 +101,94 @@ class Settings(Fields):
         return self.kafka
 
 
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The values of the settings of one outbox, and where each comes from; not checked yet."""
+
+    values: dict[str, Any]
+    """By field; without defaults."""
+    origins: dict[str, str]
+    """By field: the variable, or the file and its line."""
+    mistakes: tuple[str, ...] = ()
+    """What is wrong with the file, a line each."""
+
+    def checked(self) -> Settings:
+        """Return the settings.
+
+        Raises:
+            SetupError: values do not fit; the message names each.
+        """
+        try:
+            found = Settings(**self.values)
+        except ValidationError as error:
+            raise SetupError("; ".join((*self.mistakes, *self._lines(error)))) from None
+        if self.mistakes:
+            raise SetupError("; ".join(self.mistakes))
+        return found
+
+    def all_mistakes(self) -> list[str]:
+        """Return what is wrong, a line for each."""
+        try:
+            Settings(**self.values)
+        except ValidationError as error:
+            return [*self.mistakes, *self._lines(error)]
+        return list(self.mistakes)
+
+    def _lines(self, error: ValidationError) -> list[str]:
+        return [self._one_line(problem) for problem in error.errors()]
+
+    def _one_line(self, problem: Any) -> str:
+        location = str(problem["loc"][0]) if problem["loc"] else "settings"
+        name = location.lower().removeprefix("outbox_") if location.startswith("OUTBOX_") else location
+        name = setting_names().get(name, name)
+        origin = self.origins.get(name, variable(name))
+        given = problem["input"]
+        # A table may be long, and what is wrong in it is named.
+        is_shown = name not in _NOT_SHOWN and len(problem["loc"]) == 1 and not isinstance(given, dict)
+        return f"{origin}{f'={given}:' if is_shown else ''} {problem['msg'].removeprefix('Value error, ')}"
+
+
+def variable(field: str) -> str:
+    """Return the environment variable of a setting."""
+    return Settings.model_fields[field].alias or f"OUTBOX_{field.upper()}"
+
+
+def values_of(config: ConfigFile | None, outbox: str | None, given: Mapping[str, Any]) -> Values:
+    """Return the values of one outbox.
+
+    Args:
+        config: the file; None if there is none.
+        outbox: the name of one of several; None for the only one.
+        given: values by field that win over all others, also None.
+    """
+    environment = {
+        field: os.environ[name]
+        for field in Settings.model_fields
+        # An empty variable counts as not set.
+        if os.environ.get(name := variable(field))
+    }
+    entries = own = Entries()
+    if config is not None:
+        entries = config.shared if outbox is None else config.of(outbox)
+        own = entries if outbox is None else config.outboxes[outbox]
+    values, origins = dict(entries.values), {}
+    for field in entries.values:
+        place = entries.places.get(field)
+        if config is not None and place is not None:
+            origins[field] = f"{config.path} line {config.line(place)}: {place[-1]}"
+    for field, value in environment.items():
+        if outbox is None or (field not in NOT_SHARED and field not in own.values):
+            values[field] = value
+            origins[field] = variable(field)
+    for field, value in given.items():
+        values[field] = value
+        origins.pop(field, None)
+    mistakes = config.shared.mistakes if config is not None else []
+    return Values(values, origins, (*mistakes, *(own.mistakes if outbox is not None else ())))
+
+
 def load_settings(**overrides: Any) -> Settings:
-    """The settings from the environment and the file of OUTBOX_SETTINGS_FILE; overrides by field name win.
+    """The settings from the environment and `outbox.toml`; overrides by field name win.
 
     Raises:
         SetupError: a value does not fit; the message names the setting.
@@ -110,28 +203,14 @@ def load_settings_with(given: Mapping[str, Any]) -> Settings:
         SetupError: a value does not fit; the message names the setting.
     """
     register_variables()
-    path = os.environ.get("OUTBOX_SETTINGS_FILE")
-    if path and not Path(path).is_file():
-        raise SetupError(
-            f"OUTBOX_SETTINGS_FILE names {path}, which is not a file: correct the path or unset it"
-        )
-    try:
-        in_file = DotEnvSettingsSource(Settings, env_file=path).env_vars if path else {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(
-            f"OUTBOX_SETTINGS_FILE={path} cannot be read as UTF-8 text: {first_line(error)}"
-        ) from None
-    _warn_of_mistyped({name.upper() for name in (*os.environ, *in_file)})
-    try:
-        return Settings(_env_file=path, **given)
-    except ValidationError as error:
-        raise SetupError("; ".join(_one_line(problem) for problem in error.errors())) from None
+    warn_of_mistyped()
+    return values_of(read_config_file(), None, given).checked()
 
 
-def _warn_of_mistyped(names: set[str]) -> None:
+def warn_of_mistyped() -> None:
     """Log what is almost a setting, once in a process; no error, since a program may have such a name."""
-    known = {f"OUTBOX_{name.upper()}" for name in setting_names()} | {"OUTBOX_SETTINGS_FILE"}
-    for name in sorted(names - known - _mistyped):
+    known = {f"OUTBOX_{name.upper()}" for name in setting_names()} | {VARIABLE}
+    for name in sorted(os.environ.keys() - known - _mistyped):
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.9) if name.startswith("OUTBOX_") else ()
         if close:
             _mistyped.add(name)
@@ -146,42 +225,4 @@ def make_settings(**given: Any) -> Settings:
     """
     if unknown := given.keys() - Settings.model_fields.keys():
         raise TypeError(f"no settings: {', '.join(sorted(unknown))}")
-    try:
-        return _Given(**given)
-    except ValidationError as error:
-        raise SetupError("; ".join(_one_line(problem) for problem in error.errors())) from None
-
-
-class _Given(Settings):
-    """Settings without the environment."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
-
-
-def setting_names() -> dict[str, str]:
-    """Return the field of each setting by its name in a file: in lower case, without OUTBOX_."""
-    return {
-        (field.alias or name).lower().removeprefix("outbox_"): name
-        for name, field in Settings.model_fields.items()
-    }
-
-
-def _one_line(problem: Any) -> str:
-    field = str(problem["loc"][0]) if problem["loc"] else "settings"
-    name = field if field.startswith("OUTBOX_") else f"OUTBOX_{field.upper()}"
-    # These can contain a secret in the wrong place, so their values are not shown either.
-    is_shown = name.removeprefix("OUTBOX_").lower() not in {
-        *SECRET,
-        "archive",
-        "kafka",
-        "kafka_config_file",
-        "schema",
-        "ui_url",
-        "runbook_url",
-    }
-    value = f"={problem['input']}:" if is_shown else ""
-    return f"{name}{value} {problem['msg'].removeprefix('Value error, ')}"
+    return Values(given, {}).checked()

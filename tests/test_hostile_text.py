@@ -153,13 +153,10 @@ def test_idle_connections_take_no_threads(monkeypatch: pytest.MonkeyPatch) -> No
             one.close()
 
 
-def test_a_client_that_reads_trusts_whom_the_file_says(tmp_path: object) -> None:
+def test_a_client_that_reads_trusts_whom_the_settings_say() -> None:
     """Guards against a reconciliation that cannot fetch its token, where the relay can."""
-    from pathlib import Path
-
-    file = Path(str(tmp_path)) / "kafka.conf"
-    file.write_text("https.ca.location=/ca.pem\nsasl.mechanism=OAUTHBEARER\nlinger.ms=5\n")
-    settings = load_settings(kafka="broker:9092", kafka_config_file=file)
+    config = "https.ca.location=/ca.pem,sasl.mechanism=OAUTHBEARER,linger.ms=5"
+    settings = load_settings(kafka="broker:9092", kafka_config=config)
     assert client.consumer_config(settings) == {
         "https.ca.location": "/ca.pem",
         "sasl.mechanism": "OAUTHBEARER",
@@ -241,15 +238,15 @@ def test_a_terminal_that_cannot_show_it_gets_escapes() -> None:
 
 def test_a_password_in_a_wrong_place_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a connection string as a name, and a password behind a broker's colon."""
-    outboxes = tmp_path / "outboxes.toml"
-    outboxes.write_text('[[outbox]]\nname = "postgresql://u:hunter2@h/d"\ndsn_variable = "NO_SUCH"\n')
-    monkeypatch.setenv("OUTBOX_OUTBOXES_FILE", str(outboxes))
+    outboxes = tmp_path / "outbox.toml"
+    outboxes.write_text('[outboxes."postgresql://u:hunter2@h/d"]\ndsn = { env = "NO_SUCH" }\n')
+    monkeypatch.setenv("OUTBOX_CONFIG", str(outboxes))
     for arguments in (["status", "--all"], ["status", "--all", "--json"], ["status"], ["relay", "--all"]):
         result = CliRunner().invoke(cli, arguments)
         assert result.exit_code == 2
         assert "hunter2" not in result.output
         assert "hunter2" not in result.stderr
-    monkeypatch.delenv("OUTBOX_OUTBOXES_FILE")
+    monkeypatch.delenv("OUTBOX_CONFIG")
     monkeypatch.setenv("OUTBOX_KAFKA", "relay:hunter2")
     result = CliRunner().invoke(cli, ["status"])
     assert "'relay' has no port from 1 to 65535" in result.output

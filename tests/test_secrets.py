@@ -97,7 +97,7 @@ ARCHIVES = (
     "gs://hunter2@bucket",
 )
 CONSUMERS = tuple(
-    f"[billing]\ndsn = {text}"
+    f"[consumers.billing]\ndsn = {text}"
     for text in (
         f'"postgresql://billing:hunter2%xyzzy9@{AWAY}/b"',
         f'"postgresql+psycopg://billing:hunter2@{AWAY}/b"',
@@ -112,12 +112,12 @@ SWAPPED = tuple(
     {**FINE, name: f"postgresql://relay:hunter2@{AWAY}/shop"}
     for name in (
         "OUTBOX_KAFKA",
-        "OUTBOX_KAFKA_CONFIG_FILE",
+        "OUTBOX_KAFKA_CONFIG",
         "OUTBOX_TABLE_FILE",
         "OUTBOX_TOPIC",
-        "OUTBOX_TOPIC_MAP_FILE",
-        "OUTBOX_SETTINGS_FILE",
-        "OUTBOX_CONSUMERS_FILE",
+        "OUTBOX_TOPIC_MAP",
+        "OUTBOX_CONFIG",
+        "OUTBOX_CONSUMERS",
         "OUTBOX_CATALOG_FILE",
         "OUTBOX_UI_URL",
         "OUTBOX_LOG_LEVEL",
@@ -153,22 +153,20 @@ def misconfigurations(directory: Path) -> Iterator[dict[str, str]]:
     """The environment of each."""
     yield from ({**FINE, "OUTBOX_DSN": dsn} for dsn in DSNS)
     yield from ({**FINE, "OUTBOX_CONSUMER_DSN": dsn} for dsn in DSNS)
-    for number, text in enumerate(KAFKA_FILES):
-        file = directory / f"kafka-{number}.conf"
-        file.write_text(text)
-        yield {**FINE, "OUTBOX_KAFKA_CONFIG_FILE": str(file)}
+    for text in KAFKA_FILES:
+        yield {**FINE, "OUTBOX_KAFKA_CONFIG": text.replace("\n", ",")}
     yield from ({**FINE, "OUTBOX_ALERTS": address} for address in ADDRESSES)
     yield from ({**FINE, "OUTBOX_ARCHIVE": archive} for archive in ARCHIVES)
     for number, text in enumerate(CONSUMERS):
-        file = directory / f"consumers-{number}.toml"
+        file = directory / f"outbox-{number}.toml"
         file.write_text(text)
-        yield {**FINE, "OUTBOX_CONSUMERS_FILE": str(file)}
+        yield {**FINE, "OUTBOX_CONFIG": str(file)}
     yield from SWAPPED
     yield {**FINE, "OUTBOX_KAFKA": f"relay:hunter2@{AWAY}"}
     yield {**FINE, "OUTBOX_KAFKA": f"SASL_SSL://relay:hunter2@{AWAY}"}
     yield {**FINE, "OUTBOX_UI_URL": "https://relay:hunter2@dagster.example.com"}
     yield {**FINE, "OUTBOX_RUNBOOK_URL": "https://relay:hunter2@wiki.example.com"}
-    yield {**FINE, "OUTBOX_KAFKA_CONFIG_FILE": "sasl.username=a\nsasl.password=hunter2"}
+    yield {**FINE, "OUTBOX_KAFKA_CONFIG": "sasl.username=a\nsasl.password=hunter2"}
 
 
 def leaks(text: str) -> list[str]:

@@ -35,14 +35,11 @@ def test_brokers_have_all_kinds_of_addresses() -> None:
     assert make_settings(kafka=brokers).kafka == brokers
 
 
-def test_a_mistyped_name_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_mistyped_name_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Guards against an operator who believes in exactly_once, which the relay does not know of."""
     monkeypatch.setattr(settings, "_mistyped", set())
-    path = tmp_path / "settings"
-    path.write_text("OUTBOX_RETENTION_DAY=s3cr3t\nOUTBOX_OF_THE_SHOP=1\nOTHER=1\n")
-    monkeypatch.setenv("OUTBOX_SETTINGS_FILE", str(path))
+    monkeypatch.setenv("OUTBOX_RETENTION_DAY", "s3cr3t")
+    monkeypatch.setenv("OUTBOX_OF_THE_SHOP", "1")
     monkeypatch.setenv("OUTBOX_DELIVERI", "exactly_once")
     for _ in range(2):
         load_settings()
@@ -54,10 +51,10 @@ def test_a_mistyped_name_is_said(
 
 def test_a_settings_file_that_is_not_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a traceback of pages for one wrong character in a password."""
-    file = tmp_path / "outbox.env"
-    file.write_bytes("OUTBOX_DSN=password=Müller".encode("latin-1"))
-    monkeypatch.setenv("OUTBOX_SETTINGS_FILE", str(file))
-    with pytest.raises(SetupError, match=r"^OUTBOX_SETTINGS_FILE=.* cannot be read as UTF-8 text: [^\n]*$"):
+    file = tmp_path / "outbox.toml"
+    file.write_bytes('[outbox]\nkafka = "Müller"'.encode("latin-1"))
+    monkeypatch.setenv("OUTBOX_CONFIG", str(file))
+    with pytest.raises(SetupError, match=r"outbox.toml cannot be read as UTF-8 text: [^\n]*$"):
         load_settings()
 
 

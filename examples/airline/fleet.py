@@ -183,24 +183,25 @@ def _of_carrier(stream: Iterator[Operation], carrier: str) -> Iterator[Operation
 
 
 def _environment(airlines: list[Airline], home: Path) -> dict[str, str]:
-    """Return the environment of the relay and of Dagster, and write the file of outboxes that it names."""
-    file = home / "outboxes.toml"
+    """Return the environment of the relay and of Dagster, and write the `outbox.toml` that it names."""
+    file = home / "outbox.toml"
     lines = [
-        "[defaults]",
+        "[outbox]",
         f"kafka = {json.dumps(airlines[0].settings.require_kafka())}",
         f'schema = "{SCHEMA}"',
-        f'archive = "{home}/archive/{{outbox}}"',
+        "[days]",
+        'archive = "archive/{outbox}"',
     ]
     for airline in airlines:
+        # The directory is this user's alone.
+        (home / f"{airline.name}.dsn").write_text(airline.settings.require_dsn())
         lines += [
-            "[[outbox]]",
-            f'name = "{airline.name}"',
-            # In production dsn_variable, with the DSN in a secret. The directory is this user's alone.
-            f"dsn = {json.dumps(airline.settings.require_dsn())}",
-            f'topic = "{airline.settings.topic}"',
+            f"[outboxes.{airline.name}]",
+            f'dsn = {{ file = "{airline.name}.dsn" }}',
+            f'topics.topic = "{airline.settings.topic}"',
         ]
     file.write_text("\n".join(lines) + "\n")
-    return {**base_environment(home), "OUTBOX_OUTBOXES_FILE": str(file)}
+    return {**base_environment(home), "OUTBOX_CONFIG": str(file)}
 
 
 def _work(airlines: list[Airline], relay: Relay, require_alive: Callable[[], None]) -> None:
@@ -231,6 +232,6 @@ Dagster: {address}
   one of them                    {address}/locations/outbox/asset-groups/outbox_delta/lineage
 One process relays all three. Kill it, and watch it come back:
   kill -9 {pid}
-  OUTBOX_OUTBOXES_FILE={home}/outboxes.toml outbox status --all
+  OUTBOX_CONFIG={home}/outbox.toml outbox status --all
 Each airline has {_PER_SECOND:.0f} operations a second. Ctrl-C ends everything.
 """

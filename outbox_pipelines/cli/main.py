@@ -17,6 +17,7 @@ from outbox_pipelines.cli.adopt import adopt
 from outbox_pipelines.cli.archive import archive
 from outbox_pipelines.cli.catalog import catalog
 from outbox_pipelines.cli.cdc import cdc, cutover
+from outbox_pipelines.cli.config import config, init
 from outbox_pipelines.cli.consumer import consumer
 from outbox_pipelines.cli.dead_letters import dead_letters
 from outbox_pipelines.cli.debezium import debezium
@@ -35,6 +36,39 @@ from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import NotReadyError, SetupError
 
+# In the order in which a person needs them; each with a line that is short enough for a terminal.
+_COMMANDS: Final[dict[str, tuple[tuple[click.Command, str], ...]]] = {
+    "First": (
+        (init, "Write a first outbox.toml."),
+        (config, "Check and show the settings."),
+        (migrate, "Create or update the outbox's tables."),
+        (relay, "Relay committed events to Kafka, until stopped."),
+        (status, "Show backlog, lag, owners, and failed checks."),
+    ),
+    "Operate": (
+        (dead_letters, "List, show, replay and discard dead letters."),
+        (alerts, "Send a test alert."),
+        (shards, "Show the owner of each shard; change their number."),
+        (partitions, "List, create, close and drop days."),
+        (archive, "Archive, prove, restore and query days."),
+        (reconcile, "Compare a day with the topics and the consumers."),
+        (quality, "Show what Great Expectations finds in the data."),
+        (catalog, "Compare the event catalog with the table."),
+        (consumer, "Manage idempotent consumers."),
+    ),
+    "Change how events are read": (
+        (cdc, "Read events from PostgreSQL's log, by a slot."),
+        (cutover, "Change where relays read, while writers run."),
+        (table, "Describe, check and clean an existing outbox table."),
+        (adopt, "Move an existing table to the append-only outbox."),
+        (debezium, "Configure and watch Debezium in Kafka Connect."),
+    ),
+    "Develop": (
+        (local, "Run PostgreSQL and Kafka on this machine."),
+        (lint_writes, "Find writes that are not in one transaction."),
+    ),
+}
+
 
 class _Cli(click.Group):
     """Turns the errors that a person has to act on into one line and an exit code."""
@@ -45,6 +79,11 @@ class _Cli(click.Group):
             if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
                 stream.reconfigure(errors="backslashreplace")
         return super().main(*given, **named)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in _COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl([(str(each.name), text) for each, text in commands])
 
     def invoke(self, context: click.Context) -> object:
         import psycopg
@@ -80,30 +119,15 @@ def _end(why: str, code: int) -> NoReturn:
 def cli() -> None:
     """Relay a transactional outbox from PostgreSQL to Kafka.
 
-    Settings come from the environment (OUTBOX_DSN, OUTBOX_KAFKA, …) or from the file that
-    OUTBOX_SETTINGS_FILE names; OUTBOX_OUTBOXES_FILE lists several outboxes. Exit codes: 0 success; 1 check
+    Settings come from the environment (OUTBOX_DSN, OUTBOX_KAFKA, …) or from outbox.toml, in the working
+    directory or where OUTBOX_CONFIG says; it may list several outboxes. Exit codes: 0 success; 1 check
     failed or nothing matched; 2 usage or configuration error.
     """
 
 
-for each in (
-    *(
-        adopt,
-        alerts,
-        archive,
-        catalog,
-        cdc,
-        consumer,
-        cutover,
-        dead_letters,
-        debezium,
-        lint_writes,
-        local,
-        migrate,
-    ),
-    *(partitions, quality, reconcile, relay, shards, status, table),
-):
-    cli.add_command(each)
+for each in _COMMANDS.values():
+    for command, _ in each:
+        cli.add_command(command)
 
 # These wait for a lock for some seconds, and then name the session that has it; also `migrate --check`.
 READING: Final = (
@@ -115,7 +139,7 @@ READING: Final = (
 add_to(
     cli,
     # A linter in an application's CI has no settings of a relay.
-    excluded=(lint_writes, local),
+    excluded=(lint_writes, local, config, init),
     many=(status,),
     lists=(relay,),
     # If the output is redirected to that file, the shell has emptied it by now.

@@ -18,7 +18,7 @@ from outbox_pipelines.outboxes import Outboxes, load_outboxes
 from outbox_pipelines.settings import Settings, load_settings
 
 _NAME: Final = "outbox_pipelines.outbox"
-_HELP: Final = "Outbox to use (name from OUTBOX_OUTBOXES_FILE; default: the only one)."
+_HELP: Final = "Outbox to use (name from outbox.toml; default: the only one)."
 
 
 def add_to(

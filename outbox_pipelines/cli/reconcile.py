@@ -21,7 +21,7 @@ from outbox_pipelines.settings import Settings
     "--consumer",
     "names",
     multiple=True,
-    help="Only this consumer (name from OUTBOX_CONSUMERS_FILE); repeatable.",
+    help="Only this consumer (name from [consumers.NAME] in outbox.toml); repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(

@@ -46,7 +46,7 @@ from outbox_pipelines.settings import Settings
     "slot:NAME (what Debezium, which read this slot, has not published), or a pg_snapshot. Refused once the "
     "outbox has been relayed.",
 )
-@click.option("--all", "of_all", is_flag=True, help="Relay all outboxes of OUTBOX_OUTBOXES_FILE.")
+@click.option("--all", "of_all", is_flag=True, help="Relay all outboxes of outbox.toml.")
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),

@@ -7,10 +7,9 @@ Invariants:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from outbox_pipelines.config.types import (
     ANY_CASE,
@@ -19,22 +18,21 @@ from outbox_pipelines.config.types import (
     Brokers,
     ConnectorName,
     ConnectUrls,
-    ConsumersFile,
+    Consumers,
     DrainConsumers,
     Dsn,
     FlatMembers,
     HeaderNames,
-    KafkaConfigFile,
+    KafkaConfig,
     Limits,
     Link,
-    OutboxesFile,
     OutboxName,
     Replicas,
     SchemaName,
     SecretCommand,
     TableFile,
     Topic,
-    TopicMapFile,
+    TopicMap,
     TopicPatterns,
     UriReference,
 )
@@ -43,31 +41,31 @@ from outbox_pipelines.core.secret import Secret
 Readers = Literal["owner", "group", "everyone"]
 
 
-class Fields(BaseSettings):
-    """The fields of `Settings`."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="OUTBOX_", frozen=True, extra="ignore", env_ignore_empty=True, populate_by_name=True
-    )
+class Outbox(BaseModel):
+    """The outbox and its servers."""
 
     name: OutboxName = Field(
         default="outbox",
         description="Name of the outbox in Dagster, metrics, logs and alerts: lower-case letters, digits and "
         "`_`.",
     )
-    outboxes_file: OutboxesFile = Field(
-        default=None,
-        description="TOML file that lists [several outboxes](outboxes.md), each with a name, a DSN, and what "
-        "differs from these settings.",
-    )
     dsn: Dsn = Field(
         default=Secret(), description="Connection string or URL of the database, in the format of libpq."
     )
     kafka: Brokers = Field(default="", description="Bootstrap servers as `host:port`, separated by commas.")
-    kafka_config_file: KafkaConfigFile = Field(
+    kafka_config: KafkaConfig = Field(
+        default={},
+        description="Settings of librdkafka (`security.protocol=SASL_SSL`); in the file the section "
+        "`[kafka]`. The relay refuses those that would break a guarantee.",
+    )
+    # Not `schema`: that name belongs to pydantic.
+    db_schema: SchemaName = Field(
+        default="public", alias="OUTBOX_SCHEMA", description="Schema of the outbox tables."
+    )
+    table_file: TableFile = Field(
         default=None,
-        description="File of librdkafka settings, a line `name=value` each (`security.protocol=SASL_SSL`). "
-        "The relay refuses settings that would break a guarantee.",
+        description="TOML file that describes an [existing outbox table](existing-tables.md), which the "
+        "relay publishes as it is.",
     )
     connect: ConnectUrls = Field(
         default=Secret(),
@@ -79,24 +77,20 @@ class Fields(BaseSettings):
         description="Name of Debezium's connector for this outbox in the Kafka Connect cluster. If not set: "
         "the outbox's name.",
     )
-    # Not `schema`: that name belongs to pydantic.
-    db_schema: SchemaName = Field(
-        default="public", alias="OUTBOX_SCHEMA", description="Schema of the outbox tables."
-    )
-    table_file: TableFile = Field(
-        default=None,
-        description="TOML file that describes an [existing outbox table](existing-tables.md), which the "
-        "relay publishes as it is.",
-    )
+
+
+class Topics(BaseModel):
+    """Topics."""
+
     topic: Topic = Field(
         default="{aggregate_type}-events",
         description="Topic template. It may contain `{aggregate_type}` and `{event_type}`, each also with "
         "`:lower` (`domain-events.{aggregate_type:lower}`).",
     )
-    topic_map_file: TopicMapFile = Field(
-        default=None,
-        description="File of lines `event_type=topic` for event types with a topic of their own; the topic "
-        "may be a template. All other types use `OUTBOX_TOPIC`.",
+    topic_map: TopicMap = Field(
+        default={},
+        description="Topics of event types that have one of their own (`order.paid=payments`); a topic may "
+        "be a template. All other types use `OUTBOX_TOPIC`.",
     )
     create_topics: bool = Field(
         default=False,
@@ -107,7 +101,7 @@ class Fields(BaseSettings):
         default="",
         description="Names of topics that the relay may create, as shell patterns separated by spaces "
         "(`shop-*-events billing-*`). If not set: the names that `OUTBOX_TOPIC` and "
-        "`OUTBOX_TOPIC_MAP_FILE` produce.",
+        "`OUTBOX_TOPIC_MAP` produce.",
     )
     create_topics_max: int = Field(
         default=50,
@@ -129,17 +123,22 @@ class Fields(BaseSettings):
         le=32_767,
         description="Replicas of a topic that the relay creates; -1 is the default of the broker.",
     )
+
+
+class Messages(BaseModel):
+    """Messages."""
+
     value_format: Literal["payload", "flat", "envelope", "cloudevents"] = Field(
         default="payload", description="Shape of a message's value: see [Messages](messages.md#value)."
     )
     header_names: HeaderNames = Field(
-        default="",
+        default={},
         description="Other names of headers, as `id=event-id,version=,aggregate-id=aggregate-id`: the first "
         "is renamed, the second is omitted, and the third adds a header that otherwise is only "
         "the key.",
     )
     flat_members: FlatMembers = Field(
-        default="",
+        default={},
         description="Other names of the members that `flat` adds, as "
         "`event_type=type,idempotency_key=,event_id=id`: the first is renamed, the second is omitted, and "
         "the third is added. Also `aggregate_type` and `aggregate_id`.",
@@ -151,6 +150,26 @@ class Fields(BaseSettings):
     )
     cloudevents_source: UriReference = Field(
         default="/outbox", description="The attribute `source` of CloudEvents, a URI reference."
+    )
+    # Not looked into here: a mistake in a text about events must not stop those who publish them.
+    catalog_file: Path | None = Field(
+        default=None, description="YAML file that documents the event types: see [the catalog](catalog.md)."
+    )
+
+
+class Relay(BaseModel):
+    """The relay."""
+
+    delivery: Literal["at_least_once", "exactly_once"] = Field(
+        default="at_least_once",
+        description="`exactly_once` publishes in Kafka transactions, for consumers with "
+        "`isolation.level=read_committed`.",
+    )
+    transaction_seconds: float = Field(
+        default=10.0,
+        ge=1.0,
+        le=86_400.0,
+        description="With `exactly_once`: how long the broker keeps the transaction of a relay that crashed.",
     )
     batch_events: int = Field(
         default=5000,
@@ -170,23 +189,13 @@ class Fields(BaseSettings):
         le=300.0,
         description="If a relay sends no heartbeat for this long, it loses its shard.",
     )
-    delivery: Literal["at_least_once", "exactly_once"] = Field(
-        default="at_least_once",
-        description="`exactly_once` publishes in Kafka transactions, for consumers with "
-        "`isolation.level=read_committed`.",
-    )
-    transaction_seconds: float = Field(
-        default=10.0,
-        ge=1.0,
-        le=86_400.0,
-        description="With `exactly_once`: how long the broker keeps the transaction of a relay that crashed.",
-    )
     breaker_seconds: float = Field(
         default=5.0,
         ge=0.5,
         le=86_400.0,
         description="If Kafka acknowledges nothing for this long, the relay treats it as unavailable.",
     )
+
     max_attempts: int = Field(
         default=5,
         ge=1,
@@ -215,6 +224,11 @@ class Fields(BaseSettings):
         "while it runs). Of the relay's environment it gets only `PATH`, `HOME`, `TZ`, the "
         "locale and similar variables: no settings and no secrets.",
     )
+
+
+class Telemetry(BaseModel):
+    """Metrics, logs and traces."""
+
     metrics_port: int | None = Field(
         default=None,
         ge=0,
@@ -243,6 +257,11 @@ class Fields(BaseSettings):
         "unchanged. The standard variables `OTEL_…` say where spans go: see "
         "[Traces](metrics.md#traces).",
     )
+
+
+class Days(BaseModel):
+    """Days and the archive."""
+
     partitions_ahead: int = Field(
         default=14,
         ge=8,
@@ -273,6 +292,9 @@ class Fields(BaseSettings):
         description="Number of days that stay in the table; with 0, a day stays only until it is closed and "
         "proven.",
     )
+    key_retention_days: int = Field(
+        default=30, ge=1, le=36_500, description="How long an idempotency key is remembered, in days."
+    )
     clean_after_hours: float | None = Field(
         default=None,
         ge=0.0,
@@ -288,30 +310,23 @@ class Fields(BaseSettings):
         "that `outbox table months` and Dagster make. If not set, none are: the application or pg_partman "
         "does.",
     )
-    # Not looked into here: a mistake in a text about events must not stop those who publish them.
-    catalog_file: Path | None = Field(
-        default=None, description="YAML file that documents the event types: see [the catalog](catalog.md)."
-    )
     expectations: Path | None = Field(
         default=None,
         description="Directory of a Great Expectations project, which gets the results of archived days and "
         "may add expectations: see [Data quality](days.md#data-quality).",
     )
-    consumers_file: ConsumersFile = Field(
-        default=None,
-        description="TOML file of the consumers that `outbox reconcile` compares: see "
-        "[reconciliation](reconciliation.md).",
-    )
-    key_retention_days: int = Field(
-        default=30, ge=1, le=36_500, description="How long an idempotency key is remembered, in days."
-    )
+
+
+class Checks(BaseModel):
+    """Checks and alerts."""
+
     warn_at: Limits = Field(
-        default="",
+        default={},
         description="Limits of checks for a warning that differ from [the "
         "defaults](operating.md#the-checks), as `lag=30,backlog=off`.",
     )
     error_at: Limits = Field(
-        default="",
+        default={},
         description="Limits of checks for an error, which is an alert, that differ from [the "
         "defaults](operating.md#the-checks), as `lag=120,keys=off`.",
     )
@@ -332,6 +347,16 @@ class Fields(BaseSettings):
         description="Address of the page [Operating](operating.md), for links in messages and checks. If it "
         "is not set, failing checks in Dagster contain the chapter.",
     )
+
+
+class Consumer(BaseModel):
+    """Consumers."""
+
+    consumers: Consumers = Field(
+        default={},
+        description="Consumers that `outbox reconcile` compares; in the file sections `[consumers.NAME]`: "
+        "see [reconciliation](reconciliation.md).",
+    )
     consumer_dsn: Dsn = Field(
         default=Secret(),
         description="Connection string or URL of a consumer's database, for `outbox consumer …`.",
@@ -345,6 +370,11 @@ class Fields(BaseSettings):
         "(`billing.events:consumer`): see [Slow "
         "handlers](consuming-tuning.md#slow-handlers-receive-then-process).",
     )
+
+
+class Dagster(BaseModel):
+    """Dagster."""
+
     session_seconds: float = Field(
         default=600.0,
         ge=1.0,
@@ -358,6 +388,10 @@ class Fields(BaseSettings):
         description="How long Dagster keeps finished relay sessions and other runs that recur all day, in "
         "days. Runs of days, and the newest run of each job, always stay.",
     )
+
+
+class Local(BaseModel):
+    """The local stack."""
 
     local_dir: Path = Field(
         default=Path("~/.cache/outbox-pipelines/local"), description="Data and logs of the local stack."
@@ -377,3 +411,26 @@ class Fields(BaseSettings):
         le=1_000_000.0,
         description="The local stack stops when it has not been used for this long.",
     )
+
+
+SECTIONS: Final[dict[str, type[BaseModel]]] = {
+    "outbox": Outbox,
+    "topics": Topics,
+    "messages": Messages,
+    "relay": Relay,
+    "telemetry": Telemetry,
+    "days": Days,
+    "checks": Checks,
+    "consumer": Consumer,
+    "dagster": Dagster,
+    "local": Local,
+}
+"""The sections of `outbox.toml`, in the order of its documentation, and their fields."""
+WHOLE: Final = {"kafka": "kafka_config", "consumers": "consumers"}
+"""Sections that are the value of one field."""
+
+
+class Fields(Local, Dagster, Consumer, Checks, Days, Telemetry, Relay, Messages, Topics, Outbox):
+    """The fields of `Settings`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)

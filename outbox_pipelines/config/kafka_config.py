@@ -1,18 +1,19 @@
-"""The file of settings of Kafka's client, and which it may not have, each with the reason.
+"""The settings of Kafka's client that a user gives, and which they may not be, each with the reason.
 
 Invariants:
-- No message shows a line: it may contain a password.
+- No message shows a value: it may be a password.
 - A setting is reserved if it changes what is published, in which order, or what the client reports about it.
-- What the relay sets itself is reserved: a line that has no effect is an error, not a silence.
+- What the relay sets itself is reserved: an entry that has no effect is an error, not a silence.
 - Aliases are reserved with the names they stand for.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Final
 
+from outbox_pipelines.config.tables import as_table, is_reference, resolved
 from outbox_pipelines.core.secret import SECRET_NAME, register
 
 # The form of librdkafka's setting names.
@@ -58,7 +59,7 @@ _REASONS: Final = {
     "log.queue": "the relay reads the client's log between its own steps",
     "internal.termination.signal": "the relay has its own handlers of signals",
     "test.mock.num.brokers": "events would be published to brokers that exist only in the client",
-    "default.topic.config": "it would set other settings; write each as its own line",
+    "default.topic.config": "it would set other settings; write each by its own name",
     "default_topic_conf": _OBJECT,
     "opaque": _OBJECT,
     "interceptors": _OBJECT,
@@ -67,7 +68,7 @@ _REASONS: Final = {
     "ssl_certificate": "write ssl.certificate.pem or ssl.certificate.location",
     "ssl_ca": "write ssl.ca.pem or ssl.ca.location",
     "ssl_engine_callback_data": _OBJECT,
-    "oauthbearer_token_refresh_cb": "a file has no callback; use sasl.oauthbearer.method=oidc",
+    "oauthbearer_token_refresh_cb": "a table has no callback; use sasl.oauthbearer.method=oidc",
 }
 
 
@@ -78,30 +79,37 @@ def reason(name: str) -> str | None:
         if one in _REASONS:
             return _REASONS[one]
     # Of librdkafka, and of its Python client.
-    return "a file has no callback" if name.endswith(("_cb", ".cb", "on_commit")) else None
+    return "a table has no callback" if name.endswith(("_cb", ".cb", "on_commit")) else None
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Return the lines ``name=value``; skip blank lines and comments.
+def read_config(given: Any, *, is_resolved: bool = True) -> dict[str, Any]:
+    """Return the settings of a table, with the values that stand elsewhere (`{ file = … }`) read now.
+
+    Args:
+        given: see `as_table`.
+        is_resolved: whether values that stand elsewhere are read; otherwise they are not looked for.
 
     Raises:
-        ValueError: the file cannot be read, a line is not valid, or has a reserved setting.
+        ValueError: a name is reserved or none, or a value cannot be read.
     """
-    try:
-        lines = path.read_text().splitlines()
-    except UnicodeDecodeError:
-        raise ValueError("is not UTF-8 text: name a file of lines name=value") from None
-    except OSError as error:
-        raise ValueError(f"cannot be read ({error.strerror}): name a file of lines name=value") from None
     found: dict[str, Any] = {}
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if not line or line.startswith("#"):
-            continue
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if not equals or not _NAME.fullmatch(name):
-            raise ValueError(f"has a line that is not name=value: correct line {number}")
+    for name, value in _flat(as_table(given), ""):
+        if not _NAME.fullmatch(name):
+            raise ValueError("has a name that is none of librdkafka's: write for example security.protocol")
         if (why := reason(name)) is not None:
             raise ValueError(f"has {name}: remove it: {why}")
-        found[name] = value
-    register(*(value for name, value in found.items() if SECRET_NAME.search(name)))
+        try:
+            found[name] = resolved(value) if is_resolved else value
+        except ValueError as error:
+            raise ValueError(f"has {name}, which {error}") from None
+    register(*(str(value) for name, value in found.items() if SECRET_NAME.search(name)))
     return found
+
+
+def _flat(table: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """TOML reads `security.protocol = …` as a table in a table."""
+    for name, value in table.items():
+        if isinstance(value, dict) and not is_reference(value):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

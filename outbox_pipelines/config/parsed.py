@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from outbox_pipelines.config import flat_members as members
 from outbox_pipelines.config import header_names as headers
-from outbox_pipelines.config.consumers_file import Consumer, read_consumers
+from outbox_pipelines.config.consumers import Consumer, read_consumers
 from outbox_pipelines.config.fields import Fields
 from outbox_pipelines.config.kafka_config import read_config
 from outbox_pipelines.config.table_mapping import Mapping, read_mapping
@@ -29,18 +29,25 @@ def mapping(settings: Fields) -> Mapping | None:
 
 
 def kafka_config(settings: Fields) -> dict[str, Any]:
-    """Return the user's own settings of Kafka's client."""
-    return _read(read_config, "KAFKA_CONFIG_FILE", settings.kafka_config_file) or {}
+    """Return the user's own settings of Kafka's client.
+
+    Raises:
+        SetupError: the variable or the file of a secret is not there.
+    """
+    try:
+        return read_config(settings.kafka_config)
+    except ValueError as error:
+        raise SetupError(f"OUTBOX_KAFKA_CONFIG {error}") from None
 
 
 def topic_map(settings: Fields) -> dict[str, TopicTemplate]:
     """Return the topics of event types that have one of their own."""
-    return _read(read_map, "TOPIC_MAP_FILE", settings.topic_map_file) or {}
+    return read_map(settings.topic_map)
 
 
 def consumers(settings: Fields) -> dict[str, Consumer]:
     """Return the consumers to reconcile, by name."""
-    return _read(read_consumers, "CONSUMERS_FILE", settings.consumers_file) or {}
+    return read_consumers(settings.consumers)
 
 
 def header_names(settings: Fields) -> dict[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
+
+from outbox_pipelines.config.tables import as_table
 
 CHECKS: Final = (
     "lag",
@@ -27,26 +29,25 @@ CHECKS: Final = (
 """The names of `quality.rules.RULES`, which settings cannot import."""
 
 
-def read_thresholds(text: str) -> dict[str, float | None]:
-    """Return the limits in a text such as ``lag=30,backlog=off``, by the name of the rule; None for off.
+def read_thresholds(given: Any) -> dict[str, float | None]:
+    """Return the limits of a table such as ``lag=30,backlog=off``, by the name of the rule; None for off.
 
     Raises:
         ValueError: a name is unknown, or a limit is not a number.
     """
     limits: dict[str, float | None] = {}
-    for item in filter(None, (item.strip() for item in text.split(","))):
-        name, _, limit = (part.strip() for part in item.partition("="))
+    for name, limit in as_table(given).items():
         if name not in CHECKS:
             raise ValueError(f"no check is named {name!r}: write NAME=LIMIT,… with {', '.join(CHECKS)}")
         try:
             limits[name] = None if limit == "off" else _number(limit)
-        except ValueError:
-            raise ValueError(f"{item!r} has no limit: write {name}=NUMBER, or {name}=off") from None
+        except (TypeError, ValueError):
+            raise ValueError(f"{name}={limit} has no limit: write {name}=NUMBER, or {name}=off") from None
     return limits
 
 
-def _number(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
+def _number(limit: Any) -> float:
+    number = float(limit)
+    if isinstance(limit, bool) or not math.isfinite(number):
         raise ValueError
     return number

@@ -1,4 +1,4 @@
-"""Topic names: the template of OUTBOX_TOPIC and the file of OUTBOX_TOPIC_MAP_FILE.
+"""Topic names: the template of OUTBOX_TOPIC and the table of OUTBOX_TOPIC_MAP.
 
 Invariants:
 - The topic depends only on the event's aggregate type and event type. So events of one aggregate and type
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import string
-from pathlib import Path
+from typing import Any
+
+from outbox_pipelines.config.tables import as_table
 
 # Kafka's own rule for topic names.
 _LEGAL = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}\Z")
@@ -68,30 +70,16 @@ class TopicTemplate:
         return name
 
 
-def read_map(path: Path) -> dict[str, TopicTemplate]:
-    """Return the lines ``event_type=topic`` of a map; topics are templates.
-
-    Blank lines and lines that begin with # are skipped.
+def read_map(given: Any) -> dict[str, TopicTemplate]:
+    """Return the topics of a table, by event type; topics are templates.
 
     Raises:
-        ValueError: the file cannot be read, or a line is not valid.
+        ValueError: a topic is not valid.
     """
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot be read ({error}): name a file of lines event_type=topic") from None
     topics: dict[str, TopicTemplate] = {}
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if not line or line.startswith("#"):
-            continue
-        # From the right: no topic has an equals sign, an event type may have one.
-        event_type, _, template = (part.strip() for part in line.rpartition("="))
-        if not event_type:
-            raise ValueError(f"line {number} is {line!r}: write event_type=topic")
-        if event_type in topics:
-            raise ValueError(f"line {number} repeats {event_type}: keep one of the lines")
+    for event_type, template in as_table(given).items():
         try:
-            topics[event_type] = TopicTemplate(template)
+            topics[event_type] = TopicTemplate(str(template))
         except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from None
+            raise ValueError(f"{event_type}: {error}") from None
     return topics

@@ -7,7 +7,6 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import AfterValidator, BeforeValidator
 
 from outbox_pipelines.config.connect_url import connect_urls
-from outbox_pipelines.config.consumers_file import read_consumers
+from outbox_pipelines.config.consumers import read_consumers
 from outbox_pipelines.config.flat_members import flat_members
 from outbox_pipelines.config.header_names import header_names
 from outbox_pipelines.config.kafka_config import read_config
-from outbox_pipelines.config.outboxes_file import NAME, read_outboxes
 from outbox_pipelines.config.table_mapping import read_mapping
+from outbox_pipelines.config.tables import as_table
 from outbox_pipelines.config.thresholds import read_thresholds
 from outbox_pipelines.config.topics import TopicTemplate, read_map
 from outbox_pipelines.core.secret import (
@@ -35,6 +34,8 @@ from outbox_pipelines.core.secret import (
 
 _Value = TypeVar("_Value")
 
+OUTBOX_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
+"""Names of outboxes: what Dagster, Prometheus and file systems all accept."""
 # What RFC 3986 allows in one, without its grammar.
 _URI_REFERENCE: Final = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+\Z")
 # A host, or [an address with colons], and a port; without one, it is Kafka's usual port.
@@ -63,7 +64,7 @@ def _drain_consumers(value: str) -> str:
 
 def _name(value: str) -> str:
     # It must fit everywhere: in Dagster, metrics, logs.
-    if not NAME.fullmatch(value):
+    if not OUTBOX_NAME.fullmatch(value):
         raise ValueError("write lower-case letters, digits and _, such as orders_eu")
     return value
 
@@ -107,8 +108,8 @@ def _command(value: Secret) -> Secret:
 def _brokers(value: str) -> str:
     if "@" in value or "://" in value or "=" in value:
         raise ValueError(
-            "write host:port, separated by commas; user and password belong in the file of "
-            "OUTBOX_KAFKA_CONFIG_FILE"
+            "write host:port, separated by commas; user and password belong in OUTBOX_KAFKA_CONFIG, which "
+            "is the section [kafka] of outbox.toml"
         )
     for broker in value.split(",") if value else ():
         port = _BROKER.fullmatch(broker.strip())
@@ -119,10 +120,10 @@ def _brokers(value: str) -> str:
     return value
 
 
-def _kafka_config_file(value: Path | None) -> Path | None:
-    # Its secrets may be kept from a role that needs no Kafka: who needs it reports that it cannot be read.
-    if value is not None and value.is_file() and os.access(value, os.R_OK):
-        read_config(value)
+def _kafka_config(value: dict[str, Any]) -> dict[str, Any]:
+    # A file of a secret may be kept from a role that needs no Kafka: who needs it reports that it cannot be
+    # read.
+    read_config(value, is_resolved=False)
     return value
 
 
@@ -175,27 +176,28 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+Table = dict[str, Any]
+Names = dict[str, str]
 OutboxName = Annotated[str, AfterValidator(_name)]
-OutboxesFile = Annotated[Path | None, _read_by(read_outboxes)]
-KafkaConfigFile = Annotated[Path | None, AfterValidator(_kafka_config_file)]
+KafkaConfig = Annotated[Table, BeforeValidator(as_table), AfterValidator(_kafka_config)]
 TableFile = Annotated[Path | None, _read_by(read_mapping)]
-ConsumersFile = Annotated[Path | None, _read_by(read_consumers)]
+Consumers = Annotated[Table, BeforeValidator(as_table), _read_by(read_consumers)]
 SchemaName = Annotated[str, AfterValidator(_schema)]
 Dsn = Annotated[Secret, AfterValidator(_dsn)]
 Brokers = Annotated[str, AfterValidator(_brokers)]
 ConnectUrls = Annotated[Secret, AfterValidator(_connect)]
 ConnectorName = Annotated[str, AfterValidator(_connector)]
 Topic = Annotated[str, AfterValidator(_topic)]
-TopicMapFile = Annotated[Path | None, _read_by(read_map)]
+TopicMap = Annotated[Names, BeforeValidator(as_table), _read_by(read_map)]
 TopicPatterns = Annotated[str, AfterValidator(_topic_patterns)]
 Replicas = Annotated[int, AfterValidator(_replicas)]
 DrainConsumers = Annotated[str, AfterValidator(_drain_consumers)]
-HeaderNames = Annotated[str, _read_by(header_names)]
-FlatMembers = Annotated[str, _read_by(flat_members)]
+HeaderNames = Annotated[Names, BeforeValidator(as_table), _read_by(header_names)]
+FlatMembers = Annotated[Names, BeforeValidator(as_table), _read_by(flat_members)]
 UriReference = Annotated[str, AfterValidator(_uri_reference)]
 SecretCommand = Annotated[Secret, AfterValidator(_command)]
 ArchivePlace = Annotated[str, AfterValidator(_archive)]
-Limits = Annotated[str, _read_by(read_thresholds)]
+Limits = Annotated[dict[str, float | str], BeforeValidator(as_table), _read_by(read_thresholds)]
 AlertAddresses = Annotated[Secret, AfterValidator(_alerts)]
 Link = Annotated[str, AfterValidator(_link)]
 ANY_CASE: Final = BeforeValidator(_lower)

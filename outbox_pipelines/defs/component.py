@@ -76,7 +76,7 @@ class OutboxComponent(dg.Component, dg.Resolvable):
     """Part of every name in Dagster: lowercase letters, digits and `_`."""
     dsn_variable: str | None = None
     """The environment variable that holds the connection string; if not set: the outbox of this name in
-    OUTBOX_OUTBOXES_FILE, otherwise OUTBOX_DSN."""
+    `outbox.toml`, otherwise OUTBOX_DSN."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables that hold other settings, for secrets: `alerts: ORDERS_ALERTS`."""
     settings: dict[str, Any] = field(default_factory=dict)

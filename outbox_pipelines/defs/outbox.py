@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import dagster as dg
 
-from outbox_pipelines.config.outboxes_file import NAME as NAME_OF_OUTBOX
+from outbox_pipelines.config.types import OUTBOX_NAME
 from outbox_pipelines.defs import attributes, recorded, sources, storage
 from outbox_pipelines.defs.first_day import first_day
 from outbox_pipelines.errors import SetupError
@@ -81,7 +81,7 @@ class Outbox:
         name: lowercase letters, digits and `_`. It is part of every name in Dagster; the outbox named
             `outbox` has names without a prefix.
         dsn_variable: the environment variable that holds the connection string. Default: the entry of
-            OUTBOX_OUTBOXES_FILE with this name, otherwise OUTBOX_DSN.
+            `outbox.toml` with this name, otherwise OUTBOX_DSN.
         variables: other settings whose values are in environment variables, as field: variable. For secrets
             (`alerts`, `consumer_dsn`, `dead_letter_command`).
         settings: settings by field name (`kafka`, `archive`, `topic`, …) that differ from those of the
@@ -130,7 +130,7 @@ class Outbox:
 
     def __post_init__(self) -> None:
         # The one mistake that leaves no names to report it under.
-        if not NAME_OF_OUTBOX.fullmatch(self.name):
+        if not OUTBOX_NAME.fullmatch(self.name):
             raise SetupError(
                 f"an outbox cannot be named {self.name!r}: write lowercase letters, digits and _, at most "
                 "40, and begin with a letter"
@@ -185,7 +185,7 @@ class Outbox:
         if not unnamed:
             return True
         # Reading all settings needs the drivers, which definitions load only if a file may name one of these.
-        loaded = self._at_load if os.environ.keys() & sources.FILES else None
+        loaded = self._at_load
         return loaded is not None and all(getattr(loaded, each) not in (None, "") for each in settings)
 
     def key(self, *path: str) -> dg.AssetKey:

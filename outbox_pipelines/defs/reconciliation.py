@@ -34,7 +34,7 @@ kind. Lagging events disappear from the report when you run the job `reconcile_d
 """
 _ASSET: Final = """\
 Compares each day's events with the messages of their topics, and with the events that each
-consumer of OUTBOX_CONSUMERS_FILE has handled. The check `nothing_is_lost` reports the result.
+consumer of `[consumers.NAME]` in outbox.toml has handled. The check `nothing_is_lost` reports the result.
 
 A partition is a UTC day, in the table or in the archive. Only ids and places are read, and compared on disk,
 with a fixed amount of memory. Nothing is changed, and consumers are not affected: no offset is committed, no

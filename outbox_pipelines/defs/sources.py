@@ -10,23 +10,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_pipelines.config.file import MAY_BE_PLAIN, SECRET, config_path, setting_names
 from outbox_pipelines.core.secret import has_password
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.settings import SECRET, Settings, load_settings_with, setting_names
+from outbox_pipelines.settings import Settings, load_settings_with
 
 if TYPE_CHECKING:
     from outbox_pipelines.outboxes import Outboxes
 
-FILE: Final = "OUTBOX_OUTBOXES_FILE"
-FILES: Final = frozenset({"OUTBOX_SETTINGS_FILE", FILE})
-"""What can have a setting without being read."""
 # What belongs to the process, and not to one of its outboxes.
-_NOT_HERE: Final = frozenset({"name", "outboxes_file"})
-# Secrets only if they contain a password.
-_MAY_BE_PLAIN: Final = frozenset({"dsn", "connect"})
+_NOT_HERE: Final = frozenset({"name"})
 
 
 def load(
@@ -42,26 +37,26 @@ def load(
         if value is None:
             raise SetupError(f"{field} has no value: a template may name a variable that is not set")
     for field in given.keys() & SECRET:
-        if field not in _MAY_BE_PLAIN or has_password(str(given[field])):
+        if field not in MAY_BE_PLAIN or has_password(str(given[field])):
             raise SetupError(
                 f"{field} is a secret, and has no place in a definition: put it into an environment "
                 f"variable, and give its name ({'dsn_variable' if field == 'dsn' else f'variables: {field}'})"
             )
     named = {**variables, **({"dsn": dsn_variable} if dsn_variable else {})}
     given |= {_field(key): _variable(variable) for key, variable in named.items()}
-    path = os.environ.get(FILE)
-    if path and "dsn" not in given:
-        return _of_file(path, given).get(name)
-    return load_settings_with({"name": name, "outboxes_file": None, **given})
+    if config_path() and "dsn" not in given and (found := _outboxes(given)).file:
+        return found.get(name)
+    return load_settings_with({"name": name, **given})
 
 
-def _of_file(path: str, given: Mapping[str, Any]) -> Outboxes:
+def _outboxes(given: Mapping[str, Any]) -> Outboxes:
     # Imported here so that definitions load without the drivers.
     from outbox_pipelines.outboxes import load_outboxes
 
     if given:
         return load_outboxes(**given)
-    changed = Path(path).stat().st_mtime_ns if Path(path).exists() else 0
+    path = config_path()
+    changed = path.stat().st_mtime_ns if path else 0
     return _unchanged(changed, frozenset(os.environ.items()))
 
 

@@ -138,6 +138,15 @@ def describe(settings: Settings, name: str) -> Description:
     return Description("\n".join(file.lines) + "\n", file.incomplete)
 
 
+def candidates(settings: Settings) -> tuple[list[str], list[str]]:
+    """Return the schemas that have an outbox of this package, and other tables that are called an outbox."""
+    with connect(settings, name="outbox: init") as connection:
+        found = connection.execute(queries.CANDIDATES).fetchall()
+    ours = sorted({schema for schema, name, is_ours in found if is_ours and name == "outbox"})
+    others = [row for row in found if not (row[2] and row[1].startswith("outbox"))]
+    return ours, [f"{schema}.{name}" for schema, name, _ in others]
+
+
 def _find(connection: Connection, name: str) -> Place:
     """Return the table that a person means, as SQL would write it, or in upper and lower case."""
     if not re.fullmatch(rf"{_PART}(\.{_PART})?", name):

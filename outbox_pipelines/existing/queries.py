@@ -310,3 +310,16 @@ SELECT CASE WHEN octet_length(shown) <= %(most)s THEN shown END
 FROM (SELECT row_to_json(t)::text AS shown FROM {table} AS t
       WHERE (({pending}) OR ({failed})) AND {id}::text = %(id)s) AS found"""
 REPLAY: Final[LiteralString] = f"UPDATE {{table}} AS t SET {{revived}} WHERE {_MEANT}"
+
+# Tables that may be an outbox, by their name: for a first look at a database. The third column: whether the
+# schema has the tables of this package.
+CANDIDATES: Final = r"""
+SELECT n.nspname, c.relname, EXISTS (
+  SELECT FROM pg_class AS s WHERE s.relnamespace = c.relnamespace AND s.relname = 'outbox_shards'
+)
+FROM pg_class AS c
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relname ILIKE '%outbox%' AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+  AND n.nspname NOT LIKE 'pg\_%' AND n.nspname <> 'information_schema'
+ORDER BY 1, 2
+"""

@@ -226,7 +226,7 @@ class Member:
         if first != self.name and not is_known:
             _LOG.warning(
                 "outboxes %s and %s are the same tables: one of the two relays them, the other stands by. "
-                "Remove one from the file of OUTBOX_OUTBOXES_FILE",
+                "Remove one from outbox.toml",
                 *(first, self.name),
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outbox_pipelines.config import parsed
-from outbox_pipelines.config.consumers_file import Consumer
+from outbox_pipelines.config.consumers import Consumer
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
@@ -19,6 +19,6 @@ def chosen(settings: Settings, names: Sequence[str]) -> list[Consumer]:
     known = parsed.consumers(settings)
     for name in names:
         if name not in known:
-            there = f"the file has {', '.join(known)}" if known else "the file has none"
-            raise SetupError(f"no consumer is named {name!r}: {there} (OUTBOX_CONSUMERS_FILE)")
+            there = f"there is {', '.join(known)}" if known else "there is none"
+            raise SetupError(f"no consumer is named {name!r}: {there} ([consumers.NAME] in outbox.toml)")
     return [known[name] for name in names or known]

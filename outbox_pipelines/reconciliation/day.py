@@ -13,7 +13,7 @@ from contextlib import closing
 from datetime import date
 from pathlib import Path
 
-from outbox_pipelines.config.consumers_file import Consumer
+from outbox_pipelines.config.consumers import Consumer
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import (
     consumers,
@@ -42,7 +42,7 @@ def reconcile(
     """Compare all events of a UTC day with the topics and with the consumers of the settings.
 
     Args:
-        names: only these consumers; without names, all consumers in OUTBOX_CONSUMERS_FILE.
+        names: only these consumers; without names, all consumers of the settings.
         progress: called with a message about every million rows.
         handled: a Parquet file for when each consumer handled which event of the day.
 

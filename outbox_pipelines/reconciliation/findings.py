@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from outbox_pipelines.config.consumers_file import Consumer
+from outbox_pipelines.config.consumers import Consumer
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import queries
 from outbox_pipelines.reconciliation.processed import Handled
@@ -31,7 +31,7 @@ _OF_TOPICS: Final = (
             "wrong_topic",
             Status.ERROR,
             "published, but in another topic than the settings name",
-            "check OUTBOX_TOPIC and OUTBOX_TOPIC_MAP_FILE of the relay and of this command: "
+            "check OUTBOX_TOPIC and OUTBOX_TOPIC_MAP of the relay and of this command: "
             "docs/reconciliation.md, wrong_topic",
         ),
     ),

@@ -15,7 +15,7 @@ from typing import Final
 from confluent_kafka import TopicPartition
 from psycopg import sql
 
-from outbox_pipelines.config.consumers_file import Consumer
+from outbox_pipelines.config.consumers import Consumer
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import ids, queries, topics
@@ -90,13 +90,13 @@ def _require_tables(own: Settings, consumer: Consumer) -> bool:
     if not has_processed:
         raise SetupError(
             f"consumer {consumer.name}: its database has no table processed_events in schema "
-            f"{own.db_schema!r}: set its dsn and schema in the file of OUTBOX_CONSUMERS_FILE"
+            f"{own.db_schema!r}: set its dsn and schema in outbox.toml"
         )
     return bool(has_inbox)
 
 
 def _entered(own: Settings, consumer: Consumer) -> Connection:
-    setting = f"dsn of [{consumer.name}] in the file of OUTBOX_CONSUMERS_FILE"
+    setting = f"dsn of [consumers.{consumer.name}]"
     return connect(own, name=f"outbox reconcile: {consumer.name}", setting=setting)
 
 

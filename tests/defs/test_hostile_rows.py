@@ -86,7 +86,7 @@ def test_text_of_rows_is_plain_text_everywhere(
         settings = {
             "archive": str(tmp_path / "archive"),
             "catalog_file": str(tmp_path / "catalog.yaml"),
-            "consumers_file": str(place.file),
+            "consumers": json.dumps(place.consumers),
         }
         served = replace(served_of(place.outbox, **settings), partition_start=DAY)
         for name in _jobs():
@@ -143,7 +143,7 @@ def test_text_of_rows_controls_no_terminal(place: Place, tmp_path: Path) -> None
     environment = {
         "OUTBOX_ARCHIVE": str(tmp_path / "archive"),
         "OUTBOX_CATALOG_FILE": str(tmp_path / "catalog.yaml"),
-        "OUTBOX_CONSUMERS_FILE": str(place.file),
+        "OUTBOX_CONSUMERS": json.dumps(place.consumers),
     }
     said = ""
     for words in COMMANDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from datetime import date, timedelta
@@ -32,8 +33,8 @@ def place(outbox: Outbox, tmp_path: Path) -> Place:
 def _run(
     place: Place, instance: dg.DagsterInstance, day: date, **overrides: str
 ) -> dg.ExecuteInProcessResult:
-    consumers = str(place.file) if place.file.exists() else None
-    served = replace(served_of(place.outbox, consumers_file=consumers), partition_start=date(2026, 1, 1))
+    consumers = json.dumps(place.consumers)
+    served = replace(served_of(place.outbox, consumers=consumers), partition_start=date(2026, 1, 1))
     job = job_of(served, "reconcile_day")
     return job.execute_in_process(instance=instance, partition_key=str(day), raise_on_error=False)
 

@@ -138,12 +138,12 @@ def test_one_of_several_stops_no_other(
 ) -> None:
     """Guards against a code location that one bad entry keeps from loading, or one database from being seen;
     and against an overview without it."""
-    (tmp_path / "outboxes.toml").write_text(
-        f'[defaults]\nkafka = "{three["orders"].settings.kafka}"\n'
-        + "".join(f'[[outbox]]\nname = "{name}"\ndsn_variable = "{name.upper()}_DSN"\n' for name in NAMES)
-        + '[[outbox]]\nname = "misspelled"\ndsn_variable = "ORDERS_DSN"\nkafkaa = "a"\n'
+    (tmp_path / "outbox.toml").write_text(
+        f'[outbox]\nkafka = "{three["orders"].settings.kafka}"\n'
+        + "".join(f'[outboxes.{name}]\ndsn = {{ env = "{name.upper()}_DSN" }}\n' for name in NAMES)
+        + '[outboxes.misspelled]\ndsn = { env = "ORDERS_DSN" }\nkafkaa = "a"\n'
     )
-    monkeypatch.setenv("OUTBOX_OUTBOXES_FILE", str(tmp_path / "outboxes.toml"))
+    monkeypatch.setenv("OUTBOX_CONFIG", str(tmp_path / "outbox.toml"))
     monkeypatch.setenv("BILLING_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
     monkeypatch.delenv("STOCK_DSN")
     definitions = outbox_definitions(*served())

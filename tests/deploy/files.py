@@ -13,7 +13,8 @@ import click
 import pytest
 import yaml
 
-from outbox_pipelines.settings import Settings, load_settings
+from outbox_pipelines.config.file import VARIABLE
+from outbox_pipelines.settings import Settings, load_settings, variable
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -92,7 +93,7 @@ def check_command(words: list[str]) -> None:
 
 def check_settings(names: set[str]) -> None:
     """Every `OUTBOX_…` is a setting."""
-    known = {field.alias or f"OUTBOX_{name.upper()}" for name, field in Settings.model_fields.items()}
+    known = {variable(name) for name in Settings.model_fields} | {VARIABLE}
     ours = {name for name in names if name.startswith("OUTBOX_")}
     assert ours <= known, ours - known
 

@@ -88,18 +88,16 @@ class Secured:
     scram: str
     tls: str
 
-    def client(self, directory: Path, mechanism: str, name: str) -> tuple[str, Path]:
-        """The brokers, and a file for OUTBOX_KAFKA_CONFIG_FILE, of a component."""
-        lines = [f"ssl.ca.location={self.authority.path}"]
+    def client(self, mechanism: str, name: str) -> tuple[str, dict[str, str]]:
+        """The brokers, and OUTBOX_KAFKA_CONFIG, of a component."""
+        config = {"ssl.ca.location": str(self.authority.path)}
         if mechanism == "scram":
-            lines += ["security.protocol=SASL_SSL", "sasl.mechanism=SCRAM-SHA-512"]
-            lines += [f"sasl.username={name}", f"sasl.password={PASSWORD}"]
+            config |= {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}
+            config |= {"sasl.username": name, "sasl.password": PASSWORD}
         else:
-            pem = self.authority.issue(name)
-            lines += ["security.protocol=SSL", f"ssl.key.location={pem}", f"ssl.certificate.location={pem}"]
-        path = directory / f"{name}-{mechanism}.properties"
-        path.write_text("\n".join(lines) + "\n")
-        return (self.scram if mechanism == "scram" else self.tls), path
+            pem = str(self.authority.issue(name))
+            config |= {"security.protocol": "SSL", "ssl.key.location": pem, "ssl.certificate.location": pem}
+        return (self.scram if mechanism == "scram" else self.tls), config
 
     def allow(self, mechanism: str, name: str, components: tuple[str, ...], **names: str) -> None:
         """Grants what the documentation's table has for these components.

@@ -18,7 +18,7 @@ SECRETS = environment_of(FLEET / "secrets.env")
 
 def test_the_outboxes_can_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a sample that the relay refuses."""
-    monkeypatch.setenv("OUTBOX_OUTBOXES_FILE", str(FLEET / "outboxes.toml"))
+    monkeypatch.setenv("OUTBOX_CONFIG", str(FLEET / "outbox.toml"))
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     found = load_outboxes()
@@ -35,7 +35,7 @@ def test_the_unit_runs_the_fleet() -> None:
     assert unit["Service"]["Restart"] == "always"
     files = re.findall(r"EnvironmentFile=/etc/outbox/(.+)", path.read_text())
     given = {name for file in files for name in environment_of(FLEET / file)}
-    assert {"OUTBOX_OUTBOXES_FILE", *SECRETS} <= given
+    assert {"OUTBOX_CONFIG", *SECRETS} <= given
     check_settings(given)
 
 
@@ -48,14 +48,14 @@ def test_compose_gives_the_secrets() -> None:
     check_settings(set(service["environment"]))
     source, target = service["volumes"][0].split(":")[:2]
     assert (FLEET / source).is_file()
-    assert service["environment"]["OUTBOX_OUTBOXES_FILE"] == target
+    assert service["environment"]["OUTBOX_CONFIG"] == target
 
 
 def test_kubernetes_has_the_same_outboxes() -> None:
     """Guards against two files that differ, and a Deployment that mounts neither."""
     objects: dict[str, Any] = {found["kind"]: found for found in documents(FLEET / "kubernetes.yaml")}
-    text = objects["ConfigMap"]["data"]["outboxes.toml"]
-    assert tomllib.loads(text) == tomllib.loads((FLEET / "outboxes.toml").read_text())
+    text = objects["ConfigMap"]["data"]["outbox.toml"]
+    assert tomllib.loads(text) == tomllib.loads((FLEET / "outbox.toml").read_text())
     assert set(objects["Secret"]["stringData"]) == set(SECRETS)
     pod = objects["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -63,4 +63,4 @@ def test_kubernetes_has_the_same_outboxes() -> None:
     assert {"secretRef": {"name": objects["Secret"]["metadata"]["name"]}} in container["envFrom"]
     assert any(volume.get("configMap") == {"name": "outbox-fleet"} for volume in pod["volumes"])
     named = {variable["name"]: variable["value"] for variable in container["env"]}
-    assert named["OUTBOX_OUTBOXES_FILE"] == "/etc/outbox/outboxes.toml"
+    assert named["OUTBOX_CONFIG"] == "/etc/outbox/outbox.toml"

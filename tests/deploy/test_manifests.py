@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from outbox_pipelines.config.kafka_config import read_config
 from tests.deploy.files import DEPLOY, ROOT, check_command, documents, settings_of
 
 KUBERNETES = DEPLOY / "kubernetes"
@@ -320,7 +321,9 @@ def test_kafkas_credentials_are_a_file(
 ) -> None:
     """Guards against a password of Kafka in a ConfigMap, because no other place exists."""
     (settings,) = [o for o in objects if o["metadata"]["name"] == "outbox-settings"]
-    path = settings["data"]["OUTBOX_KAFKA_CONFIG_FILE"]
+    assert read_config(settings["data"]["OUTBOX_KAFKA_CONFIG"])
+    path = "/etc/outbox/kafka/password"
+    assert path in (DEPLOY / "kubernetes/settings.yaml").read_text()
     (secret,) = [o for o in objects if o["metadata"]["name"] == "outbox-kafka"]
     assert secret["kind"] == "Secret"
     assert path.rsplit("/", 1)[1] in secret["stringData"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import uuid
@@ -94,17 +95,16 @@ def test_a_wrong_password_is_reported_at_the_start(
     broker: Secured, owner: Settings, who: str, tmp_path: Path
 ) -> None:
     """Guards against a service that waits for what waiting does not correct."""
-    kafka, config = broker.client(tmp_path, "scram", "unknown")
+    kafka, config = broker.client("scram", "unknown")
     if who == "relay":
-        given = {"dsn": _as(owner.dsn, "outbox_relay"), "kafka": kafka, "kafka_config_file": config}
+        given = {"dsn": _as(owner.dsn, "outbox_relay"), "kafka": kafka, "kafka_config": config}
         with pytest.raises(RefusedError, match="Authentication failed"):
             service.relay(owner.model_copy(update=given))
         return
-    lines = dict(line.split("=", 1) for line in config.read_text().splitlines())
     consumer = Consumer(
         source="shipping",
         topics=["orders"],
-        kafka={"bootstrap.servers": kafka, **lines},
+        kafka={"bootstrap.servers": kafka, **config},
         dsn=_as(owner.dsn, "shipping", dbname="shipping"),
     )
     consumer.on("order.placed")(lambda event, connection: None)
@@ -128,8 +128,8 @@ def test_what_is_documented_is_enough(
     create(broker.kafka.bootstrap, topic, 2)
 
     def settings(role: str, who: str, **more: object) -> Settings:
-        kafka, config = broker.client(tmp_path, mechanism, who)
-        given = {"dsn": _as(owner.dsn, role), "kafka": kafka, "kafka_config_file": config, "topic": topic}
+        kafka, config = broker.client(mechanism, who)
+        given = {"dsn": _as(owner.dsn, role), "kafka": kafka, "kafka_config": config, "topic": topic}
         return owner.model_copy(update=given | more)
 
     relay = settings("outbox_relay", "relay")
@@ -153,7 +153,7 @@ def test_what_is_documented_is_enough(
     _write(owner, 10)
     given = {
         "KAFKA": once.kafka,
-        "KAFKA_CONFIG_FILE": once.kafka_config_file,
+        "KAFKA_CONFIG": json.dumps(once.kafka_config),
         "TOPIC": topic,
         "DELIVERY": "exactly_once",
     }
@@ -169,13 +169,12 @@ def test_what_is_documented_is_enough(
     dsn = _as(owner.dsn, "shipping", dbname="shipping")
     with psycopg.connect(dsn, autocommit=True) as connection:
         migrate(connection)
-    kafka, config = broker.client(tmp_path, mechanism, "shipping")
+    kafka, config = broker.client(mechanism, "shipping")
     broker.allow(mechanism, "shipping", ("consumer",), **names)
-    client = dict(line.split("=", 1) for line in config.read_text().splitlines())
     consumer = Consumer(
         source=names["shipping"],
         topics=[topic],
-        kafka={**client, "bootstrap.servers": kafka, "auto.offset.reset": "earliest"},
+        kafka={**config, "bootstrap.servers": kafka, "auto.offset.reset": "earliest"},
         dsn=dsn,
     )
 
@@ -186,11 +185,10 @@ def test_what_is_documented_is_enough(
     _consume(consumer, handled, 40)
 
     broker.allow(mechanism, "auditor", ("reconciliation",), **names)
-    file = tmp_path / "consumers.toml"
-    file.write_text(f'[{names["shipping"]}]\ndsn = "{dsn}"\nschema = "public"\n')
+    consumers = {names["shipping"]: {"dsn": dsn, "schema": "public"}}
     with psycopg.connect(owner.dsn) as connection:
         day = connection.execute("SELECT (now() AT TIME ZONE 'UTC')::date").fetchone()
     assert day is not None
-    report = reconcile(operator.model_copy(update={"consumers_file": file}), day[0])
+    report = reconcile(operator.model_copy(update={"consumers": consumers}), day[0])
     assert [side.compared for side in report.sides] == [40, 40]
     assert not [finding for side in report.sides for finding in side.findings if finding.count], report

@@ -47,7 +47,7 @@ class _Unit(ConfigParser):
 
 def environment_of(path: Path) -> dict[str, str]:
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    return dict(line.split("=", 1) for line in lines)
+    return {name: value.strip("'") for name, value in (line.split("=", 1) for line in lines)}
 
 
 def _user(path: Path) -> str:
@@ -131,7 +131,7 @@ def test_each_unit_has_the_settings_it_needs_and_no_more() -> None:
     assert not any(name.startswith("DAGSTER_") for name in relay)
     assert settings_of(code).archives
     assert settings_of(code).log_format == settings_of(relay).log_format == "json"
-    for name in ("OUTBOX_DSN", "PGPASSFILE", "OUTBOX_KAFKA_CONFIG_FILE"):
+    for name in ("OUTBOX_DSN", "PGPASSFILE", "OUTBOX_KAFKA_CONFIG"):
         assert code[name] != relay[name]
 
 

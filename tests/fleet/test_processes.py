@@ -27,16 +27,23 @@ _DEADLY = RELAY.replace('"relay", "--until-empty"', '"relay", "--all"')
 
 def _environment(outboxes: list[Outbox], directory: Path) -> dict[str, str]:
     """The file of these outboxes, and the variables that hold their secrets."""
-    file = directory / "outboxes.toml"
+    file = directory / "outbox.toml"
     common = outboxes[0].settings
-    lines = ["[defaults]", f'kafka = "{common.kafka}"', f"lease_seconds = {_LEASE}", "retry_seconds = 0.1"]
+    lines = [
+        "[outbox]",
+        f'kafka = "{common.kafka}"',
+        "[relay]",
+        f"lease_seconds = {_LEASE}",
+        "retry_seconds = 0.1",
+    ]
     for outbox in outboxes:
         name = outbox.settings.name
-        lines += ["[[outbox]]", f'name = "{name}"', f'dsn_variable = "{name.upper()}_DSN"']
-        lines += [f'topic = "{outbox.settings.topic}"', f'delivery = "{outbox.settings.delivery}"']
+        lines += [f"[outboxes.{name}]", f'dsn = {{ env = "{name.upper()}_DSN" }}']
+        lines += [f'topics.topic = "{outbox.settings.topic}"']
+        lines += [f'relay.delivery = "{outbox.settings.delivery}"']
     file.write_text("\n".join(lines))
     secrets = {f"{outbox.settings.name.upper()}_DSN": outbox.settings.dsn.reveal() for outbox in outboxes}
-    return {"OUTBOX_OUTBOXES_FILE": str(file), **secrets}
+    return {"OUTBOX_CONFIG": str(file), **secrets}
 
 
 def _numbers(outbox: Outbox) -> set[int]:

@@ -16,12 +16,9 @@ def test_what_was_stored_and_not_acknowledged_is_sent_again_in_order(shop: Outbo
 
     The mock stores retries again, which Kafka would not: so the duplicates show that the fault has happened.
     """
-    config = tmp_path / "kafka.conf"
-    config.write_text("socket.timeout.ms=1000\nreconnect.backoff.ms=10\n")
+    config = "socket.timeout.ms=1000,reconnect.backoff.ms=10"
     with mock.running() as kafka:
-        lossy = Outbox(
-            shop.settings.model_copy(update={"kafka": kafka.bootstrap, "kafka_config_file": config})
-        )
+        lossy = Outbox(shop.settings.model_copy(update={"kafka": kafka.bootstrap, "kafka_config": config}))
         kafka.create(topics(lossy), 4)
         with lossy.connect(autocommit=False) as connection:
             for n in range(200):

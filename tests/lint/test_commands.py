@@ -123,7 +123,7 @@ def test_usage(application: Path, tmp_path_factory: pytest.TempPathFactory) -> N
 
 def test_without_settings_and_servers(application: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a linter that needs a relay's settings in CI."""
-    monkeypatch.setenv("OUTBOX_SETTINGS_FILE", "/nowhere")
+    monkeypatch.setenv("OUTBOX_CONFIG", "/nowhere")
     assert lint(application).exit_code == 1
 
 

@@ -14,7 +14,7 @@ from outbox_pipelines.settings import Settings, load_settings
 @pytest.fixture(autouse=True)
 def _nothing_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ignore the servers that are configured for the test run."""
-    for name in ("OUTBOX_DSN", "OUTBOX_KAFKA", "OUTBOX_SETTINGS_FILE", "OUTBOX_LOCAL_DIR"):
+    for name in ("OUTBOX_DSN", "OUTBOX_KAFKA", "OUTBOX_CONFIG", "OUTBOX_LOCAL_DIR"):
         monkeypatch.delenv(name, raising=False)
 
 

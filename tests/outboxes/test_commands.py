@@ -12,21 +12,19 @@ from tests.conftest import Outbox
 
 @pytest.fixture
 def file(outbox: Outbox, tmp_path: Path) -> str:
-    path = tmp_path / "outboxes.toml"
+    path = tmp_path / "outbox.toml"
     path.write_text(
         f"""
-        [defaults]
+        [outbox]
         kafka = "{outbox.settings.kafka}"
+        [topics]
         topic = "{outbox.settings.topic}"
-        [[outbox]]
-        name = "away"
+        [outboxes.away]
         dsn = "host=127.0.0.1 port=1 dbname=away"
-        [[outbox]]
-        name = "orders"
-        dsn_variable = "ORDERS_DSN"
-        [[outbox]]
-        name = "empty"
-        dsn_variable = "ORDERS_DSN"
+        [outboxes.orders]
+        dsn = {{ env = "ORDERS_DSN" }}
+        [outboxes.empty]
+        dsn = {{ env = "ORDERS_DSN" }}
         schema = "empty"
         """
     )
@@ -36,7 +34,7 @@ def file(outbox: Outbox, tmp_path: Path) -> str:
 def test_a_command_works_on_the_outbox_that_is_chosen(outbox: Outbox, file: str) -> None:
     """Guards against commands that ignore the choice: each takes it, before or after its name."""
     environment = {
-        "OUTBOX_OUTBOXES_FILE": file,
+        "OUTBOX_CONFIG": file,
         "ORDERS_DSN": outbox.settings.require_dsn(),
         "OUTBOX_DSN": "host=127.0.0.1 port=1 dbname=environment",
     }
@@ -57,7 +55,7 @@ def test_a_command_works_on_the_outbox_that_is_chosen(outbox: Outbox, file: str)
 
 def test_the_status_of_all_has_a_line_for_each_worst_first(outbox: Outbox, file: str) -> None:
     """Guards against an outbox whose trouble hides another's, or that is not shown at all."""
-    environment = {"OUTBOX_OUTBOXES_FILE": file, "ORDERS_DSN": outbox.settings.require_dsn()}
+    environment = {"OUTBOX_CONFIG": file, "ORDERS_DSN": outbox.settings.require_dsn()}
     outbox.write("a", "b")
     shown = outbox.outbox("status", "--all", **environment)
     assert shown.returncode == 2

@@ -11,19 +11,19 @@ from outbox_pipelines.outboxes import Outboxes, load_outboxes
 from outbox_pipelines.settings import make_settings
 
 FILE = """
-[defaults]
+[outbox]
 kafka = "broker:9092"
+[days]
 archive = "/archive/{outbox}"
+[relay]
 batch_events = 7
 
-[[outbox]]
-name = "orders"
-dsn_variable = "ORDERS_DSN"
-batch_events = 8
+[outboxes.orders]
+dsn = { env = "ORDERS_DSN" }
+relay.batch_events = 8
 
-[[outbox]]
-name = "billing"
-dsn = "postgresql://u:password-of-billing@db/billing"
+[outboxes.billing]
+dsn = { file = "billing.dsn" }
 schema = "billing"
 """
 
@@ -34,8 +34,9 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outboxes:
 
 
 def _load(text: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Outboxes:
-    (directory / "outboxes.toml").write_text(text)
-    monkeypatch.setenv("OUTBOX_OUTBOXES_FILE", str(directory / "outboxes.toml"))
+    (directory / "outbox.toml").write_text(text)
+    (directory / "billing.dsn").write_text("postgresql://u:password-of-billing@db/billing\n")
+    monkeypatch.setenv("OUTBOX_CONFIG", str(directory / "outbox.toml"))
     monkeypatch.setenv("ORDERS_DSN", "postgresql://u:password-of-orders@db/orders")
     # Of the environment, what nothing in the file says is inherited, but never a database, its table or
     # what publishes it.
@@ -43,16 +44,18 @@ def _load(text: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Outbox
     monkeypatch.setenv("OUTBOX_NAME", "environment")
     monkeypatch.setenv("OUTBOX_CONNECTOR", "environment")
     monkeypatch.setenv("OUTBOX_RETENTION_DAYS", "3")
+    monkeypatch.setenv("OUTBOX_BATCH_EVENTS", "9")
     return load_outboxes()
 
 
-def test_values_win_over_defaults_and_those_over_the_environment(loaded: Outboxes) -> None:
+def test_an_outbox_wins_over_the_environment_and_that_over_the_file(loaded: Outboxes) -> None:
     """Guards against an outbox that is relayed with the settings, or the database, of another."""
     orders, billing = loaded.get("orders"), loaded.get("billing")
     assert not loaded.errors
     assert [orders.name, billing.name] == loaded.names == ["orders", "billing"]
     assert orders.require_dsn() == "postgresql://u:password-of-orders@db/orders"
-    assert (orders.batch_events, billing.batch_events) == (8, 7)
+    assert billing.require_dsn() == "postgresql://u:password-of-billing@db/billing"
+    assert (orders.batch_events, billing.batch_events) == (8, 9)
     assert (orders.archive, billing.archive) == ("/archive/orders", "/archive/billing")
     assert (orders.db_schema, billing.db_schema) == ("public", "billing")
     assert orders.retention_days == billing.retention_days == 3
@@ -62,31 +65,31 @@ def test_values_win_over_defaults_and_those_over_the_environment(loaded: Outboxe
 @pytest.mark.parametrize(
     ("entry", "error"),
     [
-        ('name = "orders"\ndsn = "service=x"', "2 outboxes have this name"),
-        ('name = "Orders-EU"\ndsn = "service=x"', "write lower-case letters, digits and _"),
-        ('dsn = "service=x"', "has no name"),
-        ('name = "x"', "names no database: add dsn_variable"),
-        ('name = "x"\ndsn_variable = "NOT_SET"', "names NOT_SET, which is not set"),
-        ('name = "x"\ndsn_variable = 5', "must be the name of an environment variable"),
-        ('name = "x"\ndsn = "service=x"\nbatch_evnts = 5', "did you mean batch_events?"),
+        ("", "names no database: add dsn = { env"),
+        ('dsn = { env = "NOT_SET" }', "line 18: dsn names NOT_SET, which is not set"),
+        ("dsn = { env = 5 }", "line 18: dsn is a secret"),
+        ('dsn = { file = "nowhere" }', "nowhere, which cannot be read"),
+        ('dsn = "postgresql://u:secret-in-file@h/d"', "line 18: dsn is a secret, which is not written here"),
         (
-            'name = "x"\ndsn = "service=x"\ntopic_variable = "T"',
-            "topic_variable is not a setting of an outbox",
+            'dsn = "service=x"\nrelay.batch_evnts = 5',
+            "line 19: batch_evnts does not belong in [relay]",
         ),
-        ('name = "x"\ndsn = "service=x"\nlocal_dir = "/x"', "local_dir is not a setting of an outbox"),
-        ('name = "x"\ndsn = "service=x"\nbatch_events = 0', "OUTBOX_BATCH_EVENTS=0"),
-        ('name = "x"\ndsn = "postgresql://u:secret-in-file@h:1:2/d"', "OUTBOX_DSN has an invalid host"),
+        ('dsn = "service=x"\nbatch_events = 5', "does not belong in [outbox]: it belongs in [relay]"),
+        ('dsn = "service=x"\nname = "y"', "line 19: name is given by the section"),
+        ('dsn = "service=x"\nrelay.batch_events = 0', "line 19: batch_events=0"),
+        ('dsn = "service=x"\nalerts = "slack://secret-in-file"', "it belongs in [checks]"),
+        ('dsn = "service=x"\nchecks.alerts = "slack://secret-in-file"', "alerts is a secret"),
     ],
 )
 def test_a_wrong_entry_is_an_error_of_that_outbox_alone(
     entry: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a mistake about one outbox that stops all, or that nobody sees."""
-    loaded = _load(f"{FILE}\n[[outbox]]\n{entry}", tmp_path, monkeypatch)
+    loaded = _load(f"{FILE}\n[outboxes.x]\n{entry}", tmp_path, monkeypatch)
     [(name, why)] = loaded.errors.items()
     assert error in why
     assert "secret-in-file" not in why
-    assert set(loaded.settings) == {"orders", "billing"} - {name}
+    assert set(loaded.settings) == {"orders", "billing"}
     with pytest.raises(SetupError, match=f"outbox {name}"):
         loaded.get(name)
 
@@ -94,19 +97,20 @@ def test_a_wrong_entry_is_an_error_of_that_outbox_alone(
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("[defaults", "is not TOML"),
-        ("", "lists no outbox"),
-        ('[[outboxes]]\nname = "x"', "unknown section 'outboxes'"),
-        ('[outbox.orders]\ndsn = "x"', "value where a section belongs"),
-        ('defaults = 1\n[[outbox]]\nname = "x"', "value where a section belongs"),
-        ('[defaults]\ndsn = "x"\n[[outbox]]\nname = "x"', r"a dsn in \[defaults\]"),
+        ("[outbox", r"outbox\.toml is not TOML"),
+        ("[outboxes]", "line 1: outboxes names no outbox"),
+        ("outboxes = 3", "line 1: outboxes names no outbox"),
+        ("[outbxo]", r"outbox\.toml line 1: outbxo is no section: did you mean outbox\?"),
+        ("# first\nrelay = 1", r"line 2: relay is no section: write \[relay\]"),
+        ('[outbox]\ndsn = "service=x"\n[outboxes.x]', "line 2: dsn would be the same for each outbox"),
+        ('[relay]\nbatch_evnts = 1\n[outboxes.x]\ndsn = "service=x"', "did you mean batch_events"),
     ],
 )
 def test_a_wrong_file_is_an_error(
     text: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a file that seems to list nothing."""
-    with pytest.raises(SetupError, match=f"OUTBOX_OUTBOXES_FILE=.*{error}"):
+    with pytest.raises(SetupError, match=error):
         _load(text, tmp_path, monkeypatch)
 
 
@@ -122,7 +126,7 @@ def test_one_of_several_must_be_chosen(loaded: Outboxes) -> None:
 
 def test_outboxes_of_the_same_tables_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against two names of one outbox, of which both seem to be relayed."""
-    again = '[[outbox]]\nname = "again"\ndsn = "host=db dbname=billing user=other"\nschema = "billing"'
+    again = '[outboxes.again]\ndsn = "host=db dbname=billing user=other"\nschema = "billing"'
     [line] = _load(f"{FILE}\n{again}", tmp_path, monkeypatch).shared_tables()
     assert line.startswith("billing and again have the same tables")
 

@@ -200,9 +200,9 @@ def test_a_rule_that_is_off_is_not_expected_of_anything() -> None:
     ("text", "says"),
     [
         ("lagg=3", "no check is named 'lagg': write NAME=LIMIT,… with lag, backlog"),
-        ("lag", "'lag' has no limit: write lag=NUMBER, or lag=off"),
-        ("lag=soon", "'lag=soon' has no limit"),
-        ("lag=nan", "'lag=nan' has no limit"),
+        ("lag", "part 1 is not name=value"),
+        ("lag=soon", "lag=soon has no limit: write lag=NUMBER, or lag=off"),
+        ("lag=nan", "lag=nan has no limit"),
     ],
 )
 def test_limits_that_mean_nothing_are_refused(text: str, says: str) -> None:

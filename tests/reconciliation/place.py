@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,12 +39,17 @@ class Place:
     @property
     def settings(self) -> Settings:
         return self.outbox.settings.model_copy(
-            update={"consumers_file": self.file, "archive": str(self.directory / "archive")}
+            update={"consumers": self.consumers, "archive": str(self.directory / "archive")}
         )
 
     @property
     def file(self) -> Path:
         return self.directory / "consumers.toml"
+
+    @property
+    def consumers(self) -> dict[str, Any]:
+        """As in the sections `[consumers.NAME]`."""
+        return tomllib.loads(self.file.read_text()) if self.file.exists() else {}
 
     @property
     def topic(self) -> str:
@@ -158,10 +164,7 @@ class Place:
     # --- the reconciliation -----------------------------------------------------------------------------
 
     def reconcile(self, day: date = DAY) -> Report:
-        settings = self.settings
-        if not self.file.exists():
-            settings = settings.model_copy(update={"consumers_file": None})
-        return days.reconcile(settings, day)
+        return days.reconcile(self.settings, day)
 
 
 def new_id(day: date = DAY) -> str:

@@ -18,7 +18,7 @@ from tests.reconciliation.place import DAY, TODAY, Place
 
 def outbox(place: Place, *arguments: str, **environment: str) -> Result:
     none: dict[str, str | None] = {name: None for name in os.environ if name.startswith("OUTBOX_")}
-    ours = {**place.outbox.environment, "OUTBOX_CONSUMERS_FILE": str(place.file)}
+    ours = {**place.outbox.environment, "OUTBOX_CONSUMERS": json.dumps(place.consumers)}
     return CliRunner().invoke(cli, ["reconcile", *arguments], env={**none, **ours, **environment})
 
 

@@ -170,35 +170,38 @@ def test_its_records_may_be_in_another_database(place: Place) -> None:
         other.consumer(ids[:2], dsn=dsn)
         assert found(place.reconcile().sides[1]) == {"missing": 1}
     place.consumer([], dsn="host=127.0.0.1 port=1")
-    with pytest.raises(
-        SetupError, match=r"cannot connect to the database \(dsn of \[billing\] in the file of"
-    ):
+    with pytest.raises(SetupError, match=r"cannot connect to the database \(dsn of \[consumers.billing\]"):
         place.reconcile()
 
 
-def test_one_that_is_not_named_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "consumers.toml").write_text("[billing]\n[accounts]")
-    settings = load_settings(consumers_file=tmp_path / "consumers.toml")
+def test_one_that_is_not_named_is_an_error() -> None:
+    settings = load_settings(consumers={"billing": {}, "accounts": {}})
     assert [each.name for each in chosen(settings, [])] == ["billing", "accounts"]
     assert [each.group for each in chosen(settings, ["accounts"])] == ["accounts"]
-    with pytest.raises(SetupError, match="no consumer is named 'shipping': the file has billing, accounts"):
+    with pytest.raises(SetupError, match="no consumer is named 'shipping': there is billing, accounts"):
         chosen(settings, ["shipping"])
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[billing", "is not TOML"),
-        ("source = 'x'", "has source outside a consumer section"),
-        ("[billing]\ntopic = 'x'", "unknown entry 'topic': use source, group"),
+        ("[consumers]\nsource = 'x'", "has source outside a consumer's section"),
+        ("[consumers.billing]\ntopic = 'x'", "unknown entry 'topic': use source, group"),
         (
-            "[billing]\ntopics = 'x'",
+            "[consumers.billing]\ntopics = 'x'",
             r"""topics cannot be 'x': write for example topics = \["order-events"\]""",
         ),
-        ("[billing]\nkeep_days = true", "keep_days cannot be True: write for example keep_days = 14"),
+        (
+            "[consumers.billing]\nkeep_days = true",
+            "keep_days cannot be True: write for example keep_days = 14",
+        ),
+        ("[consumers.billing]\ndsn = { env = 'NO' }", r"\[billing\] dsn names NO, which is not set"),
     ],
 )
-def test_an_error_in_a_file_says_how_to_correct_it(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "consumers.toml").write_text(text)
-    with pytest.raises(SetupError, match=f"OUTBOX_CONSUMERS_FILE=.*{said}"):
-        load_settings(consumers_file=tmp_path / "consumers.toml")
+def test_an_error_in_a_file_says_how_to_correct_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    (tmp_path / "outbox.toml").write_text(text)
+    monkeypatch.setenv("OUTBOX_CONFIG", str(tmp_path / "outbox.toml"))
+    with pytest.raises(SetupError, match=f"outbox.toml line 1: consumers .*{said}"):
+        load_settings()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.config.consumers_file import _ENTRIES, read_consumers
+from outbox_pipelines.config.consumers import _ENTRIES, read_consumers
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import findings
 from outbox_pipelines.reconciliation.report import Kind
@@ -16,10 +17,10 @@ DOC = (Path(__file__).parents[2] / "docs" / "reconciliation.md").read_text()
 WORDS = {Status.OK: "", Status.WARN: "warning", Status.ERROR: "error"}
 
 
-def test_the_file_that_it_shows_can_be_read(tmp_path: Path) -> None:
+def test_the_file_that_it_shows_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BILLING_READER", "postgresql://reader@db/billing")
     shown = DOC.partition("```toml\n")[2].partition("```")[0]
-    (tmp_path / "consumers.toml").write_text(shown)
-    consumers = read_consumers(tmp_path / "consumers.toml")
+    consumers = read_consumers(tomllib.loads(shown)["consumers"])
     assert list(consumers) == ["billing", "shipping"]
     assert (consumers["billing"].source, consumers["billing"].group) == ("billing", "billing")
     assert set(re.findall(r"^(\w+) =", shown, re.MULTILINE)) == set(_ENTRIES)

@@ -139,7 +139,7 @@ def test_an_event_of_a_dropped_neighbour_is_no_phantom(place: Place) -> None:
     assert late in {each.headers["id"] for each in place.messages()}
     _drop(place)
     assert place.reconcile(DAY + timedelta(1)).equal
-    without = place.settings.model_copy(update={"archive": "", "consumers_file": None})
+    without = place.settings.model_copy(update={"archive": "", "consumers": {}})
     report = days.reconcile(without, DAY + timedelta(1))
     assert found(report.sides[0]) == {"phantom": 1}
     assert report.notes[0].startswith(f"events of {DAY} are unavailable")

@@ -50,16 +50,12 @@ def test_an_event_that_is_in_no_topic_is_missing(place: Place) -> None:
 
 def test_an_event_that_is_in_another_topic(place: Place) -> None:
     """Guards against exchanged topics that are called all present, and consumers blamed for them."""
-    file = place.directory / "topics.txt"
     names = {"order.placed": f"{place.topic}-a", "order.paid": f"{place.topic}-b"}
     for topic in names.values():
         create(place.settings.kafka, topic, 1)
 
     def route(**topics: str) -> Place:
-        file.write_text("".join(f"{kind}={topic}\n" for kind, topic in topics.items()))
-        return replace(
-            place, outbox=Outbox(place.outbox.settings.model_copy(update={"topic_map_file": file}))
-        )
+        return replace(place, outbox=Outbox(place.outbox.settings.model_copy(update={"topic_map": topics})))
 
     exchanged = dict(zip(names, reversed(names.values()), strict=True))
     wrong = place.write(4, event_type="order.placed")

@@ -195,19 +195,18 @@ def test_a_table_where_a_partition_is_to_be(outbox: Outbox) -> None:
 
 def test_wrong_settings_of_kafka(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against a setting that would break the guarantees, and against one that is misspelt."""
-    config = tmp_path / "kafka.properties"
-    for line, says in (
+    for text, says in (
         ("acks=1", "has acks: remove it: "),
         ("compression.tpye=zstd", "compression.tpye"),
         ("security.protocol=s3cr3t", "value *** for configuration property"),
         ("no equals", "is not name=value"),
+        ('{"sasl.password": {"file": "/nonexistent"}}', "has sasl.password, which names /nonexistent"),
     ):
-        config.write_text(f"# ours\n\n{line}\n")
-        _refuses(outbox, "relay", OUTBOX_KAFKA_CONFIG_FILE=str(config), says=says)
-    _refuses(outbox, "relay", OUTBOX_KAFKA_CONFIG_FILE="/nonexistent", says="OUTBOX_KAFKA_CONFIG_FILE")
-    config.write_text("compression.type = zstd\n")
+        _refuses(outbox, "relay", OUTBOX_KAFKA_CONFIG=text, says=says)
+    config = tmp_path / "outbox.toml"
+    config.write_text('[kafka]\ncompression.type = "zstd"\n"linger.ms" = 5\n')
     outbox.write(1)
-    assert outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA_CONFIG_FILE=str(config)).returncode == 0
+    assert outbox.outbox("relay", "--until-empty", OUTBOX_CONFIG=str(config)).returncode == 0
 
 
 def test_wrong_credentials_for_kafka(outbox: Outbox, tmp_path: Path) -> None:
@@ -222,13 +221,16 @@ def test_wrong_credentials_for_kafka(outbox: Outbox, tmp_path: Path) -> None:
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
         "listener.name.plaintext.plain.sasl.jaas.config": jaas,
     }
-    config = tmp_path / "kafka.properties"
-    text = "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=relay\nsasl.password="
+    config, password = tmp_path / "outbox.toml", tmp_path / "password"
+    config.write_text(
+        '[kafka]\nsecurity.protocol = "SASL_PLAINTEXT"\nsasl.mechanism = "PLAIN"\nsasl.username = "relay"\n'
+        'sasl.password = { file = "password" }\n'
+    )
     with running_kafka(tmp_path / "kafka", settings) as broker:
-        config.write_text(text + "wrong\n")
-        given: dict[str, Any] = {"OUTBOX_KAFKA": broker.bootstrap, "OUTBOX_KAFKA_CONFIG_FILE": str(config)}
+        password.write_text("wrong\n")
+        given: dict[str, Any] = {"OUTBOX_KAFKA": broker.bootstrap, "OUTBOX_CONFIG": str(config)}
         _refuses(outbox, "relay", says="uthentication", **given)
-        config.write_text(text + "right\n")
+        password.write_text("right\n")
         outbox.write(1)
         assert outbox.outbox("relay", "--until-empty", **given).returncode == 0
 
@@ -250,20 +252,19 @@ def test_settings_that_do_not_fit(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against pydantic's report in an operator's terminal."""
     _refuses(outbox, "status", OUTBOX_LEASE_SECONDS="soon", says="OUTBOX_LEASE_SECONDS=soon")
     _refuses(outbox, "status", OUTBOX_BATCH_EVENTS="0", says="OUTBOX_BATCH_EVENTS=0")
-    _refuses(
-        outbox, "status", OUTBOX_SETTINGS_FILE="/nonexistent", says="OUTBOX_SETTINGS_FILE names /nonexistent"
-    )
-    file = tmp_path / "settings"
-    file.write_text("OUTBOX_LEASE_SECONDS=never\n")
-    given: dict[str, Any] = {"OUTBOX_LEASE_SECONDS": "", "OUTBOX_SETTINGS_FILE": str(file)}
-    _refuses(outbox, "status", says="OUTBOX_LEASE_SECONDS=never", **given)
+    _refuses(outbox, "status", OUTBOX_CONFIG="/nonexistent", says="OUTBOX_CONFIG names /nonexistent")
+    file = tmp_path / "settings.toml"
+    file.write_text('[relay]\nlease_seconds = "never"\n')
+    given: dict[str, Any] = {"OUTBOX_LEASE_SECONDS": "", "OUTBOX_CONFIG": str(file)}
+    _refuses(outbox, "status", says="settings.toml line 2: lease_seconds=never", **given)
 
 
 def test_a_file_of_settings(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against a file that is read for some settings only."""
-    file = tmp_path / "settings"
-    file.write_text(f"OUTBOX_DSN={outbox.settings.require_dsn()}\nOUTBOX_SCHEMA=elsewhere\n")
-    given: dict[str, Any] = {"OUTBOX_DSN": "", "OUTBOX_SETTINGS_FILE": str(file)}
+    file = tmp_path / "settings.toml"
+    file.write_text('[outbox]\ndsn = { env = "SHOP" }\nschema = "elsewhere"\n')
+    given: dict[str, Any] = {"OUTBOX_DSN": "", "OUTBOX_CONFIG": str(file)}
+    given["SHOP"] = outbox.settings.require_dsn()
     _refuses(outbox, "status", says="no outbox in schema 'elsewhere'", **given)
 
 

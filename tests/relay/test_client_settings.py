@@ -100,9 +100,8 @@ def test_a_client_has_them(
 ) -> None:
     """Guards against a setting that is lost, or that another one overrides: no event would show it for a
     long time."""
-    file = tmp_path / "kafka.properties"
-    file.write_text("debug=conf\n")
-    settings = outbox.settings.model_copy(update={"kafka_config_file": file, "transaction_seconds": 4.0})
+    update = {"kafka_config": {"debug": "conf"}, "transaction_seconds": 4.0}
+    settings = outbox.settings.model_copy(update=update)
     shard = cast("Shard", SimpleNamespace(identity=uuid4().hex, shard=0))
     lines = _Lines()
     # One of its own: what else ran in this process may have changed the client's.

@@ -61,8 +61,6 @@ def test_each_compression_around_the_limit(
     outbox: Outbox, tmp_path: Path, delivery: str, compression: str
 ) -> None:
     """Guards against a dead letter for an event that fits, and a loss or delay for one that does not."""
-    config = tmp_path / "kafka"
-    config.write_text(f"compression.type={compression}\n")
     random.seed(1)
     sizes = [*range(LIMIT - 600, LIMIT + 601, 100), *[200] * 100, 10 * LIMIT]
     with outbox.connect(autocommit=False) as connection:
@@ -73,10 +71,9 @@ def test_each_compression_around_the_limit(
                 noise = "".join(chr(33 + byte % 90) for byte in random.randbytes(size))
                 text = noise if size <= 2 * LIMIT else "x" * size
                 emit(connection, name, n, "e", {"n": n, "text": text})
-    service.relay(
-        quick(outbox, delivery=delivery, kafka_config_file=config, max_attempts=1, retry_seconds=60),
-        until_empty=True,
-    )
+    config = {"compression.type": compression}
+    settings = quick(outbox, delivery=delivery, kafka_config=config, max_attempts=1, retry_seconds=60)
+    service.relay(settings, until_empty=True)
     with outbox.connect() as connection:
         dead = connection.execute(
             "SELECT aggregate_type, aggregate_id::int, state, last_error FROM outbox_parked"

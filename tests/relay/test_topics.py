@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -301,11 +300,10 @@ def test_the_operator_says_which_topics_may_be_created(strict: Kafka, name: str)
     } - {f"{name}-0.dlq"}
 
 
-def test_by_default_the_template_says_which_topics_may_be_created(tmp_path: Path) -> None:
+def test_by_default_the_template_says_which_topics_may_be_created() -> None:
     """Guards against a default that refuses the outbox's own topics, or counts everybody's."""
-    file = tmp_path / "map"
-    file.write_text("order.paid=payments\norder.refunded=refunds-{aggregate_type:lower}\n")
-    settings = load_settings(kafka="nowhere:1", topic="shop-{aggregate_type}-events", topic_map_file=file)
+    topics = "order.paid=payments,order.refunded=refunds-{aggregate_type:lower}"
+    settings = load_settings(kafka="nowhere:1", topic="shop-{aggregate_type}-events", topic_map=topics)
     assert patterns(settings) == ["payments", "refunds-*", "shop-*-events"]
 
 

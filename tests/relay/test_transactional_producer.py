@@ -27,9 +27,7 @@ REFUSED = "another concurrent operation"
 @pytest.fixture
 def producer(outbox: Outbox, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[FencingProducer]:
     """One that logs its transactions, and a topic with many partitions."""
-    config = tmp_path / "kafka.properties"
-    config.write_text("debug=eos\n")
-    settings = outbox.settings.model_copy(update={"kafka_config_file": config})
+    settings = outbox.settings.model_copy(update={"kafka_config": {"debug": "eos"}})
     shard = cast("Shard", SimpleNamespace(identity=uuid.uuid4().hex, shard=0))
     errors: list[Any] = []
     create_topic(outbox, PARTITIONS)

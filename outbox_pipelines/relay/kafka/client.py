@@ -86,7 +86,7 @@ def config(settings: Settings, **own: Any) -> dict[str, Any]:
 
 
 def consumer_config(settings: Settings) -> dict[str, Any]:
-    """Return the settings of a consumer: of the user's file, only those that concern the connection."""
+    """Return the settings of a consumer: of the user's own, only those that concern the connection."""
     given = parsed.kafka_config(settings).items()
     ours = {name: value for name, value in given if name.startswith(_CONNECTION)}
     return {**ours, "bootstrap.servers": settings.require_kafka()}
@@ -126,7 +126,7 @@ def rejected(error: Exception) -> SetupError:
     """Return the error of settings that the client rejects, without a value: one may be in a wrong line."""
     text = error.args[0].str() if isinstance(error, KafkaException) else first_line(error)
     said = re.sub(r'value "[^"]*"', "value ***", text)
-    return SetupError(f"the Kafka client rejects its settings: {said}. Check OUTBOX_KAFKA_CONFIG_FILE")
+    return SetupError(f"the Kafka client rejects its settings: {said}. Check OUTBOX_KAFKA_CONFIG")
 
 
 def flush(producer: Producer, seconds: float) -> None:

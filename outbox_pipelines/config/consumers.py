@@ -1,4 +1,4 @@
-"""The file that OUTBOX_CONSUMERS_FILE names: the consumers, and where each records the events it has handled.
+"""The consumers of a reconciliation, `[consumers.NAME]`, and where each records the events it has handled.
 
 Invariants:
 - A consumer is expected to handle only the topics and event types that it reads.
@@ -6,12 +6,11 @@ Invariants:
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
+from outbox_pipelines.config.tables import as_table, resolved
 from outbox_pipelines.core.secret import Secret, check_dsn, register_dsn
 
 _NONE: Final = Secret()
@@ -40,21 +39,21 @@ class Consumer:
     """The number of days with which `outbox consumer prune` is run there."""
 
 
-def read_consumers(path: Path) -> dict[str, Consumer]:
-    """Return the consumers of a file, by name; raise `ValueError` that says how to correct the file."""
-    try:
-        content = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot be read ({error}): name a TOML file with a [NAME] per consumer") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"is not TOML ({error}): see docs/reconciliation.md") from None
-    return {name: _consumer(name, table) for name, table in content.items()}
+def read_consumers(given: Any) -> dict[str, Consumer]:
+    """Return the consumers of a table, by name; raise `ValueError` that says how to correct it."""
+    return {name: _consumer(name, table) for name, table in as_table(given).items()}
 
 
 def _consumer(name: str, table: Any) -> Consumer:
     if not isinstance(table, dict):
-        raise ValueError(f"has {name} outside a consumer section: write it below a line such as [billing]")
+        raise ValueError(f"has {name} outside a consumer's section: write [consumers.billing] above it")
     for entry, value in table.items():
+        if entry == "dsn":
+            try:
+                value = resolved(value)
+            except ValueError as error:
+                raise ValueError(f"[{name}] dsn {error}") from None
+            table = {**table, "dsn": value}
         if entry not in _ENTRIES:
             raise ValueError(f"[{name}] has an unknown entry {entry!r}: use {', '.join(_ENTRIES)}")
         fits, example = _ENTRIES[entry]

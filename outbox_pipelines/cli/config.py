@@ -1,0 +1,145 @@
+"""The commands `outbox config …` and `outbox init`: what the settings are, and a first `outbox.toml`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from outbox_pipelines.config import schema as config_schema
+from outbox_pipelines.config.fields import SECTIONS, WHOLE
+from outbox_pipelines.config.file import NAME, SECRET, config_path, entry_names, read_config_file
+from outbox_pipelines.config.tables import is_reference, is_secret
+from outbox_pipelines.core.secret import HIDDEN
+from outbox_pipelines.core.text import plain
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.existing.describe import candidates
+from outbox_pipelines.settings import Settings, Values, load_settings, values_of, warn_of_mistyped
+
+
+@click.group()
+def config() -> None:
+    """Check and show the settings: outbox.toml and the environment."""
+
+
+@config.command()
+def check() -> None:
+    """Show all mistakes in outbox.toml and in the environment, with their lines.
+
+    Exits with 1 if there are any. Asks neither a database nor Kafka.
+    """
+    warn_of_mistyped()
+    all_values = _all_values()
+    mistakes = list(dict.fromkeys(each for values in all_values.values() for each in values.all_mistakes()))
+    for name, values in all_values.items():
+        if name is not None and not values.mistakes and not values.values.get("dsn"):
+            mistakes.append(f'outbox {name} names no database: add dsn = {{ env = "{name.upper()}_DSN" }}')
+    for line in mistakes:
+        click.echo(plain(line))
+    if mistakes:
+        sys.exit(1)
+    where = config_path() or f"no {NAME}: the environment alone"
+    click.echo(plain(f"{where}: {len(all_values)} outbox{'es' if len(all_values) > 1 else ''}, no mistake"))
+
+
+@config.command()
+@click.option("--outbox", metavar="NAME", help="One of several outboxes of outbox.toml.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(outbox: str | None, as_json: bool) -> None:
+    """Show the value of each setting, and where it comes from. Secrets are shown as ***."""
+    all_values = _all_values()
+    if outbox not in all_values:
+        names = ", ".join(name for name in all_values if name is not None)
+        raise SetupError(f"choose an outbox with --outbox NAME: {names}" if names else f"no outbox {outbox}")
+    values = all_values[outbox]
+    settings = values.checked()
+    found = {
+        section: {key: _shown(settings, values, name) for key, name in entry_names(section).items()}
+        for section in SECTIONS
+    }
+    for section, name in WHOLE.items():
+        shown = _shown(settings, values, name)
+        found[section] = {key: {**shown, "value": each} for key, each in _masked(shown["value"]).items()}
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for section, entries in found.items():
+        click.echo(f"[{section}]")
+        for key, (value, origin) in ((key, each.values()) for key, each in entries.items()):
+            text = "" if value is None else config_schema.literal(value)
+            click.echo(plain(f"{f'{key} = {text}':<50} # {origin}"))
+        click.echo()
+
+
+@config.command("schema")
+def print_schema() -> None:
+    """Print the JSON Schema of outbox.toml, for editors.
+
+    For example: outbox config schema > outbox.schema.json, with `#:schema outbox.schema.json` as the first
+    line of outbox.toml.
+    """
+    click.echo(json.dumps(config_schema.json_schema(), indent=2))
+
+
+@click.command()
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path), default=NAME)
+def init(path: Path, force: bool) -> None:
+    """Write a first outbox.toml (to PATH), and its JSON Schema beside it.
+
+    OUTBOX_DSN and OUTBOX_KAFKA say what to ask: the file gets the schema of an outbox that the database has
+    already, and Kafka's address. Secrets stay in the environment.
+    """
+    if path.exists() and not force:
+        raise SetupError(f"{path} exists: edit it, name another file, or add --force to replace it")
+    settings = load_settings()
+    ours, others = candidates(settings) if settings.dsn else ([], [])
+    given: dict[str, Any] = {"dsn": {"env": "OUTBOX_DSN"}}
+    if settings.kafka:
+        given["kafka"] = settings.kafka
+    if len(ours) == 1:
+        given["schema"] = ours[0]
+    path.write_text(config_schema.first_file({"outbox": given}))
+    beside = path.with_name(config_schema.SCHEMA_NAME)
+    beside.write_text(json.dumps(config_schema.json_schema(), indent=2) + "\n")
+    click.echo(plain(f"wrote {path} and {beside}"))
+    if not settings.dsn:
+        click.echo("the database was not asked: set OUTBOX_DSN, for example postgresql://user@host/db")
+    if len(ours) > 1:
+        click.echo(plain(f"there is an outbox in {', '.join(ours)}: choose the schema"))
+    for table in others:
+        click.echo(plain(f"{table} may be an outbox too: `outbox table describe {table}` describes it"))
+    if not settings.kafka:
+        click.echo("kafka is not set: write the address of a broker, such as broker:9092")
+    click.echo(f"next: `outbox config check`, `outbox {'status' if ours else 'migrate'}`, `outbox relay`")
+
+
+def _all_values() -> dict[str | None, Values]:
+    """The values of each outbox; the only one has no name."""
+    config = read_config_file()
+    if config is None or not config.outboxes:
+        return {None: values_of(config, None, {})}
+    return {name: values_of(config, name, {}) for name in config.outboxes}
+
+
+def _shown(settings: Settings, values: Values, name: str) -> dict[str, Any]:
+    value = getattr(settings, name)
+    if name in SECRET:
+        value = HIDDEN if value else None
+    elif isinstance(value, Path):
+        value = str(value)
+    return {"value": value, "origin": values.origins.get(name, "default")}
+
+
+def _masked(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The table without secrets; where they stand is none."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            found[key] = value if is_reference(value) else _masked(value, f"{prefix}{key}.")
+        else:
+            found[key] = HIDDEN if is_secret(f"{prefix}{key}", value) else value
+    return found

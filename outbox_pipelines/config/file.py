@@ -1,0 +1,276 @@
+"""The file `outbox.toml`: what it says, and on which line.
+
+Invariants:
+- Its sections are those of the settings; `[outboxes.NAME]` has the entries of `[outbox]`, and sections of its
+  own (`[outboxes.NAME.topics]`).
+- A secret is not in it: an entry names the environment variable or the file that holds it.
+- What is wrong is collected, not raised: `outbox config check` shows all of it. Only a file that cannot be
+  read at all, or is not TOML, is an error at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic.fields import FieldInfo
+
+from outbox_pipelines.config.fields import SECTIONS, WHOLE
+from outbox_pipelines.config.tables import beside, is_reference, is_secret, resolved
+from outbox_pipelines.config.types import OUTBOX_NAME
+from outbox_pipelines.core.secret import first_line, has_password, redacted, register, register_dsn
+from outbox_pipelines.errors import SetupError
+
+VARIABLE: Final = "OUTBOX_CONFIG"
+"""Names the file; without it, it is `outbox.toml` in the working directory, if that exists."""
+NAME: Final = "outbox.toml"
+SECRET: Final = frozenset({"dsn", "consumer_dsn", "alerts", "connect", "dead_letter_command"})
+MAY_BE_PLAIN: Final = frozenset({"dsn", "consumer_dsn", "connect"})
+"""Secrets only if they contain a password."""
+# Two outboxes that had them from the same place would be one.
+NOT_SHARED: Final = frozenset({"name", "dsn", "table_file", "connector"})
+_OUTBOXES: Final = "outboxes"
+_PLACEHOLDER: Final = "{outbox}"
+_ELSEWHERE: Final = (
+    'is a secret, which is not written here: write {name} = {{ env = "VARIABLE" }} or '
+    '{name} = {{ file = "PATH" }}'
+)
+_HEADER: Final = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]")
+_KEY: Final = re.compile(r"\s*([\w.\-\"' ]+?)\s*=")
+
+Place = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What the file says about one outbox, or about all."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    """By field of the settings. Secrets are read already."""
+    places: dict[str, Place] = field(default_factory=dict)
+    """Where each field is, for `ConfigFile.line`."""
+    mistakes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A file that has been read."""
+
+    path: Path
+    text: str
+    shared: Entries
+    outboxes: dict[str, Entries]
+    """By name, in the order of the file."""
+
+    def line(self, place: Place) -> int:
+        """The line on which an entry or a section stands; 1 if it cannot be told."""
+        return _lines(self.text).get(place, 1)
+
+    def of(self, name: str) -> Entries:
+        """The entries of an outbox, with those that it shares; its own win."""
+        own = self.outboxes[name]
+        shared = {key: _filled(value, name) for key, value in self.shared.values.items()}
+        values = {key: value for key, value in shared.items() if key not in NOT_SHARED} | own.values
+        return Entries({**values, "name": name}, {**self.shared.places, **own.places}, own.mistakes)
+
+
+def setting_names() -> dict[str, str]:
+    """Return the field of each setting by its name: in lower case, without OUTBOX_."""
+    return {
+        _name(info, name): name
+        for section in SECTIONS.values()
+        for name, info in section.model_fields.items()
+    }
+
+
+def config_path() -> Path | None:
+    """Return where the file is: what OUTBOX_CONFIG names, or `outbox.toml`; None if there is none.
+
+    Raises:
+        SetupError: OUTBOX_CONFIG names no file.
+    """
+    given = os.environ.get(VARIABLE)
+    path = Path(given or NAME).expanduser()
+    if path.is_file():
+        return path
+    if given:
+        raise SetupError(f"{VARIABLE} names {given}, which is not a file: correct the path or unset it")
+    return None
+
+
+def read_config_file() -> ConfigFile | None:
+    """Return the file; None if there is none.
+
+    Raises:
+        SetupError: it is missing, cannot be read, or is not TOML.
+    """
+    path = config_path()
+    if path is None:
+        return None
+    try:
+        text = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"{path} cannot be read as UTF-8 text: {first_line(error)}") from None
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SetupError(f"{path} is not TOML: {error}") from None
+    return _Reader(path, text).read(content)
+
+
+class _Reader:
+    """Turns the content into fields, and collects what is wrong."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        self._lines = _lines(text)
+        self._text = text
+
+    def read(self, content: dict[str, Any]) -> ConfigFile:
+        outboxes = content.pop(_OUTBOXES, None)
+        shared = Entries()
+        self._sections(shared, content, ())
+        found: dict[str, Entries] = {}
+        if outboxes is not None and not (outboxes and isinstance(outboxes, dict)):
+            self._mistake(shared, (_OUTBOXES,), "names no outbox: write [outboxes.orders] for each")
+        outboxes = outboxes if isinstance(outboxes, dict) else {}
+        for given, table in outboxes.items():
+            # A connection string may have been pasted as a name, and names are printed.
+            name, place = redacted(given), (_OUTBOXES, given)
+            own = found[name] = Entries()
+            if not OUTBOX_NAME.fullmatch(name):
+                self._mistake(
+                    own, place, f"cannot be the name {name!r}: write lower-case letters, digits and _"
+                )
+            elif not isinstance(table, dict):
+                self._mistake(own, place, f"is no section: write [outboxes.{name}]")
+            else:
+                # `kafka = "…"` is an entry, and `[kafka]` a section.
+                known = {key for key, value in table.items() if isinstance(value, dict)} & {*SECTIONS, *WHOLE}
+                sections = {key: table[key] for key in table if key in known}
+                rest = {key: value for key, value in table.items() if key not in known}
+                self._entries(own, "outbox", rest, place)
+                self._sections(own, sections, place)
+        for each in sorted(NOT_SHARED & shared.values.keys()) if found else ():
+            self._mistake(shared, shared.places[each], "would be the same for each outbox: write it in each")
+        return ConfigFile(self._path, self._text, shared, found)
+
+    def _sections(self, to: Entries, content: Mapping[str, Any], place: Place) -> None:
+        for section, table in content.items():
+            if section in WHOLE:
+                to.values[WHOLE[section]] = beside(table, self._path.parent)
+                to.places[WHOLE[section]] = (*place, section)
+                self._refuse_secrets(to, table, (*place, section), "")
+            elif section not in SECTIONS:
+                self._mistake(
+                    to, (*place, section), f"is no section: {_close(section, {**SECTIONS, **WHOLE})}"
+                )
+            elif not isinstance(table, dict):
+                self._mistake(to, (*place, section), f"is no section: write [{'.'.join((*place, section))}]")
+            else:
+                self._entries(to, section, table, (*place, section))
+
+    def _entries(self, to: Entries, section: str, table: Mapping[str, Any], place: Place) -> None:
+        names = entry_names(section)
+        for key, value in table.items():
+            at = (*place, key)
+            if key not in names:
+                other = next((each for each in SECTIONS if key in entry_names(each)), None)
+                remedy = f"it belongs in [{other}]" if other else _close(key, names)
+                self._mistake(to, at, f"does not belong in [{section}]: {remedy}")
+                continue
+            name = names[key]
+            if name == "name" and place[:1] == (_OUTBOXES,):
+                self._mistake(to, at, f"is given by the section: remove it from [{'.'.join(place)}]")
+                continue
+            try:
+                to.values[name] = self._secret(name, value) if name in SECRET else self._local(name, value)
+                to.places[name] = at
+            except ValueError as error:
+                self._mistake(to, at, str(error))
+
+    def _refuse_secrets(self, to: Entries, table: Any, place: Place, prefix: str) -> None:
+        for key, value in table.items() if isinstance(table, dict) else ():
+            at, name = (*place, key), f"{prefix}{key}"
+            if isinstance(value, dict) and not is_reference(value):
+                self._refuse_secrets(to, value, at, f"{name}.")
+            elif is_secret(name, value) and not is_reference(value):
+                register(str(value))
+                register_dsn(str(value))
+                self._mistake(to, at, _ELSEWHERE.format(name=key))
+
+    def _secret(self, name: str, value: Any) -> str:
+        if is_reference(value):
+            return str(resolved(beside(value, self._path.parent)))
+        if isinstance(value, str):
+            if name in MAY_BE_PLAIN and not has_password(value):
+                return value
+            register(value)
+            register_dsn(value)
+        raise ValueError(_ELSEWHERE.format(name=name))
+
+    def _local(self, name: str, value: Any) -> Any:
+        """A path in the file is relative to it."""
+        is_directory = name == "archive" and value not in ("", "none") and "://" not in str(value)
+        if (name in _PATHS or is_directory) and isinstance(value, str) and not value.startswith("~"):
+            return str(self._path.parent / value)
+        return beside(value, self._path.parent)
+
+    def _mistake(self, to: Entries, place: Place, why: str) -> None:
+        to.mistakes.append(f"{self._path} line {self._lines.get(place, 1)}: {place[-1]} {why}")
+
+
+def entry_names(section: str) -> dict[str, str]:
+    """Return the field of each entry of a section."""
+    fields = SECTIONS[section].model_fields
+    return {_name(info, name): name for name, info in fields.items() if name not in WHOLE.values()}
+
+
+def _name(info: FieldInfo, field: str) -> str:
+    return (info.alias or field).lower().removeprefix("outbox_")
+
+
+_PATHS: Final = frozenset(
+    name
+    for section in SECTIONS.values()
+    for name, info in section.model_fields.items()
+    if "Path" in str(info.annotation)
+)
+
+
+def _close(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"use {', '.join(known)}"
+
+
+def _filled(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(each, name) for key, each in value.items()}
+    return value.replace(_PLACEHOLDER, name) if isinstance(value, str) else value
+
+
+def _lines(text: str) -> dict[Place, int]:
+    """The first line of each section and entry. tomllib does not tell it."""
+    found: dict[Place, int] = {}
+    section: Place = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            section = tuple(_parts(header[1]))
+            for length in range(1, len(section) + 1):
+                found.setdefault(section[:length], number)
+        elif key := _KEY.match(line):
+            place = (*section, *_parts(key[1]))
+            for length in range(len(section) + 1, len(place) + 1):
+                found.setdefault(place[:length], number)
+    return found
+
+
+def _parts(dotted: str) -> Iterator[str]:
+    for quoted, bare in re.findall(r"\"([^\"]*)\"|([^\s.\"]+)", dotted.replace("'", '"')):
+        yield quoted or bare

@@ -1,0 +1,122 @@
+"""Settings that are tables, and values that stand elsewhere, in `outbox.toml` and in variables.
+
+Invariants:
+- In a variable, a table is `name=value,name=value`, or a JSON object.
+- `{ env = "VARIABLE" }` and `{ file = "PATH" }` stand for a value that is not written in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from outbox_pipelines.core.secret import SECRET_NAME, first_line, has_password
+
+_KINDS: Final = ("env", "file")
+
+
+def as_table(value: Any) -> dict[str, Any]:
+    """Return a table as the file has it, or as a variable writes it.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(value, Mapping):
+        return dict(value)
+    if not isinstance(value, str):
+        raise ValueError("write a table, or name=value,name=value")
+    if value.lstrip().startswith("{"):
+        try:
+            found = json.loads(value)
+        except ValueError:
+            raise ValueError('is not JSON: write {"name": "value"}, or name=value,name=value') from None
+        return dict(found)
+    table: dict[str, str] = {}
+    for number, part in enumerate(filter(None, (part.strip() for part in value.split(","))), 1):
+        name, equals, text = (word.strip() for word in part.partition("="))
+        # No part is repeated here: it may be a password.
+        if not equals:
+            raise ValueError(f"part {number} is not name=value: write name=value,name=value")
+        if name in table:
+            raise ValueError(f"part {number} has a name that another has: keep one of them")
+        table[name] = text
+    return table
+
+
+def read_names(
+    given: Any, what: str, known: Iterable[str], usual: Iterable[str], example: str
+) -> dict[str, str]:
+    """Return other names by ours: the usual ones, changed as a table says, without those it leaves out.
+
+    Args:
+        given: a table, see `as_table`; an empty value leaves a name out.
+        what: of what these are names, for messages.
+        known: all that can be named.
+        usual: those that are present by their own names unless the table says otherwise.
+        example: a text that is valid.
+
+    Raises:
+        ValueError: the table is not valid.
+    """
+    names = {name: name for name in usual}
+    for ours, theirs in as_table(given).items():
+        if ours not in known:
+            raise ValueError(f"unknown {what} {ours!r}: use {', '.join(known)}")
+        # A connection string in a wrong place; the message must not repeat its password.
+        if not isinstance(theirs, str) or "://" in theirs:
+            raise ValueError(f"write a name for the {what} {ours}, not an address: for example {example}")
+        names[ours] = theirs
+    names = {ours: theirs for ours, theirs in names.items() if theirs}
+    taken = sorted(names.values())
+    if twice := [name for name, after in pairwise(taken) if name == after]:
+        raise ValueError(f"two {what}s would have the name {twice[0]}: choose another name for one")
+    return names
+
+
+def is_reference(value: Any) -> bool:
+    """Return whether a value stands elsewhere."""
+    return (
+        isinstance(value, dict)
+        and len(value) == 1
+        and all(kind in _KINDS and isinstance(where, str) for kind, where in value.items())
+    )
+
+
+def is_secret(name: str, value: Any) -> bool:
+    """Return whether a value in a table of Kafka's client or of consumers is a secret."""
+    if name.rpartition(".")[2] == "dsn":
+        return not isinstance(value, str) or has_password(value)
+    return bool(SECRET_NAME.search(name))
+
+
+def resolved(value: Any) -> Any:
+    """Return the value, read from where it stands if it is a reference.
+
+    Raises:
+        ValueError: the variable is not set, or the file cannot be read.
+    """
+    if not is_reference(value):
+        return value
+    [(kind, where)] = value.items()
+    if kind == "env":
+        if not (found := os.environ.get(where)):
+            raise ValueError(f"names {where}, which is not set: set it, or correct the name")
+        return found
+    try:
+        return Path(where).expanduser().read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"names {where}, which cannot be read: {first_line(error)}") from None
+
+
+def beside(value: Any, folder: Path) -> Any:
+    """Return a value whose references to files are relative to a folder."""
+    if is_reference(value):
+        [(kind, where)] = value.items()
+        return {kind: str(folder / Path(where).expanduser()) if kind == "file" else where}
+    if isinstance(value, dict):
+        return {key: beside(each, folder) for key, each in value.items()}
+    return value

@@ -1,0 +1,181 @@
+"""`outbox config …` and `outbox init`: the settings as a person checks them, and a first file."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+
+from outbox_pipelines.cli.main import cli
+from outbox_pipelines.config.file import read_config_file
+from outbox_pipelines.config.schema import json_schema
+from outbox_pipelines.settings import Settings, load_settings
+from tests.conftest import Outbox
+
+WRONG = """\
+[relay]
+batch_events = 0
+log_level = "info"
+[topics]
+topic = "{x}"
+[outbox]
+kafka = "a:99999"
+dsn = "postgresql://u:hunter2@h/d"
+alert = 3
+[checks]
+alerts = { env = "NOT_SET" }
+[day]
+[kafka]
+sasl.password = "hunter2"
+ssl.key.pem = { env = "PEM" }
+[consumers.billing]
+dsn = "postgresql://u:hunter2@h/d"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("OUTBOX_DSN", "OUTBOX_KAFKA", "OUTBOX_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _outbox(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+def test_all_mistakes_are_shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a person who corrects one line a start; and a password in a message."""
+    Path("outbox.toml").write_text(WRONG)
+    monkeypatch.setenv("OUTBOX_LEASE_SECONDS", "soon")
+    done = _outbox("config", "check")
+    assert done.exit_code == 1
+    starts = sorted(line.split(":")[0] for line in done.output.splitlines())
+    assert starts == sorted(
+        [
+            "outbox.toml line 2",
+            "outbox.toml line 3",
+            "outbox.toml line 5",
+            "outbox.toml line 7",
+            "outbox.toml line 8",
+            "outbox.toml line 9",
+            "outbox.toml line 11",
+            "outbox.toml line 12",
+            "outbox.toml line 14",
+            "outbox.toml line 17",
+            "OUTBOX_LEASE_SECONDS=soon",
+        ]
+    )
+    assert "it belongs in [telemetry]" in done.output
+    assert "did you mean days?" in done.output
+    assert "hunter2" not in done.output
+    # Every other command refuses it too, in one line.
+    refused = _outbox("status")
+    assert (refused.exit_code, refused.output.count("\n")) == (2, 1)
+
+
+def test_a_right_file_is_read_by_every_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against a file that is checked and not used; paths in it are relative to it."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/outbox.toml").write_text(
+        '[days]\narchive = "archive"\nexpectations = "gx"\n[relay]\nlease_seconds = 7\n'
+        '[outbox]\ndsn = { file = "dsn" }\nschema = "shop"\n'
+    )
+    (tmp_path / "shop/dsn").write_text("service=shop\n")
+    monkeypatch.setenv("OUTBOX_CONFIG", str(tmp_path / "shop/outbox.toml"))
+    monkeypatch.setenv("OUTBOX_LEASE_SECONDS", "8")
+    assert _outbox("config", "check").output.endswith("1 outbox, no mistake\n")
+    settings = load_settings()
+    assert (settings.lease_seconds, settings.db_schema) == (8.0, "shop")
+    assert settings.require_dsn() == "service=shop"
+    assert settings.archive == str(tmp_path / "shop/archive")
+    assert settings.expectations == tmp_path / "shop/gx"
+
+
+def test_each_value_is_shown_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a value that nobody can find, and a secret on a screen."""
+    Path("outbox.toml").write_text(
+        '[kafka]\nsasl.username = "u"\nsasl.password = { env = "PASSWORD" }\n'
+        '[topics]\ntopic = "a"\ntopic_partitions = 3\n[outboxes.orders]\ndsn = { env = "ORDERS_DSN" }\n'
+        "[outboxes.orders.topics]\ntopic_partitions = 5\n"
+    )
+    monkeypatch.setenv("ORDERS_DSN", "postgresql://u:hunter2@h/d")
+    monkeypatch.setenv("OUTBOX_TOPIC", "b")
+    monkeypatch.setenv("OUTBOX_TOPIC_PARTITIONS", "4")
+    shown = _outbox("config", "show", "--outbox", "orders", "--json").output
+    found = json.loads(shown)
+    assert "hunter2" not in shown
+    assert found["topics"]["topic"] == {"value": "b", "origin": "OUTBOX_TOPIC"}
+    assert found["topics"]["topic_partitions"]["value"] == 5
+    assert found["topics"]["topic_partitions"]["origin"].startswith("outbox.toml line 10")
+    assert found["topics"]["create_topics"] == {"value": False, "origin": "default"}
+    assert found["outbox"]["dsn"]["value"] == "***"
+    assert found["kafka"]["sasl"]["value"] == {"username": "u", "password": {"env": "PASSWORD"}}
+    # As a file, it is one.
+    text = _outbox("config", "show", "--outbox", "orders").output
+    assert tomllib.loads("\n".join(line for line in text.splitlines() if " =  " not in line))["topics"]
+    for wrong in ([], ["--outbox", "billing"]):
+        assert _outbox("config", "show", *wrong).exit_code == 2
+
+
+def test_editors_know_what_the_program_knows() -> None:
+    """Guards against a schema that an editor cannot use, or that accepts what a command refuses."""
+    schema = json_schema()
+    checked = jsonschema.Draft202012Validator(schema)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    entries = [each for section in schema["properties"].values() for each in section.get("properties", {})]
+    # Two fields are sections of their own.
+    assert len(entries) == len(Settings.model_fields) - 2
+    right = '[outbox]\nkafka = "a"\n[outboxes.x]\ndsn = { env = "X" }\nrelay.batch_events = 3\n'
+    assert not list(checked.iter_errors(tomllib.loads(right)))
+    for wrong in (
+        "[relay]\nbatch_events = 0",
+        "[relay]\nbatch_evnts = 1",
+        '[outboxes.x]\nkafkaa = ""',
+        '[outboxes."X y"]',
+        '[checks]\nalerts = "slack://token"',
+        '[relay]\ndelivery = "once"',
+        "[relays]",
+    ):
+        assert list(checked.iter_errors(tomllib.loads(wrong))), wrong
+
+
+def test_a_first_file(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a first file that is refused, or that does not find what the database has."""
+    monkeypatch.setenv("OUTBOX_DSN", outbox.settings.require_dsn())
+    monkeypatch.setenv("OUTBOX_KAFKA", outbox.settings.kafka)
+    with outbox.connect() as connection:
+        connection.execute("CREATE TABLE app_outbox (id bigint)")
+    done = _outbox("init")
+    assert done.exit_code == 0, done.output
+    assert "public.app_outbox may be an outbox too" in done.output
+    assert "`outbox status`" in done.output
+    given = tomllib.loads(Path("outbox.toml").read_text())
+    assert given["outbox"] == {
+        "dsn": {"env": "OUTBOX_DSN"},
+        "kafka": outbox.settings.kafka,
+        "schema": "public",
+    }
+    assert json.loads(Path("outbox.schema.json").read_text()) == json_schema()
+    assert _outbox("config", "check").exit_code == 0
+    again = _outbox("init")
+    assert again.exit_code == 2
+    assert "exists: edit it" in again.output
+    # Every default that it mentions is one.
+    text = Path("outbox.toml").read_text()
+    Path("outbox.toml").write_text("\n".join(_uncommented(line) for line in text.splitlines()))
+    config = read_config_file()
+    assert config is not None
+    assert not config.shared.mistakes
+    with_file = load_settings()
+    Path("outbox.toml").unlink()
+    assert load_settings() == with_file
+
+
+def _uncommented(line: str) -> str:
+    is_entry = line.startswith("# ") and " = " in line and "env =" not in line
+    return line.removeprefix("# ") if is_entry else line
