@@ -7,12 +7,11 @@ Invariants:
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -36,7 +35,7 @@ CREATE TABLE app.outbox (
     created_at timestamptz NOT NULL DEFAULT now(), published_at timestamptz);
 CREATE INDEX ON app.outbox (created_at) WHERE published_at IS NULL"""
 _MAPPING = """
-table = "app.outbox"
+name = "app.outbox"
 order = "created_at"
 
 [columns]
@@ -54,10 +53,8 @@ _SKIPPED = "UPDATE public.outbox_shards SET done = pg_current_snapshot(), target
 
 def measure(servers: Settings) -> list[Row]:
     """Rows of the table."""
-    with fresh_outbox(servers) as fresh, tempfile.TemporaryDirectory(prefix="outbox-bench-") as directory:
-        file = Path(directory) / "table.toml"
-        file.write_text(_MAPPING)
-        settings = fresh.model_copy(update={"table_file": file})
+    with fresh_outbox(servers) as fresh:
+        settings = fresh.model_copy(update={"table": tomllib.loads(_MAPPING)})
         with psycopg.connect(settings.dsn, autocommit=True) as connection:
             connection.execute(_TABLE.encode())
             steps.prepare(settings)

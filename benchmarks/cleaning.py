@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -39,17 +40,15 @@ _INSERT: Final = (
     "INSERT INTO existing (aggregate_type, aggregate_id, event_type, payload) "
     "VALUES ('order', %s, 'order.placed', '{\"number\": 5}')"
 )
-_MAPPING: Final = (
-    'table = "public.existing"\norder = "created_at"\n[columns]\npublished_at = "published_at"\n'
-)
+_MAPPING: Final = 'name = "public.existing"\norder = "created_at"\n[columns]\npublished_at = "published_at"\n'
 
 
 def measure(servers: Settings) -> list[Row]:
     """Rows of the table."""
     with fresh_outbox(servers) as fresh, tempfile.TemporaryDirectory(prefix="outbox-bench-") as directory:
-        file = Path(directory) / "table.toml"
-        file.write_text(_MAPPING)
-        settings = fresh.model_copy(update={"table_file": file, "clean_after_hours": 1.0, "archive": "none"})
+        settings = fresh.model_copy(
+            update={"table": tomllib.loads(_MAPPING), "clean_after_hours": 1.0, "archive": "none"}
+        )
         with psycopg.connect(settings.dsn, autocommit=True) as connection:
             connection.execute(_TABLE.encode())
         with _writing(settings) as alone:

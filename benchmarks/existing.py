@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -70,15 +68,12 @@ def measure(servers: Settings) -> list[Row]:
 def _table(
     servers: Settings, kind: str, order_column: str, *, order: str | None = None
 ) -> Iterator[Settings]:
-    with fresh_outbox(servers) as settings, tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder:
+    with fresh_outbox(servers) as settings:
         with psycopg.connect(settings.dsn, autocommit=True) as connection:
             connection.execute(_TABLE.format(id=kind, order=order_column, events=_EVENTS).encode())
-        file = Path(folder) / "table.toml"
-        file.write_text(
-            f'table = "existing"\norder = "{order or order_column}"\n'
-            '[columns]\npublished_at = "published_at"\nretry_count = "retry_count"\n'
-        )
-        yield settings.model_copy(update={"table_file": file})
+        columns = {"published_at": "published_at", "retry_count": "retry_count"}
+        table = {"name": "existing", "order": order or order_column, "columns": columns}
+        yield settings.model_copy(update={"table": table})
 
 
 def _drain(settings: Settings, relays: int) -> float:

@@ -12,6 +12,7 @@ import os
 import signal
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ TUNED: Final[dict[str, object]] = {
     "producer.override.compression.type": "lz4",
 }
 _MAPPING: Final = """
-table = "textbook_outbox"
+name = "textbook_outbox"
 
 [columns]
 seq = "id"
@@ -159,9 +160,7 @@ def _table(servers: Settings, folder: Path) -> Iterator[Settings]:
         with psycopg.connect(settings.dsn) as connection:
             connection.execute(textbook.TABLE.encode())
             connection.execute(textbook.FILL.format(events=_EVENTS).encode())
-        mapping = folder / "table.toml"
-        mapping.write_text(_MAPPING)
-        yield settings.model_copy(update={"table_file": mapping})
+        yield settings.model_copy(update={"table": tomllib.loads(_MAPPING)})
 
 
 def _mark_as_unpublished(settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "OUTBOX_DELIVERY": settings.delivery,
         "OUTBOX_MAX_ATTEMPTS": str(settings.max_attempts),
         "OUTBOX_RETRY_SECONDS": str(settings.retry_seconds),
-        **({"OUTBOX_TABLE_FILE": str(settings.table_file)} if settings.table_file else {}),
+        **({"OUTBOX_TABLE": json.dumps(settings.table)} if settings.table else {}),
     }
 
 

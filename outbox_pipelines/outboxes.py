@@ -14,6 +14,7 @@ from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict
 
+from outbox_pipelines.config import parsed
 from outbox_pipelines.config.file import ConfigFile, read_config_file
 from outbox_pipelines.core.secret import register_variables
 from outbox_pipelines.errors import SetupError
@@ -106,4 +107,4 @@ def _tables(settings: Settings) -> tuple[object, ...]:
     """Return where an outbox's tables are, as far as its settings tell."""
     parts = conninfo_to_dict(settings.dsn.reveal())
     server = tuple(parts.get(part) for part in ("service", "host", "hostaddr", "port", "dbname"))
-    return (*server, settings.db_schema, settings.table_file)
+    return (*server, settings.db_schema, str(parsed.mapping(settings)))

@@ -39,7 +39,7 @@ NO_ARCHIVE: Final = "none"
 """As OUTBOX_ARCHIVE: days are dropped without being archived."""
 # These can contain a secret in the wrong place, so no message shows their values.
 _NOT_SHOWN: Final = SECRET | {
-    *("archive", "consumers", "db_schema", "kafka", "kafka_config", "runbook_url", "ui_url"),
+    *("archive", "consumers", "db_schema", "kafka", "kafka_config", "runbook_url", "table", "ui_url"),
 }
 
 

@@ -83,8 +83,8 @@ def test_status_of_an_existing_table(outbox: Outbox, tmp_path: Path, monkeypatch
     monkeypatch.setattr(table_locks, "LOCK_PATIENCE", 0.5)
     given = outbox.settings
     shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
-    table = textbook.make(given.dsn.reveal(), given.kafka, given.topic, tmp_path, *shape).outbox
-    file = {"OUTBOX_TABLE_FILE": str(table.settings.table_file)}
+    table = textbook.make(given.dsn.reveal(), given.kafka, given.topic, *shape).outbox
+    file = {"OUTBOX_TABLE": json.dumps(table.settings.table)}
     with _locked(table, "events"):
         shown = table.outbox("status", "--json", **file)
     assert shown.returncode == 2

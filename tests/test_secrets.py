@@ -113,7 +113,7 @@ SWAPPED = tuple(
     for name in (
         "OUTBOX_KAFKA",
         "OUTBOX_KAFKA_CONFIG",
-        "OUTBOX_TABLE_FILE",
+        "OUTBOX_TABLE",
         "OUTBOX_TOPIC",
         "OUTBOX_TOPIC_MAP",
         "OUTBOX_CONFIG",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -242,16 +243,15 @@ def test_the_relay_and_its_commands(hostile: Hostile, delivery: str) -> None:
     hostile.run("partitions", "drop", str(day))
 
 
-def test_a_marked_table(hostile: Hostile, tmp_path: Path) -> None:
+def test_a_marked_table(hostile: Hostile) -> None:
     """Guards against the same in the relay of an existing table."""
     with hostile.connect() as connection:
         connection.execute(textbook.PUBLISHED_AT)
-        file = tmp_path / "table.toml"
-        file.write_text(textbook.PUBLISHED_AT_MAPPING)
         for n in range(3):
             textbook.insert(connection, "a", {"n": n, "text": "€"})
-    hostile.run("relay", "--until-empty", OUTBOX_TABLE_FILE=str(file))
-    hostile.run("status", OUTBOX_TABLE_FILE=str(file))
+    table = json.dumps(tomllib.loads(textbook.PUBLISHED_AT_MAPPING))
+    hostile.run("relay", "--until-empty", OUTBOX_TABLE=table)
+    hostile.run("status", OUTBOX_TABLE=table)
     assert [json.loads(m.value or "")["n"] for m in hostile.outbox.messages()] == [0, 1, 2]
 
 

@@ -28,7 +28,7 @@ _NEEDED: Final = (
     "obstore",
     "psycopg",
     "pyarrow",
-    "pydantic_settings",
+    "pydantic",
 )
 
 

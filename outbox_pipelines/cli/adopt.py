@@ -33,7 +33,7 @@ _NEXT: Final = {
 
 @click.group()
 def adopt() -> None:
-    """Move the table of OUTBOX_TABLE_FILE to the append-only outbox, while writers write.
+    """Move the table of OUTBOX_TABLE to the append-only outbox, while writers write.
 
     The steps are plan, prepare, switch, drain and finish; back undoes switch. Each can be repeated. See
     docs/adopt.md.

@@ -109,9 +109,9 @@ def cutover(settings: Settings, target: str, dry_run: bool, seconds: float) -> N
 
 
 def _refuse_marked_table(settings: Settings) -> None:
-    if settings.table_file is not None:
+    if settings.table:
         raise SetupError(
-            "change data capture is for the append-only outbox, and OUTBOX_TABLE_FILE names an existing "
+            "change data capture is for the append-only outbox, and OUTBOX_TABLE names an existing "
             "table: see `outbox adopt`"
         )
 

@@ -22,7 +22,7 @@ class _EventId(click.ParamType[Any]):
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         settings = context.find_object(Settings) if context else None
-        if settings is not None and settings.table_file is not None:
+        if settings is not None and settings.table:
             # An existing table has ids of any kind.
             return str(value)
         return click.UUID.convert(value, parameter, context)
@@ -48,7 +48,7 @@ dead_letters = make_group(
     Texts(
         group="""Events that could not be published: list, show, replay, discard.
 
-        An existing table (OUTBOX_TABLE_FILE) has no audit and no discarded events.
+        An existing table (OUTBOX_TABLE) has no audit and no discarded events.
         """,
         show="""Show everything of one dead letter or parked event, as JSON: content, reason, audit.
 

@@ -143,7 +143,7 @@ add_to(
     many=(status,),
     lists=(relay,),
     # If the output is redirected to that file, the shell has emptied it by now.
-    without={describe: "table_file"},
+    without={describe: "table"},
 )
 for path in READING:
     limit_locks(cli, path.split())

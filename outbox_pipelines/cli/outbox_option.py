@@ -78,7 +78,7 @@ def settings_of(context: click.Context, *, without: str | None = None) -> Settin
     Raises:
         SetupError: settings are wrong, or one of several outboxes must be chosen.
     """
-    settings = load_outboxes(**({without: None} if without else {})).get(context.meta.get(_NAME))
+    settings = load_outboxes(**({without: {}} if without else {})).get(context.meta.get(_NAME))
     log.configure(settings)
     return settings
 

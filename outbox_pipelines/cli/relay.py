@@ -86,8 +86,8 @@ def relay(
         return
     settings = outboxes.get(names[0] if names else None).model_copy(update=changes)
     for option, is_given in (("--rebase", rebase), ("--shard", shard is not None)):
-        if is_given and settings.table_file is not None:
-            raise SetupError(f"{option}: an existing table (OUTBOX_TABLE_FILE) has no position and no shards")
+        if is_given and settings.table:
+            raise SetupError(f"{option}: an existing table (OUTBOX_TABLE) has no position and no shards")
     if rebase:
         _rebase(settings)
     if start_at is not None:

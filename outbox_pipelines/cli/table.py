@@ -21,18 +21,18 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 @click.group()
 def table() -> None:
-    """Describe and check an outbox table that exists already (OUTBOX_TABLE_FILE)."""
+    """Describe and check an outbox table that exists already (OUTBOX_TABLE)."""
 
 
 @table.command()
 @click.argument("name")
 @click.pass_obj
 def describe(settings: Settings, name: str) -> None:
-    """Write a description of the table NAME, for you to check: a file for OUTBOX_TABLE_FILE.
+    """Print the section [table] of outbox.toml for the table NAME, for you to check.
 
     NAME may have a schema (default: OUTBOX_SCHEMA). Columns are guessed from their names and types; each
     guess has a comment. What cannot be guessed is a commented line to complete: then exits with 2. For
-    example: outbox table describe outbox > table.toml
+    example: outbox table describe outbox >> outbox.toml
     """
     from outbox_pipelines.existing import describe as module
 

@@ -21,6 +21,7 @@ from outbox_pipelines.config.types import (
     Consumers,
     DrainConsumers,
     Dsn,
+    ExistingTable,
     FlatMembers,
     HeaderNames,
     KafkaConfig,
@@ -30,7 +31,6 @@ from outbox_pipelines.config.types import (
     Replicas,
     SchemaName,
     SecretCommand,
-    TableFile,
     Topic,
     TopicMap,
     TopicPatterns,
@@ -62,10 +62,10 @@ class Outbox(BaseModel):
     db_schema: SchemaName = Field(
         default="public", alias="OUTBOX_SCHEMA", description="Schema of the outbox tables."
     )
-    table_file: TableFile = Field(
-        default=None,
-        description="TOML file that describes an [existing outbox table](existing-tables.md), which the "
-        "relay publishes as it is.",
+    table: ExistingTable = Field(
+        default={},
+        description="An [existing outbox table](existing-tables.md), which the relay publishes as it is; in "
+        "the file the section `[table]`.",
     )
     connect: ConnectUrls = Field(
         default=Secret(),
@@ -426,7 +426,7 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "local": Local,
 }
 """The sections of `outbox.toml`, in the order of its documentation, and their fields."""
-WHOLE: Final = {"kafka": "kafka_config", "consumers": "consumers"}
+WHOLE: Final = {"kafka": "kafka_config", "table": "table", "consumers": "consumers"}
 """Sections that are the value of one field."""
 
 

@@ -34,7 +34,7 @@ SECRET: Final = frozenset({"dsn", "consumer_dsn", "alerts", "connect", "dead_let
 MAY_BE_PLAIN: Final = frozenset({"dsn", "consumer_dsn", "connect"})
 """Secrets only if they contain a password."""
 # Two outboxes that had them from the same place would be one.
-NOT_SHARED: Final = frozenset({"name", "dsn", "table_file", "connector"})
+NOT_SHARED: Final = frozenset({"name", "dsn", "table", "connector"})
 _OUTBOXES: Final = "outboxes"
 _PLACEHOLDER: Final = "{outbox}"
 _ELSEWHERE: Final = (
@@ -111,8 +111,15 @@ def read_config_file() -> ConfigFile | None:
         SetupError: it is missing, cannot be read, or is not TOML.
     """
     path = config_path()
-    if path is None:
-        return None
+    return None if path is None else read_file(path)
+
+
+def read_file(path: Path) -> ConfigFile:
+    """Return a file of this format.
+
+    Raises:
+        SetupError: it cannot be read, or is not TOML.
+    """
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,14 +1,8 @@
-"""What the files and texts that settings name say: each is parsed here, for all who use it.
-
-Invariants:
-- A file was valid when the settings were loaded. If it has changed since, the error names the setting.
-"""
+"""What the tables of the settings say: each is parsed here, for all who use it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from outbox_pipelines.config import flat_members as members
 from outbox_pipelines.config import header_names as headers
@@ -20,12 +14,10 @@ from outbox_pipelines.config.thresholds import read_thresholds
 from outbox_pipelines.config.topics import TopicTemplate, read_map
 from outbox_pipelines.errors import SetupError
 
-_Value = TypeVar("_Value")
-
 
 def mapping(settings: Fields) -> Mapping | None:
     """Return the description of the existing table; None for the append-only outbox."""
-    return _read(read_mapping, "TABLE_FILE", settings.table_file)
+    return read_mapping(settings.table) if settings.table else None
 
 
 def kafka_config(settings: Fields) -> dict[str, Any]:
@@ -63,11 +55,3 @@ def flat_members(settings: Fields) -> dict[str, str]:
 def thresholds(settings: Fields) -> tuple[dict[str, float | None], dict[str, float | None]]:
     """Return the limits for a warning and for an error, by check; None for off."""
     return read_thresholds(settings.warn_at), read_thresholds(settings.error_at)
-
-
-def _read(read: Callable[[Path], _Value], name: str, path: Path | None) -> _Value | None:
-    try:
-        return None if path is None else read(path)
-    except ValueError as error:
-        # Without the path: what was not a file may be a secret in the wrong place.
-        raise SetupError(f"OUTBOX_{name} {error}") from None

@@ -1,10 +1,10 @@
-"""The file that OUTBOX_TABLE_FILE names: the table that has the events, and the names of its columns.
+"""The section `[table]`: an existing table that has the events, and the names of its columns.
 
 Invariants:
 - A `Mapping` is complete and consistent; `existing.examine` checks that the table matches it.
 - The named columns define the shape: either `published_at` or `status`, never both. A table that what reads a
   replication slot publishes has neither: only `outbox adopt` and `outbox debezium` take it.
-- The file says what orders the rows: an integer, `seq`, or the times of a table that has none; or that
+- It says what orders the rows: an integer, `seq`, or the times of a table that has none; or that
   nothing needs to, so that several relays can share the table.
 """
 
@@ -13,15 +13,15 @@ from __future__ import annotations
 import json
 import re
 import string
-import tomllib
 import zlib
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
-# Columns with these names unless the file gives others.
+from outbox_pipelines.config.tables import as_table
+
+# Columns with these names unless the section gives others.
 REQUIRED: Final = ("id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload")
-# Columns that are used only if the file names them. Those for a message's headers:
+# Columns that are used only if the section names them. Those for a message's headers:
 METADATA: Final = ("idempotency_key", "correlation_id", "causation_id", "traceparent", "version")
 _OPTIONAL: Final = ("created_at", "headers", "trace_id", *METADATA)
 # Columns that the relay writes:
@@ -36,7 +36,7 @@ WRITTEN: Final = (
 )
 COLUMNS: Final = (*REQUIRED, *_OPTIONAL, *WRITTEN)
 _STATES: Final = {"pending": "PENDING", "processed": "PROCESSED", "failed": "FAILED"}
-_ENTRIES: Final = frozenset({"table", "order", "aggregate_type", "slot", "columns", "status"})
+_ENTRIES: Final = frozenset({"name", "order", "aggregate_type", "slot", "columns", "status"})
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
 # What orders the rows.
 _ORDERS: Final = ("seq", "created_at", "none")
@@ -50,7 +50,7 @@ class Mapping:
     """None for OUTBOX_SCHEMA."""
     table: str
     columns: dict[str, str]
-    """Column names of the table, by our names; without optional columns that the file does not name."""
+    """Column names of the table, by our names; without optional columns that the section does not name."""
     states: dict[str, str]
     """The values of `status`: pending, processed, failed."""
     order: str = "seq"
@@ -85,20 +85,14 @@ class Mapping:
         return f"{self.schema}.{self.table}" if self.schema else self.table
 
 
-def read_mapping(path: Path) -> Mapping:
-    """Return the mapping in a file; raise `ValueError` that says how to correct the file."""
-    try:
-        content = tomllib.loads(path.read_text("utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot be read ({error}): name a TOML file that describes the table") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"is not TOML ({error}): see docs/existing-tables.md") from None
+def read_mapping(given: Any) -> Mapping:
+    """Return the mapping of a table of the settings; raise `ValueError` that says how to correct it."""
+    content = as_table(given)
     if unknown := sorted(content.keys() - _ENTRIES):
         raise ValueError(
-            f"has an unknown entry {unknown[0]!r}: use table, order, aggregate_type, slot, [columns] and "
-            "[status]"
+            f"has an unknown entry {unknown[0]!r}: use name, order, aggregate_type, slot, columns, status"
         )
-    schema, table = _table(content.get("table"))
+    schema, table = _table(content.get("name"))
     named = _names(content, "columns", COLUMNS)
     if "slot" in content:
         return _read_by_slot(content, schema, table, named)
@@ -116,10 +110,10 @@ def read_mapping(path: Path) -> Mapping:
     _check_shape(columns)
     states = _names(content, "status", tuple(_STATES))
     if states and "status" not in columns:
-        raise ValueError('has [status] but no status column: write status = "status" in [columns]')
+        raise ValueError('has [table.status], but no column: write status = "status" in [table.columns]')
     states = _STATES | states
     if len(set(states.values())) < len(states):
-        raise ValueError("gives one value of [status] two meanings: pending, processed, failed must differ")
+        raise ValueError("has one value twice in [table.status]: pending, processed and failed must differ")
     return Mapping(schema, table, columns, states, order, aggregate_type, is_shared)
 
 
@@ -160,7 +154,7 @@ def _aggregate_type(value: Any, named: dict[str, str]) -> tuple[tuple[str, str |
     if value is None:
         return ()
     if "aggregate_type" in named:
-        raise ValueError("has aggregate_type twice: keep the column in [columns], or the text at the top")
+        raise ValueError("has aggregate_type twice: keep that in [table.columns], or that in [table]")
     usage = 'write a constant such as "order", "{event_type}", or "{event_type:first}" for its first word'
     if not isinstance(value, str) or not value or "\0" in value or "%" in value:
         raise ValueError(f"has aggregate_type = {value!r}: {usage}")
@@ -176,26 +170,24 @@ def _aggregate_type(value: Any, named: dict[str, str]) -> tuple[tuple[str, str |
 
 def _table(value: Any) -> tuple[str | None, str]:
     if not isinstance(value, str) or not value:
-        raise ValueError('names no table: write table = "outbox" or table = "schema.outbox" at the top')
+        raise ValueError('names no table: write name = "outbox" or name = "schema.outbox"')
     parts = value.split(".")
     if len(parts) > 2 or not all(parts):
-        raise ValueError(
-            f"has table = {value!r}: write a name, or a schema, a dot and a name, without quotes"
-        )
-    _check_name("table", value)
+        raise ValueError(f"has name = {value!r}: write a name, or a schema, a dot and a name, without quotes")
+    _check_name("name", value)
     return (parts[0], parts[1]) if len(parts) == 2 else (None, parts[0])
 
 
 def _names(content: dict[str, Any], section: str, known: tuple[str, ...]) -> dict[str, str]:
     found = content.get(section, {})
     if not isinstance(found, dict):
-        raise ValueError(f'has {section} as a value: write a section [{section}] with lines name = "…"')
+        raise ValueError(f'has {section} as a value: write a section [table.{section}] with lines name = "…"')
     for name, value in found.items():
         if name not in known:
-            raise ValueError(f"has an unknown {name!r} in [{section}]: use {', '.join(known)}")
+            raise ValueError(f"has an unknown {name!r} in [table.{section}]: use {', '.join(known)}")
         if not isinstance(value, str) or not value:
             raise ValueError(
-                f"has {name} = {value!r} in [{section}]: write a name in quotes, or leave it out"
+                f"has {name} = {value!r} in [table.{section}]: write a name in quotes, or leave it out"
             )
         _check_name(name, value)
     return found
@@ -216,8 +208,8 @@ def _check_shape(columns: dict[str, str]) -> None:
     if "status" not in columns and "published_at" not in columns:
         raise ValueError(
             "does not say which rows are pending: name published_at (null while pending), or status, in "
-            '[columns]; or write slot = "…" at the top if what reads that slot, such as Debezium, publishes '
-            "the table"
+            '[table.columns]; or write slot = "…" in [table] if what reads that slot, such as Debezium, '
+            "publishes the table"
         )
     if "processed_at" in columns and "status" not in columns:
         raise ValueError("names processed_at without status: call it published_at, or name the status column")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator
@@ -180,7 +179,7 @@ Table = dict[str, Any]
 Names = dict[str, str]
 OutboxName = Annotated[str, AfterValidator(_name)]
 KafkaConfig = Annotated[Table, BeforeValidator(as_table), AfterValidator(_kafka_config)]
-TableFile = Annotated[Path | None, _read_by(read_mapping)]
+ExistingTable = Annotated[Table, BeforeValidator(as_table), _read_by(read_mapping)]
 Consumers = Annotated[Table, BeforeValidator(as_table), _read_by(read_consumers)]
 SchemaName = Annotated[str, AfterValidator(_schema)]
 Dsn = Annotated[Secret, AfterValidator(_dsn)]

@@ -122,17 +122,17 @@ def _refuse(settings: Settings) -> None:
 
 
 def _refuse_table(mapping: Mapping) -> None:
-    where = "OUTBOX_TABLE_FILE"
+    where = "OUTBOX_TABLE"
     if mapping.aggregate_type:
         raise SetupError(
             f"{where}: the table has no column for the aggregate type, and Debezium makes headers and topics "
-            f"of columns: add such a column and name it in [columns], {_RELAY}"
+            f"of columns: add such a column and name it in [table.columns], {_RELAY}"
         )
     for name in ("headers", "trace_id"):
         if name in mapping.columns:
             raise SetupError(
                 f"{where}: Debezium makes no headers of {name} as the relay does: remove {name} from "
-                f"[columns], {_RELAY}"
+                f"[table.columns], {_RELAY}"
             )
     for name in (mapping.table, *mapping.columns.values()):
         if "," in name or ":" in name:

@@ -156,7 +156,7 @@ def archive_days(outbox: Outbox) -> dg.ScheduleDefinition:
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
         from outbox_pipelines.partitions import calendar
 
-        if settings.table_file is not None:
+        if settings.table:
             return dg.SkipReason(NO_DAYS)
         if not settings.archives:
             return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive closed days")

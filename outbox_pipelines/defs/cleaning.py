@@ -45,7 +45,7 @@ def remove_published_rows(outbox: Outbox) -> dg.OpDefinition:
 
 
 _CLEAN_TABLE: Final = """\
-Removes rows of an existing table (OUTBOX_TABLE_FILE) that were published
+Removes rows of an existing table (OUTBOX_TABLE) that were published
 OUTBOX_CLEAN_AFTER_HOURS ago, and drops monthly partitions that have only such rows. They are archived in
 OUTBOX_ARCHIVE first, with a proof. Pending rows and dead letters stay.
 
@@ -76,8 +76,8 @@ def clean_table_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `clean_table_schedule`."""
 
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
-        if settings.table_file is None or settings.clean_after_hours is None:
-            return dg.SkipReason("no clean-up configured: set OUTBOX_TABLE_FILE and OUTBOX_CLEAN_AFTER_HOURS")
+        if not settings.table or settings.clean_after_hours is None:
+            return dg.SkipReason("no clean-up configured: set OUTBOX_TABLE and OUTBOX_CLEAN_AFTER_HOURS")
         return dg.RunRequest()
 
     # Not on the hour, when many other jobs start.

@@ -124,7 +124,7 @@ def drop_days(outbox: Outbox) -> dg.ScheduleDefinition:
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
         from outbox_pipelines.archive import drop
 
-        if settings.table_file is not None:
+        if settings.table:
             return dg.SkipReason(NO_DAYS)
         if not settings.archive:
             return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive and drop days")

@@ -193,7 +193,7 @@ def last_hour(outbox: Outbox) -> dg.AssetChecksDefinition:
         error = None
         try:
             settings = outbox.load_settings()
-            found = [] if settings.table_file is not None else hour.validate(settings)
+            found = [] if settings.table else hour.validate(settings)
         except (SetupError, psycopg.Error) as failure:
             # The check `database` is the one that an operator is notified of.
             error = said(outbox, failure)

@@ -31,7 +31,7 @@ def make_coming_months(outbox: Outbox) -> dg.OpDefinition:
 
 
 _MAKE_MONTHS: Final = """\
-Makes the monthly partitions of an existing table (OUTBOX_TABLE_FILE): the current month
+Makes the monthly partitions of an existing table (OUTBOX_TABLE): the current month
 and OUTBOX_MONTHS_AHEAD after it. Writers do not wait.
 
 Use: its schedule runs it every six hours once OUTBOX_MONTHS_AHEAD is set. By hand: at any time.
@@ -59,8 +59,8 @@ def make_months_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `make_months_schedule`."""
 
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
-        if settings.table_file is None or settings.months_ahead is None:
-            return dg.SkipReason("no months to make: set OUTBOX_TABLE_FILE and OUTBOX_MONTHS_AHEAD")
+        if not settings.table or settings.months_ahead is None:
+            return dg.SkipReason("no months to make: set OUTBOX_TABLE and OUTBOX_MONTHS_AHEAD")
         return dg.RunRequest()
 
     return ticks.schedule(outbox, "make_months", "make_months", "37 */6 * * *", _MAKE_MONTHS_SCHEDULE, one)

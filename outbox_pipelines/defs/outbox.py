@@ -55,8 +55,8 @@ PARTS: Final[tuple[Part, ...]] = Part.__args__  # type: ignore[attr-defined]
 _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "inbox": ("drain_consumers",),
     "catalog": ("catalog_file",),
-    "clean_table": ("table_file", "clean_after_hours"),
-    "make_months": ("table_file", "months_ahead"),
+    "clean_table": ("table", "clean_after_hours"),
+    "make_months": ("table", "months_ahead"),
 }
 Automation = Literal["running", "stopped"]
 
@@ -186,7 +186,7 @@ class Outbox:
             return True
         # Reading all settings needs the drivers, which definitions load only if a file may name one of these.
         loaded = self._at_load
-        return loaded is not None and all(getattr(loaded, each) not in (None, "") for each in settings)
+        return loaded is not None and all(getattr(loaded, each) not in (None, "", {}) for each in settings)
 
     def key(self, *path: str) -> dg.AssetKey:
         """Return the key of an asset of the outbox, as `outbox/orders/events`."""

@@ -149,7 +149,7 @@ def maintain_partitions_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `maintain_partitions_schedule`."""
 
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
-        return dg.RunRequest() if settings.table_file is None else dg.SkipReason(NO_DAYS)
+        return dg.RunRequest() if not settings.table else dg.SkipReason(NO_DAYS)
 
     # Not on the hour, when many other jobs start.
     name = "maintain_partitions"

@@ -10,7 +10,7 @@ import dagster as dg
 from outbox_pipelines.defs.ours import is_ours
 from outbox_pipelines.defs.outbox import Outbox
 
-NO_DAYS = "an existing table (OUTBOX_TABLE_FILE) has no days"
+NO_DAYS = "an existing table (OUTBOX_TABLE) has no days"
 """Why schedules of days skip."""
 # Dagster adds this tag to every run of a partition.
 DAY = "dagster/partition"

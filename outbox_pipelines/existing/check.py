@@ -1,4 +1,4 @@
-"""What is to be corrected before the table of OUTBOX_TABLE_FILE is relayed, or to make that faster.
+"""What is to be corrected before the table of OUTBOX_TABLE is relayed, or to make that faster.
 
 Invariants:
 - Everything is reported at once, and nothing is changed.
@@ -50,7 +50,7 @@ def read(settings: Settings) -> Checked:
     """Return what is to be corrected.
 
     Raises:
-        SetupError: the database is unavailable, or OUTBOX_TABLE_FILE is not a valid description.
+        SetupError: the database is unavailable, or OUTBOX_TABLE is not a valid description.
     """
     mapping = open_mapping(settings, has_slot=True)
     with connect(settings, name="outbox: table") as connection:
@@ -132,7 +132,7 @@ def _of_an_earlier_publisher(
                 f"{number} pending rows of {mapping} have attempts in {tries}: without a last_error the "
                 "relay takes counts below OUTBOX_MAX_ATTEMPTS for its own"
             )
-            remedy = "name a last_error in [columns], or if an earlier publisher has counted"
+            remedy = "name a last_error in [table.columns], or if an earlier publisher has counted"
             update = f"UPDATE {place.spelled} SET {tries} = 0 WHERE {where}"
             findings.append(Finding(problem, remedy, (update,), is_error=False))
     return findings
@@ -159,31 +159,31 @@ def of_settings(connection: Connection, settings: Settings, mapping: Mapping) ->
         findings.append(
             Finding(
                 f"OUTBOX_VALUE_FORMAT={settings.value_format} needs the time of an event",
-                "name its column as created_at in the file of OUTBOX_TABLE_FILE",
+                "name its column as created_at in [table.columns]",
             )
         )
     return findings
 
 
 def open_mapping(settings: Settings, *, has_slot: bool = False) -> Mapping:
-    """Read the mapping that OUTBOX_TABLE_FILE names: the file may have changed since the settings were read.
+    """Return the mapping of OUTBOX_TABLE.
 
     Args:
         has_slot: whether it may name a slot: then no relay publishes the table.
 
     Raises:
-        SetupError: no file is named, or it is no longer a valid mapping.
+        SetupError: there is none.
     """
     mapping = parsed.mapping(settings)
     if mapping is None:
         raise SetupError(
-            "OUTBOX_TABLE_FILE names no file: `outbox table describe NAME` writes one for an existing table"
+            "OUTBOX_TABLE is not set: `outbox table describe NAME` prints the section [table] of outbox.toml"
         )
     if mapping.slot is not None and not has_slot:
         raise SetupError(
-            f"OUTBOX_TABLE_FILE: what reads the slot {mapping.slot} publishes "
-            f"{mapping}, and not a relay: unset OUTBOX_TABLE_FILE for the relay of the append-only outbox. "
-            "Only `outbox adopt`, `outbox debezium` and `outbox table check` take such a file"
+            f"OUTBOX_TABLE: what reads the slot {mapping.slot} publishes "
+            f"{mapping}, and not a relay: unset OUTBOX_TABLE for the relay of the append-only outbox. "
+            "Only `outbox adopt`, `outbox debezium` and `outbox table check` take such a table"
         )
     return mapping
 

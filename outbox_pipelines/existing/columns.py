@@ -88,7 +88,7 @@ def ageless(mapping: Mapping, place: Place) -> list[Finding]:
     """Return a warning if nothing says how old a row is."""
     if "created_at" in mapping.columns:
         return []
-    problem = f"{mapping} has no created_at in [columns]; the check lag cannot see how long its rows wait"
+    problem = f"{mapping} has no created_at in [table.columns]; the check lag cannot see how long rows wait"
     remedy = (
         f"name the time of the insert as created_at; ALTER TABLE {place.spelled} ADD COLUMN created_at "
         "timestamptz NOT NULL DEFAULT now() adds one"
@@ -99,7 +99,7 @@ def ageless(mapping: Mapping, place: Place) -> list[Finding]:
 def _missing_column(
     mapping: Mapping, place: Place, ours: str, theirs: str, columns: dict[str, Column]
 ) -> Finding:
-    remedy = f"name the correct one as {ours} in [columns]"
+    remedy = f"name the correct one as {ours} in [table.columns]"
     if ours == "seq" and any(column.can_be("created_at") for column in columns.values()):
         remedy += ', or write order = "created_at" at the top if only their times order the rows'
     elif ours == "aggregate_type":
@@ -134,7 +134,7 @@ def wrong_states(
     findings: list[Finding] = []
     for meaning, value in mapping.states.items():
         problem = f"column {column.name!r} of {mapping} cannot have the value {value!r}"
-        remedy = f'write {meaning} = "…" in [status] with one of '
+        remedy = f'write {meaning} = "…" in [table.status] with one of '
         if column.kind == "e" and value not in column.labels:
             add = f"ALTER TYPE {column.qualified} ADD VALUE {literal(value)}"
             findings.append(Finding(problem, f"{remedy}{', '.join(column.labels)}, or", (add,)))
@@ -164,6 +164,6 @@ def _refused_states(
     )
     return Finding(
         f"constraint {name} does not allow {values} in column {column.name!r} of {mapping}",
-        f"write {', '.join(meaning for meaning, _ in refused)} in [status] with values that it allows, or",
+        f"write {', '.join(meaning for meaning, _ in refused)} in [table.status] with allowed values, or",
         (change,),
     )

@@ -54,7 +54,7 @@ _USUAL: Final = {"pending": "PENDING", "processed": "PROCESSED", "failed": "FAIL
 
 @dataclass(slots=True)
 class Description:
-    """A file for OUTBOX_TABLE_FILE."""
+    """The section `[table]` of `outbox.toml`."""
 
     text: str
     incomplete: list[str]
@@ -118,7 +118,8 @@ def describe(settings: Settings, name: str) -> Description:
     )
     file.say("does what is written here. Then run `outbox table check`. See docs/existing-tables.md.")
     # As it was asked for: without a schema it is the one of OUTBOX_SCHEMA, in each environment.
-    file.entry("table", f"{place.schema}.{place.name}" if "." in name else place.name)
+    file.line("[table]")
+    file.entry("name", f"{place.schema}.{place.name}" if "." in name else place.name)
     has_marks = states is not None or "published_at" in guesses.columns
     slot = slots[0] if len(slots) == 1 and not has_marks else None
     if slot is not None:
@@ -127,7 +128,7 @@ def describe(settings: Settings, name: str) -> Description:
         _write_order(file, guesses)
     _write_aggregate_type(file, guesses)
     file.line()
-    file.line("[columns]")
+    file.line("[table.columns]")
     _write_columns(file, guesses, columns, slots)
     if states is not None:
         _write_states(file, states)
@@ -215,7 +216,7 @@ def _write_order(file: _File, guesses: Guesses) -> None:
         return
     file.incomplete.append("order")
     file.say("Complete this line, or the one for seq: nothing in the table orders its rows.")
-    file.blank("order", "created_at", 'if created_at = "…" in [columns] names a time')
+    file.blank("order", "created_at", 'if created_at = "…" in [table.columns] names a time')
 
 
 def _write_aggregate_type(file: _File, guesses: Guesses) -> None:
@@ -225,7 +226,7 @@ def _write_aggregate_type(file: _File, guesses: Guesses) -> None:
 
 
 def _write_columns(file: _File, guesses: Guesses, columns: dict[str, Column], slots: list[str]) -> None:
-    """Write [columns]; with one slot, the file names it and needs no marks."""
+    """Write [table.columns]; with one slot, the file names it and needs no marks."""
     for ours in (*_EVENT, *_MARKS, *(name for name in COLUMNS if name not in (*_EVENT, *_MARKS))):
         if found := guesses.columns.get(ours):
             reason = f"{found.reason}{_ASSUMED.get(ours, '')}"
@@ -252,7 +253,7 @@ def _write_columns(file: _File, guesses: Guesses, columns: dict[str, Column], sl
                 )
                 file.blank("slot", "…", one_of)
             file.blank(ours, "…", "a time, null while the row is pending")
-            file.blank("status", "…", "a text or an enum, with its values in [status]")
+            file.blank("status", "…", "a text or an enum, with its values in [table.status]")
             if flags := [each.name for each in columns.values() if each.type == "bool"]:
                 file.say(f"A boolean ({', '.join(flags)}) cannot be either: ALTER TABLE … ADD COLUMN")
                 file.say("published_at timestamptz; UPDATE … SET published_at = now() where it is true.")
@@ -262,7 +263,7 @@ def _write_columns(file: _File, guesses: Guesses, columns: dict[str, Column], sl
 
 def _write_states(file: _File, states: _States) -> None:
     file.line()
-    file.line("[status]")
+    file.line("[table.status]")
     known = ", ".join(states.values)
     for meaning, usual in _USUAL.items():
         if value := states.found.get(meaning):

@@ -106,7 +106,7 @@ def lacks(problem: str, right: str, user: str) -> Finding:
 
 
 def missing_table(connection: Connection, mapping: Mapping) -> Finding:
-    problem = f"table {mapping} does not exist (OUTBOX_TABLE_FILE)"
+    problem = f"table {mapping} does not exist (OUTBOX_TABLE)"
     remedy = "correct `table` in the file"
     if others := elsewhere(connection, mapping.table):
         return Finding(problem, f"{remedy}; there is {', '.join(others)}")
@@ -118,7 +118,7 @@ def missing_table(connection: Connection, mapping: Mapping) -> Finding:
 def forgetful(mapping: Mapping, place: Place, columns: dict[str, Column]) -> list[Finding]:
     """Return what of refusals and dead letters the rows cannot record."""
     add = f"ALTER TABLE {place.spelled} ADD COLUMN"
-    name_it = "name the column in [columns], if necessary after"
+    name_it = "name the column in [table.columns], if necessary after"
     error = columns.get(mapping.columns.get("last_error", ""))
     limit = _LIMIT.search(error.declared) if error else None
     needed = len(COUNTED if {"status", "failed_at"} & mapping.columns.keys() else DEAD)
@@ -128,7 +128,7 @@ def forgetful(mapping: Mapping, place: Place, columns: dict[str, Column]) -> lis
             Finding(
                 f"column {error.name!r} of {mapping} has no room for the {needed} characters that say who "
                 "has refused a row",
-                "remove last_error from [columns], or",
+                "remove last_error from [table.columns], or",
                 (f"ALTER TABLE {place.spelled} {change}",),
             )
         ]

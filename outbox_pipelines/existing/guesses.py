@@ -82,7 +82,7 @@ MEANINGS: Final = {"pending": _PENDING, "processed": _PROCESSED, "failed": _FAIL
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A column for an entry of [columns]."""
+    """A column for an entry of [table.columns]."""
 
     name: str
     reason: str

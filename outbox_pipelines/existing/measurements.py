@@ -21,10 +21,10 @@ _UNKNOWN_SECONDS: Final = 3_600.0
 
 
 def read(settings: Settings) -> Measurements:
-    """Return the measurements of the table that OUTBOX_TABLE_FILE names.
+    """Return the measurements of the table that OUTBOX_TABLE names.
 
     Raises:
-        SetupError: the database is unavailable, or the table does not match OUTBOX_TABLE_FILE.
+        SetupError: the database is unavailable, or the table does not match OUTBOX_TABLE.
     """
     return of(status.read(settings))
 

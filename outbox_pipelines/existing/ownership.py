@@ -98,7 +98,7 @@ class TableOwnership:
         for pid, name in self.execute(queries.DESCRIBED_OTHERWISE, lock):
             raise SetupError(
                 f"{shown(name, pid)} relays {self.mapping} by a description that differs from that of "
-                "OUTBOX_TABLE_FILE: give both relays the same file, or stop that relay first"
+                "OUTBOX_TABLE: give both relays the same file, or stop that relay first"
             )
 
     def try_wait(self) -> bool:

@@ -103,7 +103,7 @@ class Column(NamedTuple):
         return self.is_a in TEXT | {_ENUM}
 
     def can_be(self, ours: str) -> bool:
-        """Return whether the type is one that this entry of [columns] allows."""
+        """Return whether the type is one that this entry of [table.columns] allows."""
         return self.is_a in KINDS[ours][0]
 
 

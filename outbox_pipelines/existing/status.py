@@ -62,10 +62,10 @@ class TableStatus:
 
 @reading_only()
 def read(settings: Settings) -> TableStatus:
-    """Return the status of the table that OUTBOX_TABLE_FILE names.
+    """Return the status of the table that OUTBOX_TABLE names.
 
     Raises:
-        SetupError: the database is unavailable, the table is locked, or it does not match OUTBOX_TABLE_FILE.
+        SetupError: the database is unavailable, the table is locked, or it does not match OUTBOX_TABLE.
     """
     try:
         return _read(settings)

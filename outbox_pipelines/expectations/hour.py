@@ -32,8 +32,8 @@ def validate(settings: Settings) -> list[Finding]:
     Raises:
         SetupError: the database is unavailable or has no outbox, or the project cannot be used.
     """
-    if settings.table_file is not None:
-        raise SetupError("an existing table (OUTBOX_TABLE_FILE) has no measurements of the last hour")
+    if settings.table:
+        raise SetupError("an existing table (OUTBOX_TABLE) has no measurements of the last hour")
     published, failed = read(settings)
     name = suite_name(settings, "hour")
     found = []

@@ -250,7 +250,7 @@ RULES: Final = (
 OF_CONNECTOR: Final = frozenset(("connector", "connector_lag"))
 """The rules that apply with OUTBOX_CONNECT only."""
 OF_TABLES: Final = OF_CONNECTOR | {"lag", "backlog", "dead_letters", "shards_relayed", "kafka"}
-"""The rules that apply to an existing table (OUTBOX_TABLE_FILE): it has no days, keys or parked events."""
+"""The rules that apply to an existing table (OUTBOX_TABLE): it has no days, keys or parked events."""
 _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
     "partitions_ahead": lambda found: _each(shard.top_up_error for shard in found.shards),
     "shards_relayed": lambda found: _each(
@@ -284,7 +284,7 @@ def rules(settings: Settings) -> list[Rule]:
     def applies(rule: Rule) -> bool:
         if rule.name in OF_CONNECTOR and not settings.connect:
             return False
-        return rule.name in OF_TABLES or settings.table_file is None
+        return rule.name in OF_TABLES or not settings.table
 
     return [limited(rule) for rule in RULES if applies(rule)]
 

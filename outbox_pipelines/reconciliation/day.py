@@ -51,8 +51,8 @@ def reconcile(
         UnavailableError: a database, the archive or Kafka does not answer.
     """
     started = time.monotonic()
-    if settings.table_file is not None:
-        raise SetupError("only the pipeline's own tables can be reconciled: unset OUTBOX_TABLE_FILE")
+    if settings.table:
+        raise SetupError("only the pipeline's own tables can be reconciled: unset OUTBOX_TABLE")
     settings.require_kafka()
     wanted = consumers.chosen(settings, names)
     require_schema(settings)

@@ -3,7 +3,7 @@
 Invariants:
 - After the switch, the relay of the outbox takes no shard until the table's remaining rows are published.
 - After the way back, no relay takes the table until the outbox's remaining events are published.
-- A relay finds the table under the name that it has now, whatever the file of OUTBOX_TABLE_FILE says.
+- A relay finds the table under the name that it has now, whatever [table] in outbox.toml says.
 """
 
 from __future__ import annotations

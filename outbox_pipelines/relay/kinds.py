@@ -107,5 +107,5 @@ class Kind(Protocol):
 
 def of(settings: Settings) -> Kind:
     """Return the kind of what the settings name."""
-    name = _APPEND_ONLY if settings.table_file is None else _EXISTING_TABLE
+    name = _APPEND_ONLY if not settings.table else _EXISTING_TABLE
     return cast(Kind, import_module(name))

@@ -51,9 +51,9 @@ def start_at(settings: Settings, start: str) -> Start | None:
     Raises:
         SetupError: the start is none of these, or the outbox has been relayed before.
     """
-    if settings.table_file is not None:
+    if settings.table:
         raise SetupError(
-            "--start-at: the marks in OUTBOX_TABLE_FILE decide what is published; mark rows to skip them"
+            "--start-at: the marks in OUTBOX_TABLE decide what is published; mark rows to skip them"
         )
     is_text = start in (NOW, BEGINNING) or _SNAPSHOT.fullmatch(start) or start.startswith(_SLOT)
     since = None if is_text else _time(start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import tomllib
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from outbox_pipelines.settings import load_settings
 
 ROUTER = "transforms.outbox."
 TEXTBOOK = """\
-table = "shop.domain_events"
+name = "shop.domain_events"
 order = "created_at"
 [columns]
 id = "event_id"
@@ -46,12 +46,10 @@ def test_our_table() -> None:
     assert all(isinstance(value, str) for value in found.values())
 
 
-def test_a_textbook_table(tmp_path: Path) -> None:
+def test_a_textbook_table() -> None:
     """Guards against columns by our names in a table that calls them otherwise."""
-    file = tmp_path / "table.toml"
-    file.write_text(TEXTBOOK)
     found = _config(
-        table_file=file,
+        table=tomllib.loads(TEXTBOOK),
         topic="domain.{event_type}",
         header_names="id=event-id,aggregate-type=,aggregate-id=key",
     )
@@ -73,11 +71,10 @@ def test_a_textbook_table(tmp_path: Path) -> None:
     assert found["transforms.withoutId.headers"] == "id"
 
 
-def test_names_of_slots_are_readable_and_unique(tmp_path: Path) -> None:
+def test_names_of_slots_are_readable_and_unique() -> None:
     """Guards against two connectors that share a slot."""
-    file = tmp_path / "table.toml"
-    file.write_text(TEXTBOOK.replace("shop.domain_events", "b.c"))
-    own, table = load_settings(db_schema="c"), load_settings(table_file=file)
+    described = tomllib.loads(TEXTBOOK.replace("shop.domain_events", "b.c"))
+    own, table = load_settings(db_schema="c"), load_settings(table=described)
     assert slot_name(own, "shop") == "debezium_shop_c"
     names = {
         slot_name(own, "a_b"),
@@ -143,19 +140,15 @@ def test_what_debezium_cannot_make_equal_is_refused(given: dict[str, Any], remed
     ],
     ids=str,
 )
-def test_columns_that_the_router_cannot_take_are_refused(tmp_path: Path, line: str, remedy: str) -> None:
-    file = tmp_path / "table.toml"
-    file.write_text(TEXTBOOK + line)
+def test_columns_that_the_router_cannot_take_are_refused(line: str, remedy: str) -> None:
     with pytest.raises(SetupError, match=remedy):
-        _config(table_file=file)
+        _config(table=tomllib.loads(TEXTBOOK + line))
 
 
-def test_a_table_without_aggregate_types_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "table.toml"
+def test_a_table_without_aggregate_types_is_refused() -> None:
     text = TEXTBOOK.replace('aggregate_type = "aggregatetype"\n', "")
-    file.write_text('aggregate_type = "order"\n' + text)
     with pytest.raises(SetupError, match="add such a column"):
-        _config(table_file=file)
+        _config(table=tomllib.loads('aggregate_type = "order"\n' + text))
 
 
 @pytest.mark.parametrize(

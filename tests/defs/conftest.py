@@ -74,7 +74,7 @@ EVERYTHING: dict[str, Any] = {
     "connect": "http://127.0.0.1:8083",
     "drain_consumers": "shop:consumer",
     "months_ahead": 3,
-    "table_file": "table.toml",
+    "table": {"name": "events"},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import dagster as dg
@@ -19,7 +20,7 @@ __all__ = ["make"]
 def cleaning(make: Make, monkeypatch: pytest.MonkeyPatch) -> Cleaning:
     cleaning = make(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING)
     cleaning.execute(SOME)
-    monkeypatch.setenv("OUTBOX_TABLE_FILE", str(cleaning.settings.table_file))
+    monkeypatch.setenv("OUTBOX_TABLE", json.dumps(cleaning.settings.table))
     monkeypatch.setenv("OUTBOX_CLEAN_AFTER_HOURS", "1")
     monkeypatch.setenv("OUTBOX_ARCHIVE", "none")
     return cleaning

@@ -1,7 +1,8 @@
-"""Dagster relays and watches an existing table (OUTBOX_TABLE_FILE) as it does the outbox."""
+"""Dagster relays and watches an existing table (OUTBOX_TABLE) as it does the outbox."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,7 +25,7 @@ __all__ = ["Make", "make_table", "table"]
 
 @pytest.fixture
 def served(table: Table, monkeypatch: pytest.MonkeyPatch) -> Served:
-    monkeypatch.setenv("OUTBOX_TABLE_FILE", str(table.settings.table_file))
+    monkeypatch.setenv("OUTBOX_TABLE", json.dumps(table.settings.table))
     return serving(
         dsn=table.settings.dsn, kafka=table.settings.kafka, topic=table.settings.topic, session_seconds=600
     )

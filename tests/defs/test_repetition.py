@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -98,7 +99,7 @@ def test_rows_are_removed_once(
 
 
 def test_months_are_made_once(table: Cleaning, repeat: Repeat, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBOX_TABLE_FILE", str(table.settings.table_file))
+    monkeypatch.setenv("OUTBOX_TABLE", json.dumps(table.settings.table))
     served = serving(dsn=table.settings.dsn, months_ahead=2)
     repeat(job_of(served, "make_months"), "existing.months.ahead", "ensure", lambda: table.execute(NAMES))
 

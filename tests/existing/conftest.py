@@ -25,7 +25,7 @@ def make_table(stack: Stack, tmp_path: Path) -> Iterator[Make]:
     """Makes a table of statements and mapping in a fresh database."""
     with fresh_database(stack.dsn) as dsn:
         topic = f"{topic_prefix()}-{{aggregate_type}}-events"
-        yield lambda ddl, mapping: textbook.make(dsn, stack.kafka, topic, tmp_path, ddl, mapping)
+        yield lambda ddl, mapping: textbook.make(dsn, stack.kafka, topic, ddl, mapping)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def own_table(killable: tuple[Postgres, Kafka], tmp_path: Path) -> tuple[Postgre
     postgres, kafka = killable
     topic = f"{topic_prefix()}-{{aggregate_type}}-events"
     table = textbook.make(
-        *(new_database(postgres), kafka.bootstrap, topic, tmp_path),
+        *(new_database(postgres), kafka.bootstrap, topic),
         *(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING),
     )
     create_topic(table.outbox, 8)

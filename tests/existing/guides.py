@@ -93,7 +93,7 @@ CREATE INDEX ON outbox (created_at) WHERE published_at IS NULL;
 CREATE INDEX ON outbox (aggregate_id, created_at);
 CREATE INDEX ON outbox (idempotency_key)"""
 _A_MAPPING: Final = """
-table = "outbox"
+name = "outbox"
 order = "created_at"
 
 [columns]
@@ -110,7 +110,7 @@ CREATE TABLE outbox_events (
 CREATE INDEX ON outbox_events (status, created_at);
 CREATE INDEX ON outbox_events (aggregate_id)"""
 _C_MAPPING: Final = """
-table = "outbox_events"
+name = "outbox_events"
 order = "created_at"
 aggregate_type = "{event_type:first}"
 
@@ -128,7 +128,7 @@ CREATE TABLE outbox (
 CREATE INDEX ON outbox (created_at) WHERE published_at IS NULL;
 CREATE INDEX ON outbox (aggregate_type, aggregate_id)"""
 _D_MAPPING: Final = """
-table = "outbox"
+name = "outbox"
 order = "created_at"
 
 [columns]
@@ -146,7 +146,7 @@ CREATE TABLE outbox_old PARTITION OF outbox FOR VALUES FROM ('2020-01-01') TO ('
 CREATE TABLE outbox_new PARTITION OF outbox DEFAULT;
 CREATE INDEX ON outbox (created_at) WHERE published_at IS NULL"""
 _E_MAPPING: Final = """
-table = "outbox"
+name = "outbox"
 order = "created_at"
 
 [columns]

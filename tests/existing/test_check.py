@@ -183,7 +183,7 @@ CREATE TABLE "My App"."Out box" (
     "Id" uuid NOT NULL, "Seq" bigserial NOT NULL, "Type" text, "Key" text NOT NULL, "Event" text NOT NULL,
     "Body" json, "Made" timestamptz NOT NULL DEFAULT now(), "When" timestamptz)"""
     mapping = """
-table = "My App.Out box"
+name = "My App.Out box"
 [columns]
 id = "Id"
 seq = "Seq"
@@ -218,7 +218,7 @@ def test_values_that_a_check_does_not_allow(make_table: Make) -> None:
     assert finding["text"].startswith(
         "constraint known states does not allow 'PROCESSED', 'FAILED' in column 'status' of outbox_events: "
     )
-    with pytest.raises(SetupError, match=r"write processed, failed in \[status\] with values that it allows"):
+    with pytest.raises(SetupError, match=r"write processed, failed in \[table.status\] with allowed values"):
         table.drain()
     assert len(_clean_after_statements(table)) == 1
 
@@ -322,7 +322,7 @@ def test_a_table_without_any_order(make_table: Make) -> None:
     assert "(all rows are pending in a new one)" in found["outbox has no column 'published_at'"]
     _correct(table)
     (finding,) = _findings(table)
-    assert finding["text"].startswith("outbox has no created_at in [columns]; the check lag cannot")
+    assert finding["text"].startswith("outbox has no created_at in [table.columns]; the check lag cannot")
 
 
 _OF_TENANTS = """
@@ -338,8 +338,7 @@ def test_an_id_that_repeats_is_reported(make_table: Make) -> None:
     description = describe.describe(table.settings, "ck")
     assert 'id = "id"' in description.text
     assert "NOT unique on its own" in description.text
-    assert table.settings.table_file is not None
-    table.settings.table_file.write_text(description.text)
+    table = table.described(description.text)
     (finding, *_) = _findings(table)
     assert finding["severity"] == "warning"
     assert "column 'id' of ck (id) is not unique on its own" in finding["text"]
@@ -351,9 +350,8 @@ def test_an_id_that_repeats_is_reported(make_table: Make) -> None:
 def test_a_table_without_times_is_seen_to_wait(make_table: Make) -> None:
     """Guards G8: without a relay, rows of unknown age wait and all checks pass."""
     table = make_table(_OF_TENANTS, guides.D.mapping)
-    assert table.settings.table_file is not None
-    table.settings.table_file.write_text(describe.describe(table.settings, "ck").text)
-    assert "the check lag cannot see how long its rows wait" in str(_findings(table))
+    table = table.described(describe.describe(table.settings, "ck").text)
+    assert "the check lag cannot see how long rows wait" in str(_findings(table))
     assert _checked(table) == (0, [])
     _change(table, "INSERT INTO ck VALUES (1, 'a', DEFAULT, 'order', '1', 'order.placed', '{}')")
     code, failed = _checked(table)
@@ -372,39 +370,36 @@ def _checked(table: Table) -> tuple[int, list[str]]:
 
 def test_settings_that_do_not_fit(table: Table) -> None:
     """Guards against a check that passes and a relay that then refuses to start."""
-    file = table.settings.table_file
-    assert file is not None
-    file.write_text(file.read_text().replace('created_at = "created_at"\n', ""))
+    table = table.described(textbook.PUBLISHED_AT_MAPPING.replace('created_at = "created_at"\n', ""))
     done = _run(table, OUTBOX_DELIVERY="exactly_once", OUTBOX_VALUE_FORMAT="envelope")
     assert done.returncode == 1
     assert [line for line in done.stdout.splitlines() if line.startswith("error")] == [
         "error: public.events cannot store the position that exactly_once needs: set "
         "OUTBOX_DELIVERY=at_least_once",
         "error: OUTBOX_VALUE_FORMAT=envelope needs the time of an event: name its column as created_at in "
-        "the file of OUTBOX_TABLE_FILE",
+        "[table.columns]",
     ]
 
 
 @pytest.mark.parametrize("option", [("--rebase",), ("--shard", "1")])
 def test_options_that_do_not_fit(table: Table, option: tuple[str, ...]) -> None:
     """Guards against an option without effect, and against an error about tables that do not exist."""
-    file = {"OUTBOX_TABLE_FILE": str(table.settings.table_file)}
+    file = {"OUTBOX_TABLE": json.dumps(table.settings.table)}
     done = table.outbox.outbox("relay", "--until-empty", *option, **file)
     assert done.returncode == 2
-    assert f"{option[0]}: an existing table (OUTBOX_TABLE_FILE) has no position and no shards" in done.stderr
+    assert f"{option[0]}: an existing table (OUTBOX_TABLE) has no position and no shards" in done.stderr
 
 
 def test_without_a_file(table: Table) -> None:
     """Guards against a traceback, and against a check of the append-only outbox's tables."""
-    done = table.outbox.outbox("table", "check", OUTBOX_TABLE_FILE="")
+    done = table.outbox.outbox("table", "check", OUTBOX_TABLE="")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "`outbox table describe NAME` writes one" in done.stderr
+    assert "`outbox table describe NAME` prints" in done.stderr
 
 
 def test_what_describe_writes_is_checked(make_table: Make) -> None:
     """Guards against two commands that disagree: the first leads to the second."""
     table = make_table(guides.C.ddl, guides.C.mapping)
     description = describe.describe(table.settings, "outbox_events")
-    assert table.settings.table_file is not None
-    table.settings.table_file.write_text(description.text)
+    table = table.described(description.text)
     assert len(_clean_after_statements(table)) == 2

@@ -35,7 +35,7 @@ _ROWS = {
 
 
 def _run(table: Table, *arguments: str) -> subprocess.CompletedProcess[str]:
-    file = {"OUTBOX_TABLE_FILE": str(table.settings.table_file)}
+    file = {"OUTBOX_TABLE": json.dumps(table.settings.table)}
     return table.outbox.outbox("dead-letters", *arguments, **file)
 
 
@@ -46,7 +46,7 @@ def test_a_run_until_empty_counts_those_of_earlier_runs(make_table: Make, shape:
     table = make_table(ddl, mapping)
     with table.connect() as connection:
         connection.execute(insert.encode())
-    file = {"OUTBOX_TABLE_FILE": str(table.settings.table_file)}
+    file = {"OUTBOX_TABLE": json.dumps(table.settings.table)}
     for published in (1, 0):
         run = table.outbox.outbox("relay", "--until-empty", **file)
         assert run.returncode == 1, run.stderr

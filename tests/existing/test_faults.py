@@ -134,7 +134,7 @@ def test_the_commands(table: Table) -> None:
             "UPDATE events SET aggregate_type = 'or/der', retry_count = 5, "
             "last_error = 'outbox: dead letter: x' WHERE seq = 2"
         )
-        file = {"OUTBOX_TABLE_FILE": str(table.settings.table_file)}
+        file = {"OUTBOX_TABLE": json.dumps(table.settings.table)}
         before = table.outbox.outbox("status", **file).stdout
         assert "table public.events" in before
         assert "no active relay; start `outbox relay`" in before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 import uuid
 from collections import defaultdict
 from dataclasses import dataclass
@@ -95,8 +96,8 @@ def _warnings(guide: Guide) -> list[str]:
         ],
         "E": [
             "outbox has no failed_at and no last_error that record dead letters: each is tried again after "
-            "every restart: name the column in [columns], if necessary after ALTER TABLE public.outbox ADD "
-            "COLUMN failed_at timestamptz"
+            "every restart: name the column in [table.columns], if necessary after ALTER TABLE public.outbox "
+            "ADD COLUMN failed_at timestamptz"
         ],
     }.get(guide.name, [])
 
@@ -240,9 +241,7 @@ def test_no_statement_reads_the_whole_table(guide: Guide, make_table: Make, tmp_
         connection.execute(f"UPDATE {table} SET {done}".encode())
         connection.execute(f"VACUUM ANALYZE {table}".encode())
         _fill(connection, guide, 3_000)
-        file = tmp_path / "again.toml"
-        file.write_text(guide.mapping)
-        mapping = read_mapping(file)
+        mapping = read_mapping(tomllib.loads(guide.mapping))
         statements = Statements(
             mapping, examine.check(connection, mapping).types, max_attempts=5, with_time=False
         )
@@ -285,7 +284,7 @@ def test_a_relay_that_was_killed_loses_nothing(relayed: Relayed) -> None:
     """Guards G1: numbers mean nothing to the next process, so it must find the rows by what they are."""
     relayed.write(*((KEYS[n % 5], "order.created", {"n": n}) for n in range(200)))
     environment = {
-        "OUTBOX_TABLE_FILE": str(relayed.table.settings.table_file),
+        "OUTBOX_TABLE": json.dumps(relayed.table.settings.table),
         "OUTBOX_VALUE_FORMAT": relayed.table.settings.value_format,
         "OUTBOX_BATCH_EVENTS": "20",
     }

@@ -111,7 +111,7 @@ CREATE TABLE outbox (
     published_at timestamptz)
 """
 TRACES_MAPPING = """
-table = "outbox"
+name = "outbox"
 [columns]
 published_at = "published_at"
 trace_id = "Trace"

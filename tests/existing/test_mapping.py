@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,12 @@ from tests.existing import textbook
 from tests.existing.conftest import Make
 from tests.existing.textbook import Table
 
-_SMALLEST = 'table = "events"\n[columns]\npublished_at = "published_at"\n'
+_SMALLEST = 'name = "events"\n[columns]\npublished_at = "published_at"\n'
 
 
-def test_what_is_not_named_is_called_as_usual(tmp_path: Path) -> None:
+def test_what_is_not_named_is_called_as_usual() -> None:
     """Guards against files that must repeat what everybody calls so."""
-    file = tmp_path / "table.toml"
-    # As some editors write it, with a mark of its encoding.
-    file.write_text('\ufefftable = "app.events"\n[columns]\nstatus = "state"\nseq = "id"\n', encoding="utf-8")
-    mapping = read_mapping(file)
+    mapping = read_mapping({"name": "app.events", "columns": {"status": "state", "seq": "id"}})
     assert (mapping.schema, mapping.table, str(mapping)) == ("app", "events", "app.events")
     assert mapping.columns["payload"] == "payload"
     assert mapping.columns["id"] == mapping.columns["seq"] == "id"
@@ -35,17 +33,16 @@ def test_what_is_not_named_is_called_as_usual(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("table = ", r"is not TOML \(.*: see docs/existing-tables.md"),
-        ("[columns]\n", 'names no table: write table = "outbox"'),
-        ('table = "a.b.c"\n', "write a name, or a schema, a dot and a name"),
-        ('table = "events"\n', "does not say which rows are pending: name published_at .* or status"),
+        ("[columns]\n", 'names no table: write name = "outbox"'),
+        ('name = "a.b.c"\n', "write a name, or a schema, a dot and a name"),
+        ('name = "events"\n', "does not say which rows are pending: name published_at .* or status"),
         (_SMALLEST + 'status = "status"\n', "published_at and status, but only one"),
         (_SMALLEST + 'processed_at = "at"\n', "processed_at without status: call it published_at"),
-        (_SMALLEST + 'sequence = "seq"\n', "unknown 'sequence' in \\[columns\\]: use id, seq,"),
-        (_SMALLEST + "seq = 5\n", "seq = 5 in \\[columns\\]: write a name in quotes"),
+        (_SMALLEST + 'sequence = "seq"\n', "unknown 'sequence' in \\[table.columns\\]: use id, seq,"),
+        (_SMALLEST + "seq = 5\n", "seq = 5 in \\[table.columns\\]: write a name in quotes"),
         (_SMALLEST + 'payload = "id"\n', "maps both payload and id to 'id'"),
         (_SMALLEST + 'payload = "100%"\n', "payload = '100%', a name that cannot be used: rename"),
-        (_SMALLEST + '[status]\npending = "NEW"\n', "but no status column"),
+        (_SMALLEST + '[status]\npending = "NEW"\n', "but no column: write status"),
         (_SMALLEST + '[other]\na = "b"\n', "unknown entry 'other'"),
         ('order = "id"\n' + _SMALLEST, 'order = \'id\': write order = "seq" .*"created_at".* order = "none"'),
         ('order = "created_at"\n' + _SMALLEST + 'seq = "id"\n', "names seq, but has order"),
@@ -55,40 +52,31 @@ def test_what_is_not_named_is_called_as_usual(tmp_path: Path) -> None:
         ("aggregate_type = 5\n" + _SMALLEST, "aggregate_type = 5: write a constant"),
         ('aggregate_type = "a%b"\n' + _SMALLEST, "aggregate_type = 'a%b': write a constant"),
         ('aggregate_type = "a"\n' + _SMALLEST + 'aggregate_type = "b"\n', "has aggregate_type twice"),
-        ('table = "t"\ncolumns = "c"\n', r"write a section \[columns\]"),
+        ('name = "t"\ncolumns = "c"\n', r"write a section \[table.columns\]"),
         (
-            'table = "t"\n[columns]\nstatus = "s"\n[status]\nfailed = "PENDING"\n',
-            "two meanings: pending, processed, failed must differ",
+            'name = "t"\n[columns]\nstatus = "s"\n[status]\nfailed = "PENDING"\n',
+            "one value twice .*: pending, processed and failed must differ",
         ),
     ],
 )
-def test_an_error_for_a_wrong_file_says_how_to_correct_it(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_for_a_wrong_file_says_how_to_correct_it(text: str, message: str) -> None:
     """Guards against a mapping that is guessed at, or refused without help."""
-    file = tmp_path / "table.toml"
-    file.write_text(text)
-    with pytest.raises(SetupError, match=f"^OUTBOX_TABLE_FILE={file}: .*{message}") as raised:
-        load_settings(table_file=file)
+    with pytest.raises(SetupError, match=f"^OUTBOX_TABLE .*{message}") as raised:
+        load_settings(table=tomllib.loads(text))
     assert "\n" not in str(raised.value)
 
 
-def test_the_examples_in_the_documentation(tmp_path: Path) -> None:
+def test_the_examples_in_the_documentation() -> None:
     """Guards against files that are copied from there and refused."""
     text = (Path(__file__).parents[2] / "docs" / "existing-tables.md").read_text()
-    file = tmp_path / "table.toml"
-    found = []
-    for example in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
-        file.write_text(example)
-        found.append(read_mapping(file))
+    found = [
+        read_mapping(tomllib.loads(example)["table"])
+        for example in re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    ]
     assert [mapping.has_status for mapping in found] == [False, True, False, True, False]
     assert [mapping.order for mapping in found] == ["seq", "seq", *["created_at"] * 3]
     assert [mapping.is_shared for mapping in found] == [*[False] * 4, True]
     assert found[3].aggregate_type == (("", "first"),)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    """Guards against a stack trace for a wrong path."""
-    with pytest.raises(SetupError, match=r"OUTBOX_TABLE_FILE=.*cannot be read .*name a TOML file"):
-        load_settings(table_file=tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize(
@@ -173,5 +161,5 @@ def test_a_missing_index_over_a_status(make_table: Make) -> None:
 
 def test_a_table_that_cannot_remember_failures(make_table: Make) -> None:
     """Guards against dead letters that come back at each restart without a report."""
-    table = make_table(textbook.PUBLISHED_AT, 'table = "events"\n[columns]\npublished_at = "published_at"')
+    table = make_table(textbook.PUBLISHED_AT, 'name = "events"\n[columns]\npublished_at = "published_at"')
     assert "ADD COLUMN failed_at timestamptz" in status.read(table.settings).warnings[0]

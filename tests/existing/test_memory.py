@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.existing.textbook import Table
 from tests.relay.sizes import SIZES, assert_peak, insert
 
@@ -17,7 +19,7 @@ def test_memory_is_bounded_whatever_the_rows(table: Table) -> None:
             "OUTBOX_DSN": table.settings.dsn,
             "OUTBOX_KAFKA": table.settings.kafka,
             "OUTBOX_TOPIC": table.settings.topic,
-            "OUTBOX_TABLE_FILE": str(table.settings.table_file),
+            "OUTBOX_TABLE": json.dumps(table.settings.table),
         }
     )
     assert sum(message.key == "small" for message in table.messages()) == 300

@@ -109,7 +109,7 @@ def test_the_least_that_a_table_must_have(make_table: Make) -> None:
     table = make_table(
         "CREATE TABLE events (id serial PRIMARY KEY, aggregate_type text NOT NULL, "
         "aggregate_id int NOT NULL, event_type text NOT NULL, payload json, published_at timestamp)",
-        'table = "events"\n[columns]\nseq = "id"\npublished_at = "published_at"',
+        'name = "events"\n[columns]\nseq = "id"\npublished_at = "published_at"',
     )
     with table.connect() as connection:
         connection.execute(
@@ -224,7 +224,7 @@ def test_unreadable_rows_become_dead_letters_and_the_others_go_on(make_table: Ma
                     "correlation_id) VALUES ('order', %s, 'e', '1', %s::json, repeat('x', %s))",
                     [name, given, length],
                 )
-        file = {"OUTBOX_TABLE_FILE": str(table.settings.table_file)}
+        file = {"OUTBOX_TABLE": json.dumps(table.settings.table)}
         drained = table.outbox.outbox("relay", "--until-empty", **file)
         assert drained.returncode == 1, drained.stderr
         rows = connection.execute(

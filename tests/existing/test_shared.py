@@ -114,12 +114,9 @@ def test_relays_that_are_killed(shared: Table) -> None:
 
 def test_a_relay_that_keeps_an_order_does_not_start_beside_them(make_table: Make) -> None:
     shared = make_table(textbook.PUBLISHED_AT, BY_SEQ)
-    file = shared.settings.table_file
-    assert file is not None
     with shared.relayed():
-        file.write_text(textbook.PUBLISHED_AT_MAPPING)
         with pytest.raises(SetupError, match="by a description that differs"):
-            shared.drain()
+            shared.described(textbook.PUBLISHED_AT_MAPPING).drain()
         shared.write(("a", {"n": 1}))
         wait_until(lambda: _is_empty(shared), what="the event, by the relay that was first")
 
@@ -142,7 +139,7 @@ def test_a_broker_that_stands_still(
     and against rows that no other relay gets when the first one dies."""
     postgres, kafka = killable
     where = new_database(postgres), kafka.bootstrap, f"{topic_prefix()}-{{aggregate_type}}-events"
-    table = textbook.make(*where, tmp_path, textbook.PUBLISHED_AT, BY_SEQ)
+    table = textbook.make(*where, textbook.PUBLISHED_AT, BY_SEQ)
     create_topic(table.outbox, 1)
     environment = table.environment | {"OUTBOX_BREAKER_SECONDS": "1"}
     with (

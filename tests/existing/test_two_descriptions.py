@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import tomllib
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -17,16 +18,14 @@ from tests.existing.textbook import Table
 from tests.relay import faults
 
 
-def _other(table: Table, tmp_path: Path) -> Table:
-    file = tmp_path / "other.toml"
-    file.write_text(textbook.PUBLISHED_AT_MAPPING.replace('headers = "headers"\n', ""))
-    return table.with_(table_file=file)
+def _other(table: Table) -> Table:
+    return table.described(textbook.PUBLISHED_AT_MAPPING.replace('headers = "headers"\n', ""))
 
 
-def test_the_later_one_ends(table: Table, tmp_path: Path) -> None:
+def test_the_later_one_ends(table: Table) -> None:
     """Guards against a standby that marks rows in another way when it takes over, unnoticed until then."""
-    other = _other(table, tmp_path)
-    file = {"OUTBOX_TABLE_FILE": str(table.settings.table_file)}
+    other = _other(table)
+    file = {"OUTBOX_TABLE": json.dumps(table.settings.table)}
     with faults.relay(table.outbox, **file) as process:
         table.write(("a", {"n": 1}))
         wait_until(lambda: not table.pending(), what="an active relay")
@@ -36,7 +35,7 @@ def test_the_later_one_ends(table: Table, tmp_path: Path) -> None:
             assert ended.stderr.count("\n") == 1, ended.stderr
             assert f":{process.pid}:" in ended.stderr
             assert (
-                " relays public.events by a description that differs from that of OUTBOX_TABLE_FILE: give "
+                " relays public.events by a description that differs from that of OUTBOX_TABLE: give "
                 "both relays the same file, or stop that relay first" in ended.stderr
             )
         # The first one continues, and a standby of its own waits.
@@ -50,19 +49,19 @@ def test_the_later_one_ends(table: Table, tmp_path: Path) -> None:
     assert other.drain().events == 0
 
 
-def test_a_standby_has_its_description_too(table: Table, tmp_path: Path) -> None:
+def test_a_standby_has_its_description_too(table: Table) -> None:
     """Guards against a description that only the owner states: its standby would take over with another."""
     standby = TableOwnership(table.settings, "standby")
     assert standby.try_wait()
     with pytest.raises(SetupError, match=r"^standby relays public.events by a description that differs"):
-        TableOwnership(_other(table, tmp_path).settings, "later")
+        TableOwnership(_other(table).settings, "later")
     standby.release()
-    TableOwnership(_other(table, tmp_path).settings, "later").release()
+    TableOwnership(_other(table).settings, "later").release()
 
 
-def test_two_that_start_together_do_not_both_stay(table: Table, tmp_path: Path) -> None:
+def test_two_that_start_together_do_not_both_stay(table: Table) -> None:
     """Guards against two relays that look for each other before either can be seen."""
-    other = _other(table, tmp_path)
+    other = _other(table)
     for _ in range(10):
         barrier = threading.Barrier(2)
         owned: list[TableOwnership] = []
@@ -82,23 +81,21 @@ def test_two_that_start_together_do_not_both_stay(table: Table, tmp_path: Path) 
             ownership.release()
 
 
-def test_the_same_description_in_another_file(table: Table, tmp_path: Path) -> None:
+def test_the_same_description_in_another_file(table: Table) -> None:
     """Guards against comments, the order of lines and the spelling of the table that make a difference."""
-    file = tmp_path / "same.toml"
     lines = textbook.PUBLISHED_AT_MAPPING.replace("public.", "").splitlines()
     columns = lines.index("[columns]")
     entries = sorted([*lines[columns + 1 :], 'id = "id"'])
-    file.write_text("\n".join(["# as before", *lines[: columns + 1], *entries]))
-    assert table.settings.table_file is not None
-    first, second = read_mapping(table.settings.table_file), read_mapping(file)
+    again = table.described("\n".join(["# as before", *lines[: columns + 1], *entries]))
+    first, second = read_mapping(table.settings.table), read_mapping(again.settings.table)
     assert str(first) != str(second)
     assert first.digest == second.digest
     owner = TableOwnership(table.settings, "owner")
-    TableOwnership(table.with_(table_file=file).settings, "standby").release()
+    TableOwnership(again.settings, "standby").release()
     owner.release()
 
 
-_BASE = 'table = "t"\n[columns]\nstatus = "s"\n'
+_BASE = 'name = "t"\n[columns]\nstatus = "s"\n'
 
 
 @pytest.mark.parametrize(
@@ -107,16 +104,13 @@ _BASE = 'table = "t"\n[columns]\nstatus = "s"\n'
         _BASE + 'headers = "headers"',
         _BASE + 'payload = "body"',
         _BASE + '[status]\nfailed = "DEAD"',
-        'table = "t"\n[columns]\npublished_at = "s"',
+        'name = "t"\n[columns]\npublished_at = "s"',
         'order = "created_at"\n' + _BASE,
         'aggregate_type = "order"\n' + _BASE,
         'aggregate_type = "{event_type}"\n' + _BASE,
         'aggregate_type = "{event_type:first}"\n' + _BASE,
     ],
 )
-def test_what_makes_a_difference(tmp_path: Path, text: str) -> None:
+def test_what_makes_a_difference(text: str) -> None:
     """Guards against a difference that is not compared."""
-    before, after = tmp_path / "before.toml", tmp_path / "after.toml"
-    before.write_text(_BASE)
-    after.write_text(text)
-    assert read_mapping(before).digest != read_mapping(after).digest
+    assert read_mapping(tomllib.loads(_BASE)).digest != read_mapping(tomllib.loads(text)).digest

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -30,7 +30,7 @@ PUBLISHED_AT: Final = f"""
 CREATE TABLE events ({_COLUMNS}, published_at timestamptz);
 CREATE UNIQUE INDEX ON events (seq) WHERE published_at IS NULL"""
 PUBLISHED_AT_MAPPING: Final = """
-table = "public.events"
+name = "public.events"
 
 [columns]
 published_at = "published_at"
@@ -52,7 +52,7 @@ CREATE TABLE events (
 );
 CREATE INDEX ON events (id) WHERE state = 'new'"""
 STATUS_MAPPING: Final = """
-table = "events"
+name = "events"
 
 [columns]
 seq = "id"
@@ -99,7 +99,7 @@ class Table:
     @property
     def environment(self) -> dict[str, str]:
         """For subprocesses."""
-        return self.outbox.environment | {"OUTBOX_TABLE_FILE": str(self.settings.table_file)}
+        return self.outbox.environment | {"OUTBOX_TABLE": json.dumps(self.settings.table)}
 
     def connect(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
         return self.outbox.connect(autocommit=autocommit)
@@ -137,6 +137,11 @@ class Table:
 
     def with_(self, **settings: object) -> Table:
         return Table(Outbox(self.settings.model_copy(update=settings)))
+
+    def described(self, text: str) -> Table:
+        """The same by another description: what `[table]` contains, or a file with that section."""
+        content = tomllib.loads(text)
+        return self.with_(table=content.get("table", content))
 
     def drain(self, **settings: object) -> Totals:
         return service.relay(self.with_(**settings).settings, until_empty=True)
@@ -186,12 +191,11 @@ def insert(connection: psycopg.Connection[Any], key: object, payload: Any) -> in
     return int(row[0])
 
 
-def make(dsn: str, kafka: str, topic: str, path: Path, ddl: str, mapping: str, **settings: Any) -> Table:
-    """Makes the table and writes the mapping."""
+def make(dsn: str, kafka: str, topic: str, ddl: str, mapping: str, **settings: Any) -> Table:
+    """Makes the table, whose settings have the mapping."""
     from outbox_pipelines.settings import load_settings
 
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(ddl.encode())
-    file = path / "table.toml"
-    file.write_text(mapping)
-    return Table(Outbox(load_settings(dsn=dsn, kafka=kafka, topic=topic, table_file=file, **settings)))
+    given = load_settings(dsn=dsn, kafka=kafka, topic=topic, table=tomllib.loads(mapping), **settings)
+    return Table(Outbox(given))

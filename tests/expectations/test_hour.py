@@ -91,6 +91,6 @@ def test_the_command_prints_what_is_wrong(database: Database, tmp_path: Path) ->
     assert Path(result.output.splitlines()[-1].removeprefix("pages: ")).is_file()
 
 
-def test_an_existing_table_has_none(tmp_path: Path) -> None:
+def test_an_existing_table_has_none() -> None:
     with pytest.raises(SetupError, match="has no measurements of the last hour"):
-        hour.validate(load_settings().model_copy(update={"table_file": tmp_path / "table.toml"}))
+        hour.validate(load_settings().model_copy(update={"table": {"name": "events"}}))

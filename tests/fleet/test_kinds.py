@@ -38,7 +38,7 @@ def test_existing_tables(outboxes: list[Outbox], stack: Stack, tmp_path: Path) -
     topic = f"{topic_prefix()}-{{aggregate_type}}-events"
     shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
     with fresh_database(stack.dsn) as dsn:
-        table = textbook.make(dsn, stack.kafka, topic, tmp_path, *shape).with_(name="legacy")
+        table = textbook.make(dsn, stack.kafka, topic, *shape).with_(name="legacy")
         both = [outboxes[0], table.outbox]
         with fleet(both, "two") as later:
             with fleet(both, "one") as first:
@@ -58,10 +58,10 @@ def test_a_missing_table_is_named(outboxes: list[Outbox], tmp_path: Path) -> Non
     """Guards against a process that stands by for the outbox beside a table that is not there."""
     given = outboxes[0].settings
     shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
-    table = textbook.make(given.dsn.reveal(), given.kafka, given.topic, tmp_path, *shape)
+    table = textbook.make(given.dsn.reveal(), given.kafka, given.topic, *shape)
     with table.connect() as connection:
         connection.execute("ALTER TABLE events RENAME TO elsewhere")
-    with pytest.raises(SetupError, match=r"table public.events does not exist \(OUTBOX_TABLE_FILE\)"):
+    with pytest.raises(SetupError, match=r"table public.events does not exist \(OUTBOX_TABLE\)"):
         Standby(table.outbox.settings)
 
 
@@ -69,7 +69,7 @@ def test_a_table_that_was_renamed_has_its_lock(outboxes: list[Outbox], tmp_path:
     """Guards against a fleet that looks at the view which `outbox adopt` puts in the place of the table."""
     given = outboxes[0].settings
     shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
-    table = textbook.make(given.dsn.reveal(), given.kafka, given.topic, tmp_path, *shape)
+    table = textbook.make(given.dsn.reveal(), given.kafka, given.topic, *shape)
     with closing(Standby(table.outbox.settings)) as standby:
         before = standby.tables
     with table.connect() as connection:
@@ -101,7 +101,7 @@ def test_a_relay_that_ends_again_and_again_pauses_longer(
     topic = f"{topic_prefix()}-{{aggregate_type}}-events"
     shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
     with fresh_database(stack.dsn) as dsn:
-        table = textbook.make(dsn, stack.kafka, topic, tmp_path, *shape).with_(name="legacy")
+        table = textbook.make(dsn, stack.kafka, topic, *shape).with_(name="legacy")
         with table.connect() as connection:
             connection.execute("ALTER TABLE events ADD CHECK (published_at IS NULL)")
         table.write(("a", {"n": 1}))

@@ -68,7 +68,7 @@ RELAYS: Mapping[str, Relay] = {
     ),
     "table": Relay(
         (_RELAY, _SESSION),
-        _QUICK | {"OUTBOX_TABLE_FILE": str(Path(__file__).parent / "table.toml")},
+        _QUICK | {"OUTBOX_CONFIG": str(Path(__file__).parent / "table.toml")},
         # The writers know our outbox alone: its rows are copied.
         prepare=f"{textbook.PUBLISHED_AT}; {textbook.COPY}",
         mode="table",

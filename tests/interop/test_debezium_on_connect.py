@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ CREATE TABLE "Domain Events" (
     aggregateid varchar(255) NOT NULL, type varchar(255) NOT NULL, body jsonb NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(), published_at timestamptz)"""
 DESCRIPTION = """\
-table = "Domain Events"
+name = "Domain Events"
 order = "created_at"
 [columns]
 id = "event_id"
@@ -90,7 +91,7 @@ class Shop:
     @property
     def environment(self) -> dict[str, str]:
         # Without its description, no command knows what the outbox is.
-        table = {"OUTBOX_TABLE_FILE": str(self.settings.table_file)} if self.settings.table_file else {}
+        table = {"OUTBOX_TABLE": json.dumps(self.settings.table)} if self.settings.table else {}
         return table | {
             "OUTBOX_DSN": self.settings.dsn.reveal(),
             "OUTBOX_KAFKA": self.settings.kafka,
@@ -247,15 +248,14 @@ def test_messages_equal_those_of_the_relay(shop: Shop) -> None:
 
 def test_messages_of_an_existing_table_equal_those_of_the_relay(place: Place, tmp_path: Path) -> None:
     """Guards against a description of a table that Debezium reads otherwise than the relay."""
-    file = tmp_path / "table.toml"
-    file.write_text(DESCRIPTION)
+    table = tomllib.loads(DESCRIPTION)
     names = "id=event-id,aggregate-type=,aggregate-id=key"
-    with a_shop(place, table_file=file, header_names=names) as shop:
+    with a_shop(place, table=table, header_names=names) as shop:
         topic = shop.settings.topic.format(aggregate_type="order")
         _topics(shop.settings.kafka, topic)
         with psycopg.connect(shop.settings.dsn.reveal(), autocommit=True) as connection:
             connection.execute(TEXTBOOK)
-            more = {"OUTBOX_TABLE_FILE": str(file), "OUTBOX_HEADER_NAMES": names}
+            more = {"OUTBOX_TABLE": json.dumps(table), "OUTBOX_HEADER_NAMES": names}
             shop.register(**more)
             for n, payload in enumerate(PAYLOADS):
                 connection.execute(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ class Moved:
     def __init__(self, place: Place, settings: Settings, slot: str) -> None:
         self.settings, self.slot, self.name = settings, slot, slot
         self.cluster = ConnectRest(place.url)
-        self.outbox = settings.model_copy(update={"table_file": None, "retry_seconds": 0.05})
+        self.outbox = settings.model_copy(update={"table": {}, "retry_seconds": 0.05})
         self._config = connector(settings, slot=slot, publication=PUBLICATION, password=place.password)
         # As most people have it: then a connector does not confirm its last transaction.
         for name in ("heartbeat.interval.ms", "heartbeat.action.query", "message.prefix.exclude.list"):
@@ -83,14 +84,13 @@ def moved(place: Place, tmp_path: Path) -> Iterator[Moved]:
             connection.execute(DDL.encode())
             # Debezium's default: its slot also delivers the append-only outbox.
             connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES".encode())
-        file = tmp_path / "table.toml"
-        file.write_text(MAPPING.format(slot=slot).replace('"outbox"', '"public.outbox"'))
+        table = tomllib.loads(MAPPING.format(slot=slot).replace('"outbox"', '"public.outbox"'))
         topic = f"{prefix}.{{aggregate_type}}-events"
         admin = AdminClient({"bootstrap.servers": place.kafka})
         name = topic.format(aggregate_type="Order")
         admin.create_topics([NewTopic(name, 4, 1)])[name].result(30)
         given = {"kafka": place.kafka, "topic": topic}
-        settings = load_settings(dsn=dsn, table_file=file, **given).model_copy(update={"db_schema": "box"})
+        settings = load_settings(dsn=dsn, table=table, **given).model_copy(update={"db_schema": "box"})
         made = Moved(place, settings, slot)
         try:
             yield made

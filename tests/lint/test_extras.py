@@ -18,7 +18,7 @@ PACKAGES = {
     "confluent-kafka": "confluent_kafka",
     "prometheus-client": "prometheus_client",
     "psycopg": "psycopg",
-    "pydantic-settings": "pydantic_settings pydantic pydantic_core",
+    "pydantic": "pydantic pydantic_core",
 }
 # As if the packages were not installed.
 PROGRAM = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -69,10 +70,8 @@ def test_an_existing_table(
     database: Database, validator: jsonschema.Draft202012Validator, tmp_path: Path
 ) -> None:
     """Guards against a description of the append-only outbox alone."""
-    file = tmp_path / "events.toml"
-    file.write_text(textbook.PUBLISHED_AT_MAPPING)
     database.rows(textbook.PUBLISHED_AT)
-    shown = _printed(database, OUTBOX_TABLE_FILE=str(file))
+    shown = _printed(database, OUTBOX_TABLE=json.dumps(tomllib.loads(textbook.PUBLISHED_AT_MAPPING)))
     assert (shown["version"], shown["table"]) == (1, "public.events")
     _unknown(validator, shown)
 

@@ -76,7 +76,7 @@ def test_what_cannot_be_exits_with_2_and_one_line(place: Place, monkeypatch: pyt
         (
             [today, "--consumer", "shipping"],
             {},
-            "outbox: no consumer is named 'shipping': the file has billing",
+            "outbox: no consumer is named 'shipping': there is billing",
         ),
         ([today], {"OUTBOX_KAFKA": "127.0.0.1:1"}, "outbox: no broker answers at 127.0.0.1:1 (OUTBOX_KAFKA)"),
         ([today], {"OUTBOX_KAFKA": ""}, "outbox: no Kafka is named"),

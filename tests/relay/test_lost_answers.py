@@ -80,7 +80,7 @@ def test_a_relay_continues(
     shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
     with ExitStack() as stack_of, fresh_database(stack.dsn) as dsn:
         if reads == "a marked table":
-            table = textbook.make(dsn, stack.kafka, f"{topic_prefix()}-events", tmp_path, *shape)
+            table = textbook.make(dsn, stack.kafka, f"{topic_prefix()}-events", *shape)
             source: Outbox = table.outbox
             write: Callable[[str], object] = lambda key: table.write((key, {}))  # noqa: E731 - as below
         else:
@@ -135,7 +135,7 @@ def test_a_relay_of_a_marked_table_ends(stack: Stack, tmp_path: Path, proxy: Pro
     """Guards against claims and marks without an answer."""
     shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
     with fresh_database(stack.dsn) as dsn:
-        table = textbook.make(dsn, stack.kafka, f"{topic_prefix()}-events", tmp_path, *shape)
+        table = textbook.make(dsn, stack.kafka, f"{topic_prefix()}-events", *shape)
         with _stopped(lambda stop: service.relay(_through(table.outbox, proxy), stop=stop), proxy):
             table.write(("a", {"n": 1}))
             wait_until(lambda: not table.pending(), what="a mark")

@@ -68,7 +68,7 @@ def test_large_rows_of_a_marked_table_are_read(stack: Stack, tmp_path: Path, pro
     """Guards against the same where rows are claimed."""
     shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
     with fresh_database(stack.dsn) as dsn:
-        table = textbook.make(dsn, stack.kafka, f"{topic_prefix()}-events", tmp_path, *shape)
+        table = textbook.make(dsn, stack.kafka, f"{topic_prefix()}-events", *shape)
         with running(_through(table.outbox, proxy)):
             table.write(("a", {"n": 1}))
             wait_until(lambda: not table.pending(), what="the first event")

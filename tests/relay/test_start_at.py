@@ -137,6 +137,6 @@ def test_other_starts(outbox: Outbox, start: str, said: str) -> None:
 
 def test_a_table_with_marks(outbox: Outbox) -> None:
     """Guards against an option that is silently without effect."""
-    settings = outbox.settings.model_copy(update={"table_file": "events"})
-    with pytest.raises(SetupError, match="OUTBOX_TABLE_FILE"):
+    settings = outbox.settings.model_copy(update={"table": {"name": "events"}})
+    with pytest.raises(SetupError, match="OUTBOX_TABLE"):
         start_at(settings, "now")

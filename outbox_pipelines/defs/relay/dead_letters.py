@@ -52,7 +52,7 @@ def act_on_dead_letters(outbox: Outbox) -> dg.OpDefinition:
         require_seconds("wait_seconds", config.wait_seconds)
         with one_line(outbox):
             settings = outbox.load_settings()
-        if settings.table_file is not None:
+        if settings.table:
             _act_on_rows(context, config, outbox, settings)
             return
         try:
@@ -174,7 +174,7 @@ Use: launch it without configuration to list them (the step's output has a table
 `action` replay or discard, a `reason`, and `ids`, a filter or `everything`. A replayed event is tried
 once, immediately; if it is refused again, it becomes a dead letter with the new reason, and the run fails.
 Each action writes a row to `outbox_audit`: the run, the time, the reason, the events. An existing table
-(OUTBOX_TABLE_FILE) has no audit and no discarded events; a replayed row of it is pending, as a new one.
+(OUTBOX_TABLE) has no audit and no discarded events; a replayed row of it is pending, as a new one.
 
 When it fails: the run says in one line what to change in its configuration, and nothing was changed; or it
 names the events that are dead letters again, and why: correct the cause, then replay them.

@@ -28,7 +28,7 @@ from outbox_pipelines.existing.adopt import migrating
 
 
 def adopt_table(
-    table_file: Path | str,
+    config: Path | str,
     schema: str,
     *,
     accept: Sequence[str] = (),
@@ -38,22 +38,22 @@ def adopt_table(
     """Prepare and switch, as `outbox adopt` does; drain the table afterwards with `outbox adopt drain`.
 
     Args:
-        table_file: what OUTBOX_TABLE_FILE names.
+        config: an `outbox.toml` whose section `[table]` describes the table.
         schema: of the append-only outbox.
         accept: the consequences that `outbox adopt plan` names.
         seconds: how long to wait for transactions that use the table.
         dsn: the database, if the engine's URL does not lead to it.
     """
     with _committed(dsn) as to:
-        migrating.forwards(to, table_file, schema, accept, seconds)
+        migrating.forwards(to, config, schema, accept, seconds)
 
 
 def give_table_back(
-    table_file: Path | str, schema: str, *, seconds: float = 60.0, dsn: str | None = None
+    config: Path | str, schema: str, *, seconds: float = 60.0, dsn: str | None = None
 ) -> None:
     """Undo the switch, as `outbox adopt back` does: events that wait are published (OUTBOX_KAFKA)."""
     with _committed(dsn) as to:
-        migrating.backwards(to, table_file, schema, seconds)
+        migrating.backwards(to, config, schema, seconds)
 
 
 @contextmanager

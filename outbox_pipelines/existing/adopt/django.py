@@ -30,7 +30,7 @@ class AdoptTable(Operation):  # type: ignore[misc]
     The reverse operation is `outbox adopt back`, which publishes events that wait (OUTBOX_KAFKA).
 
     Args:
-        table_file: what OUTBOX_TABLE_FILE names.
+        config: an `outbox.toml` whose section `[table]` describes the table.
         schema: of the append-only outbox.
         accept: the consequences that `outbox adopt plan` names.
         seconds: how long to wait for transactions that use the table.
@@ -39,9 +39,9 @@ class AdoptTable(Operation):  # type: ignore[misc]
     reversible = True
 
     def __init__(
-        self, table_file: Path | str, schema: str, accept: Sequence[str] = (), seconds: float = 60.0
+        self, config: Path | str, schema: str, accept: Sequence[str] = (), seconds: float = 60.0
     ) -> None:
-        self.table_file = table_file
+        self.config = config
         self.schema = schema
         self.accept = accept
         self.seconds = seconds
@@ -51,14 +51,14 @@ class AdoptTable(Operation):  # type: ignore[misc]
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if dsn := _dsn(app_label, schema_editor):
-            migrating.forwards(dsn, self.table_file, self.schema, self.accept, self.seconds)
+            migrating.forwards(dsn, self.config, self.schema, self.accept, self.seconds)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if dsn := _dsn(app_label, schema_editor):
-            migrating.backwards(dsn, self.table_file, self.schema, self.seconds)
+            migrating.backwards(dsn, self.config, self.schema, self.seconds)
 
     def describe(self) -> str:
-        return f"Adopt the outbox table of {self.table_file}"
+        return f"Adopt the outbox table of {self.config}"
 
 
 def _dsn(app_label: str, schema_editor: Any) -> str | None:

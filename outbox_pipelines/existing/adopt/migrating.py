@@ -13,6 +13,7 @@ from pathlib import Path
 from psycopg.conninfo import make_conninfo
 
 from outbox_pipelines import log
+from outbox_pipelines.config.file import read_file
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing.adopt import steps
 from outbox_pipelines.settings import Settings, load_settings
@@ -27,28 +28,30 @@ def dsn_of(given: Mapping[str, object], options: Mapping[str, object]) -> str:
     return make_conninfo(**{name: str(value) for name, value in given.items() if value}, **known)
 
 
-def forwards(dsn: str, table_file: Path | str, schema: str, accept: Sequence[str], seconds: float) -> None:
+def forwards(dsn: str, config: Path | str, schema: str, accept: Sequence[str], seconds: float) -> None:
     """Prepare and switch."""
-    settings = _settings(dsn, table_file, schema)
+    settings = _settings(dsn, config, schema)
     steps.prepare(settings)
     switched = steps.switch(settings, list(accept), seconds=seconds, say=log.say)
     if switched.state == "draining":
-        log.say(f"new events wait for the old rows of {table_file}: run `outbox adopt drain`")
+        log.say(f"new events wait for the old rows of {config}: run `outbox adopt drain`")
 
 
-def backwards(dsn: str, table_file: Path | str, schema: str, seconds: float) -> None:
+def backwards(dsn: str, config: Path | str, schema: str, seconds: float) -> None:
     """Undo the switch.
 
     Raises:
         NotReadyError: the table is not drained, or events of the outbox are not published.
     """
-    steps.back(_settings(dsn, table_file, schema), seconds=seconds, say=log.say)
+    steps.back(_settings(dsn, config, schema), seconds=seconds, say=log.say)
 
 
-def _settings(dsn: str, table_file: Path | str, schema: str) -> Settings:
-    path = Path(table_file)
+def _settings(dsn: str, config: Path | str, schema: str) -> Settings:
+    path = Path(config)
     if not path.is_file():
-        raise SetupError(
-            f"{path} is not a file: name the file that describes the table, as in OUTBOX_TABLE_FILE"
-        )
-    return load_settings(dsn=dsn, table_file=path).model_copy(update={"db_schema": schema})
+        raise SetupError(f"{path} is not a file: name the outbox.toml that describes the table in [table]")
+    found = read_file(path).shared
+    if found.mistakes:
+        raise SetupError("; ".join(found.mistakes))
+    table = found.values.get("table") or {}
+    return load_settings(dsn=dsn, table=table).model_copy(update={"db_schema": schema})

@@ -6,11 +6,8 @@ Invariants:
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from psycopg import sql
 
@@ -69,44 +66,43 @@ def publish(settings: Settings, connection: Connection, mapping: Mapping, *, unt
     Raises:
         NotReadyError: some could not be published in time.
     """
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "table.toml"
-        file.write_text(_description(settings, mapping))
-        given = settings.model_copy(
-            update={"table_file": file, "delivery": "at_least_once", "on_dead_letter": "block"}
-        )
-        published = 0
-        while (left := connection.execute(queries.REST_LEFT).fetchone()) is not None and left[0]:
-            try:
-                events = service.relay(given, until_empty=True, standby=service.Standby.REFUSE).events
-            except service.ShardOwnedError as error:
-                say(f"waiting: {error}")
-                events = 0
-            published += events
-            if not events:
-                time.sleep(_POLL)
-            left = connection.execute(queries.REST_LEFT).fetchone()
-            if time.monotonic() > until and left is not None and left[0]:
-                why = f" ({left[1]:,} were rejected: {left[2]})" if left[1] else ""
-                raise NotReadyError(
-                    f"{left[0]:,} events of before the switch are not published yet{why}; new events wait "
-                    f"for them. They are in {settings.db_schema}.{queries.REST}: correct or delete what is "
-                    "rejected there, and run the command again"
-                )
+    given = settings.model_copy(
+        update={
+            "table": _description(settings, mapping),
+            "delivery": "at_least_once",
+            "on_dead_letter": "block",
+        }
+    )
+    published = 0
+    while (left := connection.execute(queries.REST_LEFT).fetchone()) is not None and left[0]:
+        try:
+            events = service.relay(given, until_empty=True, standby=service.Standby.REFUSE).events
+        except service.ShardOwnedError as error:
+            say(f"waiting: {error}")
+            events = 0
+        published += events
+        if not events:
+            time.sleep(_POLL)
+        left = connection.execute(queries.REST_LEFT).fetchone()
+        if time.monotonic() > until and left is not None and left[0]:
+            why = f" ({left[1]:,} were rejected: {left[2]})" if left[1] else ""
+            raise NotReadyError(
+                f"{left[0]:,} events of before the switch are not published yet{why}; new events wait "
+                f"for them. They are in {settings.db_schema}.{queries.REST}: correct or delete what is "
+                "rejected there, and run the command again"
+            )
     drop(connection)
     return published
 
 
-def _description(settings: Settings, mapping: Mapping) -> str:
+def _description(settings: Settings, mapping: Mapping) -> dict[str, Any]:
     columns: dict[str, str] = {name: mapping.columns[name] for name in _ENTRIES if name in mapping.columns}
     columns |= {"seq": "seq_of_rest", "published_at": "published_at_of_rest"}
     columns |= {"retry_count": "retries_of_rest", "last_error": "error_of_rest"}
-    lines = [f"table = {json.dumps(f'{settings.db_schema}.{queries.REST}')}"]
+    given: dict[str, Any] = {"name": f"{settings.db_schema}.{queries.REST}", "columns": columns}
     if mapping.aggregate_type:
-        text = "".join(
+        given["aggregate_type"] = "".join(
             literal + ("" if spec is None else "{event_type:first}" if spec else "{event_type}")
             for literal, spec in mapping.aggregate_type
         )
-        lines.append(f"aggregate_type = {json.dumps(text)}")
-    lines += ["[columns]", *(f"{name} = {json.dumps(theirs)}" for name, theirs in columns.items())]
-    return "\n".join(lines) + "\n"
+    return given

@@ -177,7 +177,7 @@ def _wrong_types(facts: Facts, mapping: Mapping) -> list[str]:
         column = at["version"]
         found.append(
             f"column {column.name} of {facts} (version) has type {column.type}, and the append-only outbox "
-            "takes an integer: remove it from [columns]"
+            "takes an integer: remove it from [table.columns]"
         )
     return found
 
@@ -211,7 +211,7 @@ def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
             (
                 f"column:{column.name}",
                 f"column {column.name} has no counterpart: a SELECT of a new event shows {shown}, whatever "
-                "was inserted. Map it in [columns] (correlation_id, headers, …) to keep and publish it",
+                "was inserted. Map it in [table.columns] (correlation_id, headers, …) to keep and publish it",
             )
         )
     for unique in facts.uniques:

@@ -26,7 +26,7 @@ FORGET: Final = (
     "before the connector starts again, set its snapshot.mode=no_data and remove its offsets (DELETE "
     "/connectors/NAME/offsets): otherwise it fails, or publishes all rows again"
 )
-_NAME: Final = "slot in OUTBOX_TABLE_FILE"
+_NAME: Final = "slot in OUTBOX_TABLE"
 _SHOW: Final = "SELECT slot_name, database, active FROM pg_replication_slots"
 
 
@@ -108,7 +108,7 @@ def problems(connection: Connection, name: str, found: Facts, ours: str) -> list
     if slot.plugin == PLUGIN and not any(each.has_inserts for each in publications(connection, found, ours)):
         return [
             f"no publication has the inserts of {found}, so what reads the slot {name} does not publish "
-            f"them: correct `slot` in OUTBOX_TABLE_FILE, or run ALTER PUBLICATION … ADD TABLE {found.quoted}"
+            f"them: correct `slot` in OUTBOX_TABLE, or run ALTER PUBLICATION … ADD TABLE {found.quoted}"
         ]
     return []
 

@@ -228,7 +228,7 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
             say(f"{state} is a table again")
         while left := _left(connection, settings):
             slots.require_stopped(connection, replace(state, state="returning"), holder=holder)
-            by_marks.publish(settings.model_copy(update={"table_file": None}), until, "the outbox", say)
+            by_marks.publish(settings.model_copy(update={"table": {}}), until, "the outbox", say)
             if time.monotonic() > until and (left := _left(connection, settings)):
                 raise NotReadyError(
                     f"{left} of the outbox are not published; rows of {state} wait for them. Run the "

@@ -1,4 +1,4 @@
-"""The table of OUTBOX_TABLE_FILE for the steps of `outbox adopt`: where and how far it is, what is left.
+"""The table of OUTBOX_TABLE for the steps of `outbox adopt`: where and how far it is, what is left.
 
 Invariants:
 - The table is found by the oid that `prepare` has recorded: names change.
@@ -29,11 +29,11 @@ from outbox_pipelines.settings import Settings
 
 
 def mapping_of(settings: Settings) -> Mapping:
-    """Return the mapping of OUTBOX_TABLE_FILE, which names the schema of the table."""
+    """Return the mapping of OUTBOX_TABLE, which names the schema of the table."""
     mapping = open_mapping(settings, has_slot=True)
     if mapping.schema is None:
         raise SetupError(
-            f'OUTBOX_TABLE_FILE: table = "{mapping.table}" has no schema: write table = '
+            f'OUTBOX_TABLE: name = "{mapping.table}" has no schema: write name = '
             f'"public.{mapping.table}", because OUTBOX_SCHEMA is the schema of the new tables'
         )
     return mapping
@@ -64,17 +64,13 @@ def find(connection: Connection, mapping: Mapping, settings: Settings) -> tuple[
         assert mapping.schema is not None
         oid = catalog.find(connection, mapping.schema, mapping.table)
         if oid is None:
-            raise SetupError(
-                f"table {mapping} does not exist (OUTBOX_TABLE_FILE): correct `table` in the file"
-            )
+            raise SetupError(f"table {mapping} does not exist (OUTBOX_TABLE): correct `name` there")
         found = catalog.read(connection, oid)
         if found.kind not in ("r", "p"):
             if state is not None and (state.schema, state.name) == (mapping.schema, mapping.table):
                 require(state)
             _refuse_elsewhere(connection, mapping, settings)
-            raise SetupError(
-                f"{mapping} (OUTBOX_TABLE_FILE) is not a table: name the table that has the events"
-            )
+            raise SetupError(f"{mapping} (OUTBOX_TABLE) is not a table: name the table that has the events")
     if not found.is_owner:
         raise SetupError(rules.not_the_owner(found))
     return found, state
@@ -102,7 +98,7 @@ def require_state(connection: Connection, mapping: Mapping, settings: Settings) 
         )
     if state.state in ("draining", "adopted", "returning") and state.slot != mapping.slot:
         was = "without a slot" if state.slot is None else f'with slot = "{state.slot}"'
-        raise SetupError(f"{state} was switched {was}: write the same into the file of OUTBOX_TABLE_FILE")
+        raise SetupError(f"{state} was switched {was}: write the same into [table]")
     return state
 
 

@@ -41,7 +41,7 @@ class Cleaned:
 
 
 def clean(settings: Settings, stop: threading.Event | None = None) -> Cleaned:
-    """Remove the rows of OUTBOX_TABLE_FILE's table that were published OUTBOX_CLEAN_AFTER_HOURS ago.
+    """Remove the rows of OUTBOX_TABLE's table that were published OUTBOX_CLEAN_AFTER_HOURS ago.
 
     Raises:
         SetupError: the table cannot be cleaned, or the clean-up is not configured.

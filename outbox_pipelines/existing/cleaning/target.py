@@ -73,7 +73,7 @@ class Target:
 
 
 def find(connection: Connection, settings: Settings) -> Target:
-    """Return the table of OUTBOX_TABLE_FILE, and what may be removed of it.
+    """Return the table of OUTBOX_TABLE, and what may be removed of it.
 
     Raises:
         SetupError: it cannot be cleaned, or the clean-up is not configured.
@@ -146,7 +146,7 @@ def _time(mapping: Mapping, columns: dict[str, Column]) -> sql.Composable:
     if not named:
         raise SetupError(
             f"{mapping} has no time of publishing: name processed_at or created_at in the file of "
-            "OUTBOX_TABLE_FILE"
+            "OUTBOX_TABLE"
         )
     times = [
         sql.SQL("({} AT TIME ZONE 'UTC')" if columns[name].type == "timestamp" else "{}").format(

@@ -69,7 +69,7 @@ class _Newest(NamedTuple):
 
 
 def ensure(settings: Settings, ahead: int | None = None) -> Made:
-    """Make the months of OUTBOX_TABLE_FILE's table that are missing: the current one, and those ahead.
+    """Make the months of OUTBOX_TABLE's table that are missing: the current one, and those ahead.
 
     Args:
         ahead: the number of months after the current one; by default `months_ahead` of the settings.

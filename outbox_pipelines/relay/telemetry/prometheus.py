@@ -353,7 +353,7 @@ def families(outboxes: Iterable[tuple[Settings, Measurements | None]]) -> list[M
         for family, of_shard in of_shards:
             for shard in found.shards:
                 family.add_metric([outbox, str(shard.shard)], of_shard(shard))
-        is_table = settings.table_file is not None
+        is_table = settings.table
         for family, of_outbox in of_outboxes:
             # A table has no days and no keys: 0 would mean that they are missing.
             if not is_table or family.name == _DEAD_LETTERS:

@@ -97,7 +97,7 @@ class Adopted:
 
     def relay(self, *, table: bool = False, **settings: object) -> Totals:
         """The relay of the outbox, or of the table, until it is empty."""
-        given = self.settings.model_copy(update=({} if table else {"table_file": None}) | settings)
+        given = self.settings.model_copy(update=({} if table else {"table": {}}) | settings)
         return service.relay(given, until_empty=True)
 
     def messages(self) -> list[Message]:
@@ -125,10 +125,10 @@ def make(stack: Stack, tmp_path: Path) -> Iterator[Make]:
         def made(
             guide: Guide, *, more: str = "", ddl: Callable[[str], str] = str, **settings: Any
         ) -> Adopted:
-            mapping = guide.mapping.replace('table = "', 'table = "public.', 1).replace(
+            mapping = guide.mapping.replace('name = "', 'name = "public.', 1).replace(
                 "[columns]", f"[columns]\n{more}", 1
             )
-            table = textbook.make(dsn, stack.kafka, topic, tmp_path, ddl(guide.ddl), mapping)
+            table = textbook.make(dsn, stack.kafka, topic, ddl(guide.ddl), mapping)
             return Adopted(guide, table.with_(db_schema=SCHEMA, **guide.settings, **settings))
 
         yield made

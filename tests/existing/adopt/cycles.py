@@ -14,10 +14,12 @@ Invariants:
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,10 +56,11 @@ class Cycles:
         with psycopg.connect(dsn, autocommit=True) as connection:
             business.prepare(connection)
             connection.execute(_TABLE.encode())
-        mapping = directory / "table.toml"
-        mapping.write_text(_MAPPING)
         ours = {"OUTBOX_DSN": dsn, "OUTBOX_KAFKA": kafka, "OUTBOX_TOPIC": topic, **_QUICK}
-        self._environment = ours | {"OUTBOX_TABLE_FILE": str(mapping), "OUTBOX_DELIVERY": delivery}
+        self._environment = ours | {
+            "OUTBOX_TABLE": json.dumps(tomllib.loads(_MAPPING)),
+            "OUTBOX_DELIVERY": delivery,
+        }
         of_table = self._environment | {"OUTBOX_DELIVERY": "at_least_once"}
         of_outbox = ours | {"OUTBOX_DELIVERY": delivery, "OUTBOX_TRANSACTION_SECONDS": "4"}
         self.of_table = Process("of the table", command("relay"), of_table, directory)

@@ -37,7 +37,7 @@ CREATE TABLE outbox (
     type varchar(255) NOT NULL, "timestamp" timestamp(6) NOT NULL DEFAULT localtimestamp,
     payload varchar(8000), tracingspancontext varchar(256))"""
 MAPPING: Final = """
-table = "outbox"
+name = "outbox"
 slot = "{slot}"
 [columns]
 aggregate_type = "aggregatetype"

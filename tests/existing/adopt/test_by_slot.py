@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+import tomllib
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -73,7 +75,7 @@ def test_there_and_back(table: Published) -> None:
         table.adopted.back()
     with pytest.raises(service.ShardOwnedError):
         service.relay(
-            table.adopted.settings.model_copy(update={"table_file": None}),
+            table.adopted.settings.model_copy(update={"table": {}}),
             until_empty=True,
             standby=service.Standby.REFUSE,
         )
@@ -82,7 +84,7 @@ def test_there_and_back(table: Published) -> None:
     assert _drain(table) == 0
     assert table.adopted.state() == "adopted"
     # The check slot_log counts it.
-    found = read(table.adopted.settings.model_copy(update={"table_file": None}))
+    found = read(table.adopted.settings.model_copy(update={"table": {}}))
     assert [(other.slot, other.retained_bytes > 0) for other in found.others] == [(table.slot, True)]
     table.write(5)
     table.adopted.relay()
@@ -457,27 +459,23 @@ def test_a_slot_of_another_database(table: Published, stack: Stack) -> None:
     with fresh_database(stack.dsn) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
         other = f"elsewhere_{uuid.uuid4().hex[:12]}"
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [other])
-        file = table.adopted.settings.table_file
-        assert file is not None
-        file.write_text(file.read_text().replace(table.slot, other))
-        code, said = table.adopted.refuse("adopt", "prepare")
+        described = table.adopted.settings.table | {"slot": other}
+        code, said = table.adopted.refuse("adopt", "prepare", OUTBOX_TABLE=json.dumps(described))
         connection.execute("SELECT pg_drop_replication_slot(%s)", [other])
     assert (code, "belongs to the database" in said) == (2, True), said
 
 
 def test_the_file(table: Published) -> None:
     """Guards against a description that is not found out, or that a relay takes."""
-    described = table.adopted.run("table", "describe", "public.outbox", OUTBOX_TABLE_FILE="")
+    described = table.adopted.run("table", "describe", "public.outbox", OUTBOX_TABLE="")
     assert f'slot = "{table.slot}"' in described
     assert "order" not in described
-    file = table.adopted.settings.table_file
-    assert file is not None
-    file.write_text(described)
-    assert "nothing to correct" in table.adopted.run("table", "check")
+    given = {"OUTBOX_TABLE": json.dumps(tomllib.loads(described)["table"])}
+    assert "nothing to correct" in table.adopted.run("table", "check", **given)
     for words in (("relay",), ("status",)):
-        code, said = table.adopted.refuse(*words)
+        code, said = table.adopted.refuse(*words, **given)
         assert (code, f"what reads the slot {table.slot} publishes public.outbox" in said) == (2, True), said
-    plan = table.adopted.run("adopt", "plan")
+    plan = table.adopted.run("adopt", "plan", **given)
     assert "counts the row" in plan
     assert "no session reads the slot" in plan
 

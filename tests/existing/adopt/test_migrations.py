@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from outbox_pipelines.config.schema import literal
 from tests.conftest import clean_environment
 from tests.existing import guides
 from tests.existing.adopt.conftest import SCHEMA, Adopted, Make
@@ -93,11 +94,18 @@ def _run(adopted: Adopted, *words: str, directory: Path) -> subprocess.Completed
     )
 
 
+def _config(adopted: Adopted, directory: Path) -> str:
+    """An `outbox.toml` with the table."""
+    file = directory / "outbox.toml"
+    file.write_text(f"table = {literal(adopted.settings.table)}\n")
+    return str(file)
+
+
 def _alembic(adopted: Adopted, directory: Path) -> Tool:
     (directory / "versions").mkdir()
     (directory / "env.py").write_text(ENV)
     (directory / "versions" / "1.py").write_text(FIRST)
-    file = str(adopted.settings.table_file)
+    file = _config(adopted, directory)
     (directory / "versions" / "2.py").write_text(SECOND.format(file=file, schema=SCHEMA))
     at = _at(adopted)
     url = f"postgresql+psycopg://{at['user']}@{at['host']}:{at['port']}/{at['dbname']}?passfile={at['passfile']}"
@@ -112,7 +120,7 @@ def _django(adopted: Adopted, directory: Path, *, atomic: bool = False) -> Tool:
     folder.mkdir(parents=True)
     for each in (directory / "shop", folder):
         (each / "__init__.py").touch()
-    text = OPERATION.format(file=str(adopted.settings.table_file), schema=SCHEMA, atomic=atomic)
+    text = OPERATION.format(file=_config(adopted, directory), schema=SCHEMA, atomic=atomic)
     (folder / "0001_adopt.py").write_text(text)
     (directory / "settings.py").write_text(SETTINGS.format(**_at(adopted)))
     return lambda *words: _run(adopted, "django", *words, "--settings", "settings", directory=directory)

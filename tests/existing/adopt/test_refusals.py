@@ -115,7 +115,7 @@ def test_a_mapping_without_a_schema(make: Make, tmp_path: Path) -> None:
     adopted = make(guides.A)
     file = tmp_path / "table.toml"
     file.write_text(file.read_text().replace("public.", ""))
-    assert 'write table = "public.outbox"' in adopted.refuse("adopt", "plan")[1]
+    assert 'write name = "public.outbox"' in adopted.refuse("adopt", "plan")[1]
 
 
 def test_the_schema_of_the_table(make: Make) -> None:
@@ -128,7 +128,7 @@ def test_the_schema_of_the_table(make: Make) -> None:
 def test_no_file_and_no_table(make: Make) -> None:
     """Guards against a trace in place of a line."""
     adopted = make(guides.A)
-    assert "OUTBOX_TABLE_FILE names no file" in adopted.refuse("adopt", "plan", OUTBOX_TABLE_FILE="")[1]
+    assert "OUTBOX_TABLE is not set" in adopted.refuse("adopt", "plan", OUTBOX_TABLE="")[1]
     with adopted.connect() as connection:
         connection.execute("ALTER TABLE outbox RENAME TO elsewhere; CREATE VIEW outbox AS SELECT 1 AS id")
     assert "is not a table" in adopted.refuse("adopt", "plan")[1]
@@ -180,11 +180,9 @@ def test_a_relay_waits_for_the_old_rows(make: Make) -> None:
     adopted.write((KEY, 0))
     adopted.switch()
     adopted.write((KEY, 1))
-    done = adopted.table.outbox.outbox(
-        "relay", "--until-empty", **adopted.environment | {"OUTBOX_TABLE_FILE": ""}
-    )
+    done = adopted.table.outbox.outbox("relay", "--until-empty", **adopted.environment | {"OUTBOX_TABLE": ""})
     assert (done.returncode, "run `outbox adopt drain`" in done.stderr) == (1, True)
-    status = adopted.table.outbox.outbox("status", **adopted.environment | {"OUTBOX_TABLE_FILE": ""})
+    status = adopted.table.outbox.outbox("status", **adopted.environment | {"OUTBOX_TABLE": ""})
     assert "relays wait for the remaining rows of public.outbox: run `outbox adopt drain`" in status.stdout
     # The relay of the table finds it under its new name.
     assert "table public.outbox_adopted" in adopted.run("status")
@@ -201,7 +199,7 @@ def test_relays_must_be_stopped(make: Make) -> None:
     with adopted.table.relayed():
         code, said = adopted.refuse("adopt", "switch")
     assert (code, "a relay of public.outbox is running" in said) == (1, True)
-    with adopted.table.relayed(table_file=None):
+    with adopted.table.relayed(table={}):
         code, said = adopted.refuse("adopt", "switch")
     assert (code, "a relay has shard 0 of the append-only outbox" in said) == (1, True)
     adopted.run("adopt", "switch")

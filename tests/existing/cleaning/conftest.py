@@ -32,7 +32,7 @@ CREATE TABLE events_03 PARTITION OF events FOR VALUES FROM ('2026-03-01Z') TO ('
 CREATE INDEX ON events (created_at) WHERE published_at IS NULL;
 CREATE INDEX ON events (id)"""
 MONTHS_MAPPING: Final = """
-table = "public.events"
+name = "public.events"
 order = "created_at"
 
 [columns]
@@ -103,7 +103,7 @@ def make(stack: Stack, tmp_path: Path) -> Iterator[Make]:
         archive = tmp_path / "archive"
 
         def made(ddl: str, mapping: str, **settings: Any) -> Cleaning:
-            table = textbook.make(dsn, stack.kafka, topic, tmp_path, ddl, mapping)
+            table = textbook.make(dsn, stack.kafka, topic, ddl, mapping)
             given = {"clean_after_hours": 1.0, "archive": "none"} | settings
             return Cleaning(table.with_(**given), archive)
 

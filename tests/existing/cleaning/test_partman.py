@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,9 +42,11 @@ def database(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def settings(database: Database, tmp_path: Path) -> Settings:
-    file = tmp_path / "table.toml"
-    file.write_text(MONTHS_MAPPING)
-    given = {"table_file": file, "clean_after_hours": 1.0, "archive": str(tmp_path / "archive")}
+    given = {
+        "table": tomllib.loads(MONTHS_MAPPING),
+        "clean_after_hours": 1.0,
+        "archive": str(tmp_path / "archive"),
+    }
     return database.settings.model_copy(update=given)
 
 

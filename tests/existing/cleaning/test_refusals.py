@@ -25,7 +25,7 @@ def plain(make: Make) -> Cleaning:
     [
         ({"clean_after_hours": None}, r"OUTBOX_CLEAN_AFTER_HOURS is not set: set the number of hours"),
         ({"archive": ""}, r"OUTBOX_ARCHIVE is not set: name a directory or bucket .* or none"),
-        ({"table_file": None}, r"OUTBOX_TABLE_FILE names no file"),
+        ({"table": {}}, r"OUTBOX_TABLE is not set"),
     ],
 )
 def test_settings(plain: Cleaning, settings: dict[str, object], message: str) -> None:

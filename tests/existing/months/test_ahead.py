@@ -227,7 +227,7 @@ def test_the_command(table: Cleaning) -> None:
 
 
 def test_the_job(table: Cleaning, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBOX_TABLE_FILE", str(table.settings.table_file))
+    monkeypatch.setenv("OUTBOX_TABLE", json.dumps(table.settings.table))
     served = Served(settings={"dsn": table.settings.dsn, "kafka": table.settings.kafka})
     schedule = make_months_schedule(served)
     with dg.build_schedule_context() as context:

@@ -224,11 +224,10 @@ def test_a_restored_copy_makes_and_drops_no_slot(outbox: Outbox) -> None:
     assert _slots(outbox) == []
 
 
-def test_an_existing_table_is_refused(outbox: Outbox, tmp_path: Path) -> None:
+def test_an_existing_table_is_refused(outbox: Outbox) -> None:
     """Guards against a slot for a table whose rows are marked."""
-    table = tmp_path / "table.toml"
-    table.write_text('table = "orders_outbox"\n[columns]\nid = "id"\n')
-    refused = outbox.outbox("cdc", "setup", OUTBOX_TABLE_FILE=str(table))
+    table = {"name": "orders_outbox", "columns": {"published_at": "sent"}}
+    refused = outbox.outbox("cdc", "setup", OUTBOX_TABLE=json.dumps(table))
     assert refused.returncode == 2
 
 
