@@ -20,9 +20,9 @@ from psycopg import sql
 from examples.airline import queries
 from examples.airline.airline import TABLES
 from outbox_pipelines import schema
+from outbox_pipelines.config import parsed
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.kafka.client import from_file
 from outbox_pipelines.relay.kafka.topics import Topics
 from outbox_pipelines.settings import Settings
 
@@ -78,9 +78,9 @@ def topics(settings: Settings) -> list[str]:
 
 
 def kafka_client(settings: Settings, **more: Any) -> dict[str, Any]:
-    """The configuration of a client of ours: the user's own file of settings, and where the brokers are."""
+    """The configuration of a client of ours: the user's own settings, and where the brokers are."""
     ours = {"bootstrap.servers": settings.require_kafka(), "log_level": 2}
-    return from_file(settings) | ours | more
+    return parsed.kafka_config(settings) | ours | more
 
 
 def _remove(connection: Connection, settings: Settings) -> None:
