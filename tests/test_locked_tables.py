@@ -20,9 +20,10 @@ from tests.existing import textbook
 # What changes something, runs until it is stopped, or opens no session of this kind.
 _OTHERS = """
 adopt back, adopt drain, adopt finish, adopt prepare, adopt switch, alerts test, archive adopt,
-archive day, archive restore, cdc drop, cdc setup, consumer dead-letters discard, consumer
+archive day, archive restore, cdc drop, cdc setup, config check,
+config schema, config show, consumer dead-letters discard, consumer
 dead-letters replay, consumer drain, consumer migrate, consumer prune,
-consumer receive, consumer run, cutover, dead-letters discard, dead-letters replay, lint-writes,
+consumer receive, consumer run, cutover, dead-letters discard, dead-letters replay, init, lint-writes,
 local down, local run, local env, local up, migrate, partitions attach, partitions
 close, partitions drop, partitions ensure, partitions purge, partitions reopen, quality day, relay,
 shards set,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -110,12 +110,11 @@ def test_consequences_are_accepted_by_name(make: Make, more: str, name: str) -> 
     assert adopted.numbers() == {KEY: [0, 1]}
 
 
-def test_a_mapping_without_a_schema(make: Make, tmp_path: Path) -> None:
+def test_a_mapping_without_a_schema(make: Make) -> None:
     """Guards against the new table, taken for the old one."""
     adopted = make(guides.A)
-    file = tmp_path / "table.toml"
-    file.write_text(file.read_text().replace("public.", ""))
-    assert 'write name = "public.outbox"' in adopted.refuse("adopt", "plan")[1]
+    table = json.dumps(adopted.settings.table).replace("public.", "")
+    assert 'write name = "public.outbox"' in adopted.refuse("adopt", "plan", OUTBOX_TABLE=table)[1]
 
 
 def test_the_schema_of_the_table(make: Make) -> None:
