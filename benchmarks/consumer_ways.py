@@ -22,7 +22,7 @@ import redis
 
 from outbox_pipelines import consumer
 from outbox_pipelines.consumer.cache import RedisCache
-from outbox_pipelines.consumer.inbox import bucket
+from outbox_pipelines.consumer.processed_events import bucket
 
 AT_ONCE: Final = 100
 SOURCE: Final = "billing"

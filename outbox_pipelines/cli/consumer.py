@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import click
 
@@ -194,33 +193,12 @@ def drain(until_empty: bool, **given: Any) -> None:
         click.echo(loading.drain(found, until_empty=until_empty))
 
 
-class _Inbox:
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
-        from outbox_pipelines.consumer.administration import Filter, find, require_one_source
-
-        which = Filter(**given)
-        # Before the confirmation; a list has no ids.
-        require_one_source(self._connection, which)
-        return find(self._connection, which, limit=limit, discarded=discarded)
-
-    def show(self, given: UUID) -> list[dict[str, Any]]:
-        from outbox_pipelines.consumer.administration import show
-
-        return show(self._connection, given)
-
-    def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        from outbox_pipelines.consumer.administration import Filter, act
-
-        return act(self._connection, action, Filter(**given), actor=actor, reason=reason)
-
-
 @contextmanager
 def _inbox(settings: Settings) -> Iterator[Store]:
+    from outbox_pipelines.consumer.administration import DeadLetters
+
     with _connected(settings) as connection:
-        yield _Inbox(connection)
+        yield DeadLetters(connection)
 
 
 def _line(row: DeadLetterRow) -> str:

@@ -12,7 +12,8 @@ Invariants:
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, LiteralString
 from uuid import UUID
@@ -123,27 +124,6 @@ def _delete(connection: Connection, query: LiteralString, keep: timedelta) -> in
             return deleted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Selects the dead letters that match all given conditions."""
-
-    ids: tuple[UUID, ...] = ()
-    """Of events; with `dedupe="key"` as the inbox has them."""
-    source: str | None = None
-    event_type: str | None = None
-    key: str | None = None
-    """The aggregate's id."""
-    error: str | None = None
-    """A part of the reason."""
-    since: datetime | None = None
-    until: datetime | None = None
-    """When they were received; an aware time."""
-
-    def parameters(self, state: str = "failed") -> dict[str, Any]:
-        """Return the parameters of the queries."""
-        return asdict(self) | {"ids": list(self.ids) or None, "state": state}
-
-
 @dataclass(frozen=True, slots=True)
 class DeadLetterRow:
     """A dead letter, without its content."""
@@ -170,59 +150,74 @@ class Found:
     rows: list[DeadLetterRow] = field(default_factory=list)
 
 
-def find(connection: Connection, which: Filter, *, limit: int = 50, discarded: bool = False) -> Found:
-    """Return the selected dead letters.
+class DeadLetters:
+    """The dead letters of consumers; selected by the options of `outbox consumer dead-letters`."""
 
-    Args:
-        limit: rows at most; the counts are of all.
-        discarded: return discarded ones instead.
-    """
-    given = which.parameters("discarded" if discarded else "failed") | {"limit": limit}
-    counts = _rows(connection, queries.COUNT_DEAD_LETTERS, given)
-    rows = _rows(connection, queries.LIST_DEAD_LETTERS, given)
-    by_error: dict[str, int] = {error or "": count for error, count in counts}
-    return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
+    def find(self, given: Mapping[str, Any], *, limit: int = 50, discarded: bool = False) -> Found:
+        """Return the selected dead letters.
 
-def show(connection: Connection, message_id: UUID) -> list[dict[str, Any]]:
-    """Return a message with its content and audit, for each source; an empty list if it does not exist."""
-    return [
-        {**row, "payload": _text(payload), "headers": dict(headers)}
-        for row, payload, headers in _rows(connection, queries.SHOW, {"id": message_id})
-    ]
+        Args:
+            limit: rows at most; the counts are of all.
+            discarded: return discarded ones instead.
 
+        Raises:
+            SetupError: ids are given without a source, and several sources have them.
+        """
+        # Also before the confirmation of `act`; a list has no ids.
+        self._require_one_source(given)
+        which = _selected(given, "discarded" if discarded else "failed") | {"limit": limit}
+        counts = _rows(self._connection, queries.COUNT_DEAD_LETTERS, which)
+        rows = _rows(self._connection, queries.LIST_DEAD_LETTERS, which)
+        by_error: dict[str, int] = {error or "": count for error, count in counts}
+        return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
 
-def act(connection: Connection, action: Action, which: Filter, *, actor: str, reason: str) -> int:
-    """Replay or discard the selected dead letters; return their number.
+    def show(self, given: UUID) -> list[dict[str, Any]]:
+        """Return a message with its content and audit, for each source; an empty list if there is none."""
+        return [
+            {**row, "payload": _text(payload), "headers": dict(headers)}
+            for row, payload, headers in _rows(self._connection, queries.SHOW, {"id": given})
+        ]
 
-    Args:
-        actor: who does it, for the audit.
-        reason: why, for the audit.
+    def act(self, action: Action, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
+        """Replay or discard the selected dead letters; return their number.
 
-    Raises:
-        SetupError: ids are given without a source, and several sources have them.
-    """
-    given = which.parameters() | {"actor": actor, "reason": reason}
-    with connection.transaction():
-        require_one_source(connection, which)
-        return connection.execute(_ACT[action], given).rowcount
+        Args:
+            actor: who does it, for the audit.
+            reason: why, for the audit.
 
+        Raises:
+            SetupError: ids are given without a source, and several sources have them.
+        """
+        which = _selected(given) | {"actor": actor, "reason": reason}
+        with self._connection.transaction():
+            self._require_one_source(given)
+            return self._connection.execute(_ACT[action], which).rowcount
 
-def require_one_source(connection: Connection, which: Filter) -> None:
-    """Raise `SetupError` if ids select dead letters of several sources."""
-    if not which.ids or which.source is not None:
-        return
-    sources = [source for (source,) in _rows(connection, queries.SOURCES_OF_DEAD_LETTERS, which.parameters())]
-    if len(sources) > 1:
-        raise SetupError(
-            f"dead letters of several sources have these ids ({', '.join(sources)}), and none was changed: "
-            "add --source with the one that you mean"
-        )
+    def _require_one_source(self, given: Mapping[str, Any]) -> None:
+        which = _selected(given)
+        if not which["ids"] or which["source"] is not None:
+            return
+        sources = [source for (source,) in _rows(self._connection, queries.SOURCES_OF_DEAD_LETTERS, which)]
+        if len(sources) > 1:
+            raise SetupError(
+                f"dead letters of several sources have these ids ({', '.join(sources)}), and none was "
+                "changed: add --source with the one that you mean"
+            )
 
 
 def backlogs(connection: Connection) -> list[Backlog]:
     """Return the backlog of every source that has waiting messages or dead letters."""
     return [Backlog.of(*row) for row in _rows(connection, queries.STATUS, {})]
+
+
+def _selected(given: Mapping[str, Any], state: str = "failed") -> dict[str, Any]:
+    """Return the parameters of the queries; a condition that is not given is None."""
+    conditions = ("source", "event_type", "key", "error", "since", "until")
+    ids = [*given.get("ids", ())] or None
+    return {name: given.get(name) for name in conditions} | {"ids": ids, "state": state}
 
 
 def _text(payload: bytes | None) -> Any:

@@ -24,7 +24,6 @@ from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.config import (
     Cache,
     Plan,
-    StoppedError,
     checked_origins,
     checked_policies,
     checked_table,
@@ -34,20 +33,19 @@ from outbox_pipelines.consumer.config import (
     require_short,
     require_whole,
 )
+from outbox_pipelines.consumer.consumer_database import Database
 from outbox_pipelines.consumer.dedupe_table import DedupeTable
-from outbox_pipelines.consumer.errors import Policy
+from outbox_pipelines.consumer.errors import Policy, StoppedError
 from outbox_pipelines.consumer.event_reading import Reader
 from outbox_pipelines.consumer.figures import Counts, Figures
-from outbox_pipelines.consumer.handlers import Handlers
+from outbox_pipelines.consumer.handler_registry import Handlers
 from outbox_pipelines.consumer.inbox import LONGEST_SECONDS, Backlog
 from outbox_pipelines.consumer.kafka_clients import DeadLetterTopic, settings
 from outbox_pipelines.consumer.membership import Member
-from outbox_pipelines.consumer.processor import Work
-from outbox_pipelines.consumer.transactions import Database
+from outbox_pipelines.consumer.work import Work
 from outbox_pipelines.errors import SetupError
 
 _LOG: Final = logging.getLogger(__name__)
-_WITH_CACHE: Final = 100
 _RECEIVED_AT_ONCE: Final = 500
 IDLE_SECONDS: Final = 0.2
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -105,7 +103,6 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
         group = str(self._kafka["group.id"])
         require_short("group.id", group)
         self._reader = Reader(header_names)
-        self._cache = cache
         self._counts = Counts()
         self._figures = Figures(is_running=False)
         self._measures = False
@@ -162,14 +159,13 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
         return self._figures
 
     async def _handle(self, work: Work, member: Member) -> None:
-        at_once = max(self.at_once, _WITH_CACHE if self._cache else 1)
-        await work.take(await self._polled(member, at_once), member)
-        await work.look()
-        await work.measure()
+        await work.take(await self._polled(member, work.at_once), member)
+        await work.inbox.look()
+        await work.inbox.measure()
 
     async def _receive(self, work: Work, member: Member) -> None:
         await work.receive(await self._polled(member, _RECEIVED_AT_ONCE), member)
-        await work.measure()
+        await work.inbox.measure()
 
     async def _with_kafka(
         self,
@@ -215,8 +211,8 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
         database, waits = self._database(), not until_empty
         async with self._at_work(database, limit, pause, is_stopped, waits=waits) as work:
             while not is_stopped():
-                await work.measure()
-                if not await work.look(every=0):
+                await work.inbox.measure()
+                if not await work.inbox.look(every=0):
                     if until_empty:
                         break
                     await pause(IDLE_SECONDS)
@@ -225,7 +221,7 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
     async def _backlog(self) -> tuple[Backlog, bool]:
         limit = contextlib.nullcontext
         async with self._at_work(self._database(), limit, _nothing, lambda: True, waits=False) as work:
-            return await work.backlog()
+            return await work.inbox.backlog()
 
     @asynccontextmanager
     async def _at_work(
@@ -249,7 +245,7 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
         try:
             self.require_any()
             self._counts, self._figures = work.counts, work.figures
-            with limits.limited_stop(work, database, is_stopped, self._seconds):
+            with limits.limited_stop(work.retry, database, is_stopped, self._seconds):
                 # A stop while it waits: the block has nothing to do.
                 with contextlib.suppress(StoppedError):
                     await work.begin()

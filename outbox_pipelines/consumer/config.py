@@ -21,10 +21,6 @@ from outbox_pipelines.errors import SetupError
 _LONGEST_NAME: Final = 500
 
 
-class StoppedError(Exception):
-    """The consumer was stopped while it waited for the database."""
-
-
 class Cache(Protocol):
     """A cache of handled events; see `cache`."""
 

@@ -19,28 +19,30 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import psycopg
+
 from outbox_pipelines.consumer import limits, psycopg_transactions
 from outbox_pipelines.consumer.base_consumer import SIGNALS, BaseConsumer
+from outbox_pipelines.consumer.consumer_database import Database
 from outbox_pipelines.consumer.figures import Counts
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.consumer.membership import Member
-from outbox_pipelines.consumer.psycopg_transactions import (
-    AsyncConnection,
-    AsyncConnections,
-    Connection,
-    Connections,
-)
+from outbox_pipelines.consumer.psycopg_transactions import AsyncConnection, Connection, Connections
 from outbox_pipelines.consumer.sqlalchemy_transactions import AsyncSessions, Sessions
-from outbox_pipelines.consumer.transactions import Database
 from outbox_pipelines.core.signals import set_from_handler
 
 if TYPE_CHECKING:
-    from outbox_pipelines.consumer.processor import Work
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
+
+    from outbox_pipelines.consumer.work import Work
+else:
+    Session = AsyncSession = Any
 
 _Result = TypeVar("_Result")
 
 
-class Consumer(BaseConsumer[Connection, "Session"]):
+class Consumer(BaseConsumer[Connection, Session]):
     """Reads topics as a member of a group, and passes each event to the handler of its type.
 
     Handlers are plain functions; see `AsyncConsumer` for `async def`.
@@ -138,7 +140,7 @@ class Consumer(BaseConsumer[Connection, "Session"]):
         return Connections(self._connect)
 
 
-class AsyncConsumer(BaseConsumer[Awaitable[AsyncConnection], "AsyncSession"]):
+class AsyncConsumer(BaseConsumer[Awaitable[AsyncConnection], AsyncSession]):
     """Reads topics as a member of a group, and passes each event to the handler of its type.
 
     Handlers are written with `async def`, and run one after the other in the event loop of `run`. The
@@ -191,7 +193,7 @@ class AsyncConsumer(BaseConsumer[Awaitable[AsyncConnection], "AsyncSession"]):
         if self._session is not None:
             return AsyncSessions(self._session)
         assert self._connect is not None
-        return AsyncConnections(self._connect)
+        return Connections(self._connect, psycopg.AsyncConnection)
 
 
 def drive(coroutine: Coroutine[Any, Any, _Result]) -> _Result:

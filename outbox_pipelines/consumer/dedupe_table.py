@@ -19,9 +19,9 @@ from uuid import UUID
 from psycopg import sql
 
 from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer.consumer_database import Database
 from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.consumer.event_reading import Event, is_unicode
-from outbox_pipelines.consumer.transactions import Database
 from outbox_pipelines.errors import SetupError
 
 _VALUES: Final = "id, idempotency_key, header:NAME or payload:NAME"

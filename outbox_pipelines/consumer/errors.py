@@ -1,17 +1,23 @@
-"""Errors that end a consumer, and exceptions that a handler can raise."""
+"""Errors that end a consumer, exceptions that a handler can raise, and their text."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
+from outbox_pipelines.core.secret import redacted
 from outbox_pipelines.errors import OperatorError
 
 Policy = Literal["retry", "dead_letter", "outage"]
 """What an exception of a handler means; see `on_error`."""
+_LONGEST: Final = 2000
 
 
 class ConsumerError(OperatorError):
     """The consumer cannot continue: Kafka's client or the tables cannot be used."""
+
+
+class StoppedError(Exception):
+    """The consumer was stopped while it waited for the database."""
 
 
 class UnreadableError(ValueError):
@@ -28,3 +34,17 @@ class OutageError(Exception):
 
 class HandlerTimeoutError(TimeoutError):
     """A handler was interrupted because it took too long: the event may be the cause."""
+
+
+def error_text(error: BaseException) -> str:
+    """Return an error as one line that PostgreSQL can store, without secrets."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the exception of a handler can be of any kind
+        text = "its text cannot be read"
+    return readable(redacted(" ".join(f"{type(error).__name__}: {text}".split())))[:_LONGEST]
+
+
+def readable(text: str) -> str:
+    """Return the text without characters that PostgreSQL cannot store."""
+    return text if text.isprintable() else ascii(text)

@@ -17,14 +17,12 @@ from typing import Any, Final
 from uuid import UUID
 
 from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer.consumer_database import Database
+from outbox_pipelines.consumer.errors import readable
 from outbox_pipelines.consumer.event_reading import Event, headers_of, sent_at
-from outbox_pipelines.consumer.transactions import Database
 
 LONGEST_SECONDS: Final = 300.0
 HEADS_AT_ONCE: Final = 100
-# The ring of partitions has so many days; the same as in sql/consumer.
-_RING: Final = 64
-_DAY_MS: Final = 86_400_000
 # Stands until the attempt has ended otherwise.
 ENDED: Final = "the process ended while it handled the message"
 
@@ -273,22 +271,6 @@ def _stored(row: Sequence[Any]) -> Stored:
 def key_of(event: Event, message_id: str) -> str:
     """Return the ordering key: the aggregate within the topic, or the message alone if it has none."""
     return message_id if event.aggregate_id is None else readable(event.aggregate_id)
-
-
-def readable(text: str) -> str:
-    """Return the text without characters that PostgreSQL cannot store."""
-    return text if text.isprintable() else ascii(text)
-
-
-def bucket(event_id: UUID | str) -> int:
-    """Return the bucket, like `processed_bucket` in sql/consumer.
-
-    Args:
-        event_id: as a UUID, or as str() writes one.
-    """
-    text = str(event_id)
-    is_dated = text[14] == "7" and text[19] in "89ab"
-    return int(text[:8] + text[9:13], 16) // _DAY_MS % _RING if is_dated else -1
 
 
 def text_of(content: UUID | None) -> str:

@@ -22,10 +22,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from types import FrameType
 from typing import Any, Final
 
-from outbox_pipelines.consumer.attempts import Attempts
 from outbox_pipelines.consumer.config import require_number
+from outbox_pipelines.consumer.consumer_database import Database
+from outbox_pipelines.consumer.database_retry import DatabaseRetry
 from outbox_pipelines.consumer.errors import HandlerTimeoutError
-from outbox_pipelines.consumer.transactions import Database
 from outbox_pipelines.core.answers import PATIENCE
 from outbox_pipelines.errors import SetupError
 
@@ -137,7 +137,7 @@ def _timeout(seconds: float) -> HandlerTimeoutError:
 
 @contextmanager
 def limited_stop(
-    work: Attempts, database: Database, is_stopped: Callable[[], bool], seconds: float
+    retry: DatabaseRetry, database: Database, is_stopped: Callable[[], bool], seconds: float
 ) -> Iterator[None]:
     """Limit what the block waits for once it must stop.
 
@@ -149,7 +149,7 @@ def limited_stop(
     def watch() -> None:
         left = {"database": PATIENCE, "handler": seconds}
         while not has_ended.wait(_LOOK_SECONDS):
-            what = work.awaits
+            what = retry.awaits
             if not what or not is_stopped():
                 continue
             left[what] -= _LOOK_SECONDS

@@ -23,7 +23,7 @@ import psycopg
 from psycopg import errors, generators, pq
 
 from outbox_pipelines.consumer import consumer_queries as queries
-from outbox_pipelines.consumer.transactions import (
+from outbox_pipelines.consumer.consumer_database import (
     ENDED,
     IDLE,
     Listening,
@@ -113,20 +113,28 @@ def _options(source: str) -> dict[str, Any]:
 
 
 class Connections(Listening):
-    """One connection of psycopg for all transactions; another one where it is lost."""
+    """One connection of psycopg, blocking or not, for all transactions; another one where it is lost."""
 
-    def __init__(self, connect: Callable[[], Connection]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Connection | Awaitable[AsyncConnection]],
+        kind: type = psycopg.Connection,
+    ) -> None:
         super().__init__()
         self._connect = connect
-        self._connection: Connection | None = None
+        self._kind = kind
+        self._connection: Any = None
         self._first: FirstStatement | None = None
         self._is_new = True
         self._is_committed = False
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Connection]:
+    async def transaction(self) -> AsyncIterator[Any]:
         if self._connection is None or self._connection.closed:
-            self._connection = made(self._connect(), psycopg.Connection, "connect")
+            opened = self._connect()
+            if self._kind is psycopg.AsyncConnection:
+                opened = await _done(opened)
+            self._connection = made(opened, self._kind, "connect")
             self.hear(self._connection)
             self._first = FirstStatement(self._connection)
             self._is_new = True
@@ -137,14 +145,14 @@ class Connections(Listening):
         self._is_new = False
         # Also after a ROLLBACK by the handler: otherwise each statement would be committed separately.
         if connection.autocommit:
-            connection.autocommit = False
+            await _done(connection.set_autocommit(False))
         self._is_committed = False
         try:
             # Not `connection.transaction()`, which sends its COMMIT alone.
             yield connection
             if not self._is_committed:
                 check_open(connection.pgconn.transaction_status)
-                connection.commit()
+                await _done(connection.commit())
         except psycopg.Rollback:
             raise TransactionError(ENDED) from None
         except TimeoutError:
@@ -155,26 +163,27 @@ class Connections(Listening):
                 if self._first is not None:
                     self._first.rolled_back()
                 with suppress(psycopg.Error):
-                    connection.rollback()
+                    await _done(connection.rollback())
                 if connection.pgconn.transaction_status != IDLE:
-                    connection.close()
+                    await _done(connection.close())
 
-    async def rows(self, transaction: Connection, query: str, given: Mapping[str, Any]) -> Rows:
+    async def rows(self, transaction: Any, query: str, given: Mapping[str, Any]) -> Rows:
         first = self._first
         if first is not None and (message := first.message(query, given)) is not None:
-            rows = first.rows(query, send(transaction, message))
+            rows = first.rows(query, await _send(transaction, message))
             if rows is not None:
                 return rows
-            transaction.rollback()
-        with transaction.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
-            cursor.execute(query.encode(), given)
-            return cursor.fetchall() if cursor.description is not None else []
+            await _done(transaction.rollback())
+        cursor = transaction.cursor(row_factory=psycopg.rows.tuple_row)
+        await _done(cursor.execute(query.encode(), given))
+        found: Rows = await _done(cursor.fetchall()) if cursor.description is not None else []
+        return found
 
-    async def require_open(self, transaction: Connection) -> None:
+    async def require_open(self, transaction: Any) -> None:
         check_open(transaction.pgconn.transaction_status)
 
-    async def release(self, transaction: Connection) -> bool:
-        require_success(transaction, send(transaction, _RELEASE_AND_COMMIT))
+    async def release(self, transaction: Any) -> bool:
+        _require_success(transaction, await _send(transaction, _RELEASE_AND_COMMIT))
         self._is_committed = True
         return True
 
@@ -184,78 +193,12 @@ class Connections(Listening):
 
     async def close(self) -> None:
         if self._connection is not None:
-            self._connection.close()
+            await _done(self._connection.close())
 
 
-class AsyncConnections(Listening):
-    """The same with an asynchronous connection."""
-
-    def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]]) -> None:
-        super().__init__()
-        self._connect = connect
-        self._connection: AsyncConnection | None = None
-        self._first: FirstStatement | None = None
-        self._is_new = True
-        self._is_committed = False
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[AsyncConnection]:
-        if self._connection is None or self._connection.closed:
-            connecting = self._connect()
-            opened = await connecting if inspect.isawaitable(connecting) else connecting
-            self._connection = made(opened, psycopg.AsyncConnection, "connect")
-            self.hear(self._connection)
-            self._first = FirstStatement(self._connection)
-            self._is_new = True
-        connection = self._connection
-        if connection.pgconn.transaction_status != IDLE:
-            raise SetupError(_OPEN if self._is_new else _LATE)
-        self._is_new = False
-        if connection.autocommit:
-            await connection.set_autocommit(False)
-        self._is_committed = False
-        try:
-            yield connection
-            if not self._is_committed:
-                check_open(connection.pgconn.transaction_status)
-                await connection.commit()
-        except psycopg.Rollback:
-            raise TransactionError(ENDED) from None
-        finally:
-            if connection.pgconn.transaction_status != IDLE:
-                if self._first is not None:
-                    self._first.rolled_back()
-                with suppress(psycopg.Error):
-                    await connection.rollback()
-                if connection.pgconn.transaction_status != IDLE:
-                    await connection.close()
-
-    async def rows(self, transaction: AsyncConnection, query: str, given: Mapping[str, Any]) -> Rows:
-        first = self._first
-        if first is not None and (message := first.message(query, given)) is not None:
-            rows = first.rows(query, await send_async(transaction, message))
-            if rows is not None:
-                return rows
-            await transaction.rollback()
-        async with transaction.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
-            await cursor.execute(query.encode(), given)
-            return await cursor.fetchall() if cursor.description is not None else []
-
-    async def require_open(self, transaction: AsyncConnection) -> None:
-        check_open(transaction.pgconn.transaction_status)
-
-    async def release(self, transaction: AsyncConnection) -> bool:
-        require_success(transaction, await send_async(transaction, _RELEASE_AND_COMMIT))
-        self._is_committed = True
-        return True
-
-    def abort(self) -> None:
-        if self._connection is not None:
-            break_off(self._connection)
-
-    async def close(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
+async def _done(result: Any) -> Any:
+    """Return the result of a call that blocked, or of one to be awaited."""
+    return await result if inspect.isawaitable(result) else result
 
 
 class FirstStatement:
@@ -297,7 +240,7 @@ class FirstStatement:
             self._prepared.clear()
             self._losses += 1
         else:
-            require_success(self._connection, results)
+            _require_success(self._connection, results)
             self._prepared.add(query)
             loads = psycopg.adapt.Transformer.from_context(self._connection)
             loads.set_pgresult(last)
@@ -309,22 +252,19 @@ class FirstStatement:
         self._prepared.clear()
 
 
-def send(connection: psycopg.Connection[Any], message: bytes) -> list[pq.abc.PGresult]:
+async def _send(connection: _AnyConnection, message: bytes) -> list[pq.abc.PGresult]:
     """Send a message, and return the results of its statements; the last one may be an error."""
     # Not by a cursor, which sends BEGIN separately.
-    with connection.lock:
-        connection.pgconn.send_query(message)
-        return connection.wait(generators.execute(connection.pgconn))
-
-
-async def send_async(connection: psycopg.AsyncConnection[Any], message: bytes) -> list[pq.abc.PGresult]:
-    """As `send`."""
+    if isinstance(connection, psycopg.Connection):
+        with connection.lock:
+            connection.pgconn.send_query(message)
+            return connection.wait(generators.execute(connection.pgconn))
     async with connection.lock:
         connection.pgconn.send_query(message)
         return await connection.wait(generators.execute(connection.pgconn))
 
 
-def require_success(connection: _AnyConnection, results: Sequence[pq.abc.PGresult]) -> None:
+def _require_success(connection: _AnyConnection, results: Sequence[pq.abc.PGresult]) -> None:
     """Raise psycopg's error if a message failed; no statement behind the one that failed was executed."""
     if results[-1].status == _FAILED:
         raise errors.error_from_result(results[-1], encoding=connection.info.encoding)

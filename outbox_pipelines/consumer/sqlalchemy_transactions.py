@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_pipelines.consumer.transactions import (
+from outbox_pipelines.consumer.consumer_database import (
     ENDED,
     IDLE,
     IN_TRANSACTION,
@@ -34,20 +34,17 @@ _AUTOCOMMIT: Final = "the engine commits each statement automatically: give one 
 class Sessions(Listening):
     """A session of SQLAlchemy for each transaction."""
 
-    def __init__(self, make: Callable[[], Session]) -> None:
+    def __init__(self, make: Callable[[], Any]) -> None:
         super().__init__()
         self._make = make
         self._abort: Callable[[], object] | None = None
 
-    def _session(self) -> Session:
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
         from sqlalchemy.orm import Session
 
-        session: Session = made(self._make(), Session, "session")
-        return session
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Session]:
-        with self._session() as session, session.begin() as transaction:
+        made_session: Session = made(self._make(), Session, "session")
+        with made_session as session, session.begin() as transaction:
             driver = _driver(session)
             if getattr(driver, "autocommit", False):
                 raise SetupError(_AUTOCOMMIT)
@@ -64,14 +61,14 @@ class Sessions(Listening):
             session.flush()
             check_open(_status(session))
 
-    async def rows(self, transaction: Session, query: str, given: Mapping[str, Any]) -> Rows:
+    async def rows(self, transaction: Any, query: str, given: Mapping[str, Any]) -> Rows:
         result: Any = transaction.execute(_text(query), dict(given))
         return [tuple(row) for row in result] if result.returns_rows else []
 
-    async def require_open(self, transaction: Session) -> None:
+    async def require_open(self, transaction: Any) -> None:
         check_open(_status(transaction))
 
-    async def release(self, transaction: Session) -> bool:
+    async def release(self, transaction: Any) -> bool:
         return await released(self, transaction)
 
     def abort(self) -> None:
@@ -82,23 +79,15 @@ class Sessions(Listening):
         """Nothing is kept: connections belong to the engine."""
 
 
-class AsyncSessions(Listening):
+class AsyncSessions(Sessions):
     """The same with an asynchronous session."""
-
-    def __init__(self, make: Callable[[], AsyncSession]) -> None:
-        super().__init__()
-        self._make = make
-        self._abort: Callable[[], object] | None = None
-
-    def _session(self) -> AsyncSession:
-        from sqlalchemy.ext.asyncio import AsyncSession
-
-        session: AsyncSession = made(self._make(), AsyncSession, "session")
-        return session
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
-        async with self._session() as session, session.begin() as transaction:
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        made_session: AsyncSession = made(self._make(), AsyncSession, "session")
+        async with made_session as session, session.begin() as transaction:
             driver = await session.run_sync(_driver)
             if getattr(driver, "autocommit", False):
                 raise SetupError(_AUTOCOMMIT)
@@ -111,22 +100,12 @@ class AsyncSessions(Listening):
             await session.flush()
             check_open(await session.run_sync(_status))
 
-    async def rows(self, transaction: AsyncSession, query: str, given: Mapping[str, Any]) -> Rows:
+    async def rows(self, transaction: Any, query: str, given: Mapping[str, Any]) -> Rows:
         result: Any = await transaction.execute(_text(query), dict(given))
         return [tuple(row) for row in result] if result.returns_rows else []
 
-    async def require_open(self, transaction: AsyncSession) -> None:
+    async def require_open(self, transaction: Any) -> None:
         check_open(await transaction.run_sync(_status))
-
-    async def release(self, transaction: AsyncSession) -> bool:
-        return await released(self, transaction)
-
-    def abort(self) -> None:
-        if self._abort is not None:
-            self._abort()
-
-    async def close(self) -> None:
-        """Nothing is kept: connections belong to the engine."""
 
 
 def _text(query: str) -> Any:

@@ -18,25 +18,28 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
-import psycopg
-
 from outbox_pipelines.consumer import consumer_queries as queries
-from outbox_pipelines.consumer.attempts import Item
 from outbox_pipelines.consumer.base_consumer import BaseConsumer
-from outbox_pipelines.consumer.breaker import policy_of
+from outbox_pipelines.consumer.config import Plan
 from outbox_pipelines.consumer.consumer import AsyncConsumer, Consumer, drive
+from outbox_pipelines.consumer.consumer_database import Database, Rows, released
+from outbox_pipelines.consumer.database_retry import DatabaseRetry
 from outbox_pipelines.consumer.errors import RefusedError
 from outbox_pipelines.consumer.event_reading import Event, Reader
-from outbox_pipelines.consumer.handlers import Handler
+from outbox_pipelines.consumer.handler_breakers import policy_of
+from outbox_pipelines.consumer.handler_registry import Handler
+from outbox_pipelines.consumer.handler_transactions import HandlerTransactions
+from outbox_pipelines.consumer.items import Item
 from outbox_pipelines.consumer.membership import Member
-from outbox_pipelines.consumer.processor import Work
-from outbox_pipelines.consumer.psycopg_transactions import AsyncConnections, Connections
+from outbox_pipelines.consumer.psycopg_transactions import Connections
+from outbox_pipelines.consumer.settlement import Settlement
 from outbox_pipelines.consumer.sqlalchemy_transactions import AsyncSessions, Sessions
-from outbox_pipelines.consumer.transactions import Database, Rows, released
+from outbox_pipelines.consumer.work import Work
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.writer.encoding import to_json
 
@@ -136,13 +139,29 @@ async def _handled(
                 f"handle was given a {type(each).__name__} where an event belongs: write "
                 'handle(consumer, make_event("order.placed", {"total": 5}), using=…)'
             )
-    work = _Tested(consumer, database)
+    errors: list[BaseException] = []
+    verdicts: dict[int, Verdict] = {}
+    work = Work(
+        _plan(consumer, database),
+        consumer,
+        cast(Reader, _Read()),
+        database,
+        retry=_Once,
+        transactions=partial(_Noted, errors=errors),
+        settlement=partial(_Verdicts, errors=errors, verdicts=verdicts),
+    )
     await work.begin()
     messages = [_Message(each) for each in events]
     await work.take(messages, cast(Member, _Alone()))
-    if raises and work.errors:
-        raise work.errors[0]
-    return [work.verdicts.get(id(each), "handled") for each in messages]
+    if raises and errors:
+        raise errors[0]
+    return [verdicts.get(id(each), "handled") for each in messages]
+
+
+def _plan(consumer: BaseConsumer[Any, Any], database: Database) -> Plan:
+    plan = consumer._plan(limit=nullcontext, pause=_nothing, is_stopped=lambda: False, stay=_nothing)
+    table = None if isinstance(database, _NoDatabase) else plan.dedupe_table
+    return replace(plan, cache=None, copies=None, dedupe_table=table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,19 +201,20 @@ class _Alone:
         """No offset is kept."""
 
 
-class _Tested(Work):
-    """Records and handles events like a running consumer; failures go to the test, not to the inbox."""
+class _Once(DatabaseRetry):
+    """Waits for nothing: no offset is kept, and the transaction is the test's."""
 
-    def __init__(self, consumer: BaseConsumer[Any, Any], database: Database) -> None:
-        plan = consumer._plan(
-            limit=nullcontext, pause=_no_pause, is_stopped=lambda: False, stay=_nothing_to_do
-        )
-        plan = replace(plan, cache=None, copies=None)
-        if isinstance(database, _NoDatabase):
-            plan = replace(plan, dedupe_table=None)
-        super().__init__(plan, consumer, cast(Reader, _Read()), database)
-        self.errors: list[BaseException] = []
-        self.verdicts: dict[int, Verdict] = {}
+    async def run(self, do: Callable[[], Awaitable[_Result]]) -> _Result:
+        return await do()
+
+    async def secure(self) -> None: ...
+
+
+@dataclass
+class _Noted(HandlerTransactions):
+    """Calls handlers like a running consumer, and keeps what they raise."""
+
+    errors: list[BaseException] = field(default_factory=list)
 
     async def _call(self, handler: Handler, items: Sequence[Item], transaction: Any) -> None:
         try:
@@ -210,40 +230,39 @@ class _Tested(Work):
             self.errors.append(error)
             raise
 
-    async def _put_aside(self, item: Item, error: Exception) -> None:
+    async def spoilt(self) -> Sequence[Item]:
+        return []
+
+
+@dataclass
+class _Verdicts(Settlement):
+    """Tells the test what becomes of events, in place of the inbox."""
+
+    errors: list[BaseException] = field(default_factory=list)
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+
+    async def fail(self, item: Item, error: Exception) -> None:
         if error not in self.errors:
             self.errors.append(error)
-        self._say(item, policy_of(error, self._plan.on_error))
+        self._say(item, policy_of(error, self.plan.on_error))
 
-    async def _refuse_spoilt(self, item: Item, error: Exception) -> None:
-        self._say(item, "dead_letter")
-
-    async def _refuse(self, item: Item) -> None:
+    async def reject(self, item: Item) -> None:
         self.errors.append(RefusedError(item.error))
         self._say(item, "dead_letter")
 
-    async def _receive(self, items: Sequence[Item], **more: Any) -> dict[uuid.UUID, int]:
+    async def receive(self, items: Sequence[Item], **more: Any) -> dict[uuid.UUID, int]:
         for each in items:
             self._say(each, "waiting")
         return {each.message_id: 0 for each in items}
 
-    async def _count_duplicates(self, items: Sequence[Item]) -> None:
+    async def duplicates(self, items: Sequence[Item]) -> None:
         for each in items:
             self._say(each, "duplicate")
-        await super()._count_duplicates(items)
+        await super().duplicates(items)
 
-    def _pass_over(self, item: Item) -> None:
-        super()._pass_over(item)
+    def skip(self, item: Item) -> None:
+        super().skip(item)
         self._say(item, "ignored")
-
-    async def _is_spoilt(self) -> bool:
-        return False
-
-    async def _secure(self) -> None:
-        """No offset is kept, and the transaction is the test's."""
-
-    async def _surely(self, do: Callable[[], Awaitable[_Result]]) -> _Result:
-        return await do()
 
     def _say(self, item: Item, verdict: Verdict) -> None:
         self.verdicts[id(item.message)] = verdict
@@ -269,12 +288,12 @@ def _database(
 class _OwnConnection(Connections):
     """Savepoints in the transaction of a test; with autocommit a transaction for each."""
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        super().__init__(lambda: connection)
+    def __init__(self, connection: Any) -> None:
+        super().__init__(_no_other)
         self._own = connection
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[psycopg.Connection[Any]]:
+    async def transaction(self) -> AsyncIterator[Any]:
         connection = self._own
         if connection.info.transaction_status == _IDLE and not connection.autocommit:
             # Otherwise the savepoint would be a transaction, and be committed.
@@ -282,25 +301,18 @@ class _OwnConnection(Connections):
         with connection.transaction():
             yield connection
 
-    async def release(self, transaction: psycopg.Connection[Any]) -> bool:
+    async def release(self, transaction: Any) -> bool:
         return await released(self, transaction)
 
 
-class _OwnAsyncConnection(AsyncConnections):
-    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        super().__init__(_no_other)
-        self._own = connection
-
+class _OwnAsyncConnection(_OwnConnection):
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    async def transaction(self) -> AsyncIterator[Any]:
         connection = self._own
         if connection.info.transaction_status == _IDLE and not connection.autocommit:
             await connection.execute("SELECT")
         async with connection.transaction():
             yield connection
-
-    async def release(self, transaction: psycopg.AsyncConnection[Any]) -> bool:
-        return await released(self, transaction)
 
 
 class _OwnSession(Sessions):
@@ -359,7 +371,4 @@ async def _no_other() -> Any:
     raise AssertionError("a test has one connection")
 
 
-async def _no_pause(seconds: float) -> None: ...
-
-
-async def _nothing_to_do() -> None: ...
+async def _nothing(*_: object) -> None: ...

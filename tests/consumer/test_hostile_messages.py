@@ -17,7 +17,7 @@ from confluent_kafka import Message
 
 from outbox_pipelines.cli.main import cli
 from outbox_pipelines.consumer import Event, inbox
-from outbox_pipelines.consumer.errors import UnreadableError
+from outbox_pipelines.consumer.errors import UnreadableError, readable
 from outbox_pipelines.consumer.event_reading import Reader
 from outbox_pipelines.consumer.inbox import Arrival
 from tests import kafka_clients
@@ -109,7 +109,7 @@ def test_10_000_malformed_messages_are_events_or_unreadable() -> None:
             with suppress(ValueError):
                 _ = event.payload
         # What goes into the inbox, which is PostgreSQL's text.
-        for text in (inbox.readable(each) for each in (arrival.key, *texts)):
+        for text in (readable(each) for each in (arrival.key, *texts)):
             assert text.isprintable()
             text.encode()
         assert isinstance(json.loads(inbox._headers(message)), list)

@@ -14,9 +14,9 @@ import pytest
 from psycopg import IsolationLevel
 
 from outbox_pipelines.consumer import consumer_queries as queries
-from outbox_pipelines.consumer import inbox, migrate
+from outbox_pipelines.consumer import migrate, processed_events
 from outbox_pipelines.consumer.consumer import drive
-from outbox_pipelines.consumer.psycopg_transactions import _MOST_LOSSES, AsyncConnections, Connections
+from outbox_pipelines.consumer.psycopg_transactions import _MOST_LOSSES, Connections
 from tests.consumer.place import uuid7
 from tests.schema.servers import Database
 
@@ -34,7 +34,7 @@ def database(empty: Database) -> Database:
 
 def given(event_id: uuid.UUID, **more: object) -> dict[str, object]:
     same = {"source": "billing", "topic": "orders", "key": "1", "block": False, "content": None}
-    return {"id": str(event_id), "bucket": inbox.bucket(event_id), **same, **more}
+    return {"id": str(event_id), "bucket": processed_events.bucket(event_id), **same, **more}
 
 
 def handled(its: Connections, parameters: Mapping[str, Any], handler: Callable[[Connection], object]) -> bool:
@@ -186,7 +186,7 @@ def test_asynchronously(database: Database) -> None:
             async def connect() -> psycopg.AsyncConnection[Any]:
                 return connection
 
-            its = AsyncConnections(connect)
+            its = Connections(connect, psycopg.AsyncConnection)
             for n, event_id in enumerate([*ids, *ids]):
                 async with its.transaction() as transaction:
                     rows = await its.rows(transaction, queries.RECORD, given(event_id))

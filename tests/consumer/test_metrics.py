@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, Event, RefusedError, processor
+from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, Event, RefusedError, deliveries
 from outbox_pipelines.consumer.prometheus import MOST_TYPES, ConsumerCollector, serving
 from tests import forks
 from tests.conftest import clean_environment, wait_until
@@ -29,7 +29,7 @@ Connection = psycopg.Connection[Any]
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The inbox is looked at more often than it need be."""
-    monkeypatch.setattr(processor, "_MEASURE_SECONDS", 0.5)
+    monkeypatch.setattr(deliveries, "_MEASURE_SECONDS", 0.5)
 
 
 def bare(source: str = "billing", kind: Any = Consumer) -> Any:

@@ -12,9 +12,9 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import Event, OutageError, RefusedError, breaker
-from outbox_pipelines.consumer.breaker import Breaker, is_unreachable, policy_of
+from outbox_pipelines.consumer import Event, OutageError, RefusedError, handler_breakers
 from outbox_pipelines.consumer.errors import HandlerTimeoutError
+from outbox_pipelines.consumer.handler_breakers import Breaker, is_unreachable, policy_of
 from outbox_pipelines.errors import SetupError
 from tests.conftest import wait_until
 from tests.consumer import test_async
@@ -46,8 +46,8 @@ class Dependent:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaker, "_FIRST_PAUSE", 0.05)
-    monkeypatch.setattr(breaker, "_LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(handler_breakers, "_FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(handler_breakers, "_LONGEST_PAUSE", 0.1)
 
 
 def ordered(place: Place) -> bool:
@@ -182,14 +182,14 @@ def test_a_breaker() -> None:
     it = Breaker(2, 5)
     assert not it.failed(first, 0, ERROR)
     assert not it.failed(first, 0, ERROR)
-    it.works()
+    it.succeeded()
     assert not it.failed(second, 0, ERROR)
     assert it.may_call(0)
     assert it.failed(third, 0, ERROR)
     assert (it.may_call(0.9), it.may_call(1)) == (False, True)
     assert not it.failed(first, 1, ERROR)
     assert (it.may_call(2.9), it.may_call(3)) == (False, True)
-    it.works()
+    it.succeeded()
     assert it.may_call(0)
     assert it.failed(first, 10, ERROR, outage=True)
     assert not it.may_call(10.5)

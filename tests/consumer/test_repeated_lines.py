@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import Counts, kafka_clients, membership, outages
+from outbox_pipelines.consumer import Counts, database_retry, kafka_clients, membership
 from outbox_pipelines.local import Stack
 from tests.conftest import wait_until
 from tests.consumer.place import Place, running, uuid7
@@ -47,7 +47,7 @@ def test_an_outage_of_kafka(
 def test_an_outage_of_the_database(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outages, "_LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(database_retry, "_LONGEST_PAUSE", 0.01)
     calls: list[int] = []
 
     def connect() -> Connection:

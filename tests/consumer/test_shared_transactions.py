@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import AsyncConsumer, Counts, Event
-from outbox_pipelines.consumer.pace import SECONDS, Pace
+from outbox_pipelines.consumer.items import SECONDS, Pace
 from outbox_pipelines.errors import SetupError
 from tests.conftest import wait_until
 from tests.consumer import test_async
@@ -28,7 +28,7 @@ def transactions(place: Place) -> int:
 @pytest.fixture
 def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler that does little is no slow one, however slow the machine is."""
-    monkeypatch.setattr("outbox_pipelines.consumer.pace.SECONDS", 600)
+    monkeypatch.setattr("outbox_pipelines.consumer.items.SECONDS", 600)
     monkeypatch.setattr("outbox_pipelines.consumer.limits._LONGEST_SHARED", 600)
 
 
@@ -118,7 +118,7 @@ def test_slow_handlers_do_not_share(place: Place, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("in_no_time")
 def test_handlers_that_are_fast_again_share_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a slow minute after which each event has its own transaction for good."""
-    monkeypatch.setattr("outbox_pipelines.consumer.pace._FIRST", 1)
+    monkeypatch.setattr("outbox_pipelines.consumer.items._FIRST", 1)
     place.load(200, keys=1)
     consumer = place.bare()
     consumer.on("order.placed", per_transaction=100)(effect)

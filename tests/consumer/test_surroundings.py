@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from outbox_pipelines.consumer import Counts, Event
-from outbox_pipelines.consumer.tracing import surroundings
+from outbox_pipelines.consumer.handler_transactions import surroundings
 from outbox_pipelines.relay import service
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until

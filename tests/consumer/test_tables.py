@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import Pruned, inbox, migrate, prune
+from outbox_pipelines.consumer import Pruned, migrate, processed_events, prune
 from outbox_pipelines.consumer import consumer_queries as queries
 from outbox_pipelines.core import scripts
 from outbox_pipelines.errors import SetupError
@@ -44,7 +44,7 @@ def as_given(event_id: uuid.UUID, source: str) -> dict[str, object]:
     return {
         "id": event_id,
         "source": source,
-        "bucket": inbox.bucket(event_id),
+        "bucket": processed_events.bucket(event_id),
         "topic": "orders",
         "key": "1",
         "block": False,
@@ -94,7 +94,7 @@ def test_no_id_lacks_a_place_and_none_has_two(database: Database) -> None:
             new = [recorded(connection, event_id, source) for source in ("a", "a", "b")]
             assert new == [1, 0, 1]
             row = connection.execute("SELECT processed_bucket(%s)", [event_id]).fetchone()
-            assert row == (inbox.bucket(event_id),)
+            assert row == (processed_events.bucket(event_id),)
     database.rows(
         "INSERT INTO processed_events (event_id, source, bucket) SELECT id, 'a', processed_bucket(id) "
         "FROM (SELECT md5(n::text)::uuid AS id FROM generate_series(1, 5000) n) ids"

@@ -16,14 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from outbox_pipelines.consumer.attempts import Attempts
-from outbox_pipelines.consumer.crash_guard import CrashGuard
-from outbox_pipelines.consumer.handling import Handling
+from outbox_pipelines.consumer.database_retry import DatabaseRetry
+from outbox_pipelines.consumer.deliveries import Deliveries, InboxWorker
+from outbox_pipelines.consumer.handler_transactions import HandlerTransactions
 from outbox_pipelines.consumer.inbox import Inbox
 from outbox_pipelines.consumer.membership import Member
-from outbox_pipelines.consumer.outages import Outages
-from outbox_pipelines.consumer.processor import Work
-from outbox_pipelines.consumer.recording import Recording
+from outbox_pipelines.consumer.partition_owners import CrashGuard
+from outbox_pipelines.consumer.processed_events import ProcessedEvents
+from outbox_pipelines.consumer.settlement import Settlement
+from outbox_pipelines.consumer.work import Work
 from tests.model.consumer import world
 from tests.model.consumer.database import Database
 
@@ -96,21 +97,21 @@ BREAKS: Final[dict[str, Break]] = {
     "record in a transaction of its own": _one(
         "the event is recorded and committed, then handled",
         *("consumer-one", "accounted"),
-        *(Handling, "_take"),
+        *(ProcessedEvents, "record"),
         "rows = await self._database.rows(transaction, queries.RECORD, given)",
         "async with self._database.transaction() as first:\n"
-        "                rows = await self._database.rows(first, queries.RECORD, given)",
+        "        rows = await self._database.rows(first, queries.RECORD, given)",
     ),
     "handle, then record": _one(
         "the handler's work is committed before the event is recorded",
         *("consumer-one", "once"),
-        *(Handling, "_take"),
-        "async with self._database.transaction() as transaction:\n",
-        "async with self._database.transaction() as first:\n"
+        *(HandlerTransactions, "one"),
+        "async with self.database.transaction() as transaction:\n",
+        "async with self.database.transaction() as first:\n"
         "            await self._call(handler, [item], first)\n"
-        "        async with self._database.transaction() as transaction:\n"
-        "            rows = await self._database.rows(transaction, queries.RECORD, given)\n"
-        "            return True, False\n",
+        "        async with self.database.transaction() as transaction:\n"
+        "            await self.processed.record(transaction, item)\n"
+        "            return 'handled'\n",
     ),
     "done before it is handled": _one(
         "the offset is stored before the event is handled",
@@ -151,22 +152,22 @@ BREAKS: Final[dict[str, Break]] = {
     "a lost answer counts as success": _one(
         "an error of the handler's transaction is ignored",
         *("consumer-one", "accounted"),
-        *(Handling, "_take"),
-        "await self._put_aside(item, error)",
+        *(Deliveries, "_one"),
+        "await self.settlement.fail(item, error)",
         "pass",
     ),
     # Batches.
     "a batch handles what is recorded": _one(
         "the handler gets the whole batch, also what was handled before",
         *("consumer-again-once", "once"),
-        *(Handling, "_take_many"),
+        *(HandlerTransactions, "many"),
         "await self._call_in_turn(new, transaction)",
         "await self._call_in_turn(items, transaction)",
     ),
     "a shared transaction passes over what fails": _one(
         "an event whose handler fails is committed with those that share its transaction",
         *("consumer-shared", "accounted"),
-        *(Handling, "_call_in_turn"),
+        *(HandlerTransactions, "_call_in_turn"),
         "await self._call(each.handler, [each], transaction)",
         "try:\n                await self._call(each.handler, [each], transaction)\n"
         "            except ValueError:\n                pass",
@@ -174,28 +175,28 @@ BREAKS: Final[dict[str, Break]] = {
     "a shared transaction is released by its first event": _one(
         "events behind the first one of a shared transaction are recorded and not handled",
         *("consumer-shared-kills", "accounted"),
-        *(Handling, "_call_in_turn"),
+        *(HandlerTransactions, "_call_in_turn"),
         "if time.monotonic() > until:",
         "if n:\n                break\n            if False:",
     ),
     "a batch leaves what waits": _one(
         "events of a batch that were not recorded for their key are left out",
         *("consumer-behind", "accounted"),
-        *(Handling, "_take_many"),
-        "    await self._take_singly(left)",
+        *(Deliveries, "_many"),
+        "    await self._one_by_one(behind)",
         "    pass",
     ),
     "a batch that fails is left": _one(
         "events of a batch that failed are not handled one by one",
         *("consumer-batch-refused", "accounted"),
-        *(Handling, "_take_failed"),
-        "await self._take(each)",
+        *(Deliveries, "_failed"),
+        "await self._one(each)",
         "pass",
     ),
     "a batch does not look again": _one(
         "RECORD_MANY waits, and does not see what was put into the inbox while it waited",
         *("consumer-batch", "order"),
-        *(Recording, "_record"),
+        *(ProcessedEvents, "record_many"),
         "if known and new:",
         "if False:",
         is_cheap=False,
@@ -225,9 +226,10 @@ BREAKS: Final[dict[str, Break]] = {
     "behind a key is passed over": _one(
         "an event whose key has to wait is not put into the inbox",
         *("consumer-refused-once", "accounted"),
-        *(Handling, "_take"),
-        "elif await self._receive([item]):",
-        "elif False:",
+        *(Deliveries, "_one"),
+        "        # It was not recorded because an earlier event of its key has to be handled first.\n"
+        "        await self.settlement.hold([item])",
+        "        await self.settlement.duplicates([item])",
     ),
     "received without a record": _one(
         "RECEIVE does not record the event",
@@ -255,15 +257,15 @@ BREAKS: Final[dict[str, Break]] = {
     "settled in a transaction of its own": _one(
         "a message of the inbox is settled and committed, then handled",
         *("consumer-one", "accounted"),
-        *(Attempts, "_handle_stored"),
-        "began = await self._inbox.finish(transaction, seq, attempts)",
-        "async with self._database.transaction() as first:\n"
-        "            began = await self._inbox.finish(first, seq, attempts)",
+        *(HandlerTransactions, "stored"),
+        "began = await self.inbox.finish(transaction, seq, attempts)",
+        "async with self.database.transaction() as first:\n"
+        "                began = await self.inbox.finish(first, seq, attempts)",
     ),
     "handled though it is not ours": _one(
         "FINISH says that another process has the message, and it is handled anyway",
         *("consumer-slow", "once"),
-        *(Attempts, "_handle_stored"),
+        *(HandlerTransactions, "stored"),
         "if not began:",
         "if False:",
         is_cheap=False,
@@ -279,8 +281,8 @@ BREAKS: Final[dict[str, Break]] = {
         "receive() skips events",
         *("consumer-inbox", "accounted"),
         *(Work, "receive"),
-        "new = await self._receive(wanted)",
-        "new = {}",
+        "await self.settlement.hold(wanted)",
+        "pass",
     ),
     # Attempts.
     "attempts are not counted": _one(
@@ -293,15 +295,15 @@ BREAKS: Final[dict[str, Break]] = {
     "never given up": _one(
         "an event all of whose attempts were cut off is tried again",
         *("consumer-kills", "liveness"),
-        *(Attempts, "_attempt_again"),
-        "if waiting.attempts >= self._plan.max_attempts:",
+        *(InboxWorker, "attempt"),
+        "if waiting.attempts >= self.plan.max_attempts:",
         "if False:",
     ),
     "dead after the first attempt in the inbox": _one(
         "the first failure in the inbox makes a dead letter",
         *("consumer-inbox", "blame"),
-        *(Attempts, "_miss"),
-        'last = attempts >= self._plan.max_attempts or policy == "dead_letter"',
+        *(Settlement, "fail_stored"),
+        'last = attempts >= self.plan.max_attempts or policy == "dead_letter"',
         "last = True",
     ),
     "received as dead": _one(
@@ -314,22 +316,22 @@ BREAKS: Final[dict[str, Break]] = {
     "an outage counts": _one(
         "an attempt counts although the handler's service was unavailable",
         *("consumer-outage", "blame"),
-        *(Attempts, "_miss"),
+        *(Settlement, "fail_stored"),
         'counts = policy != "outage"',
         "counts = True",
     ),
     "an outage kills": _one(
         "the last attempt makes a dead letter although the handler's service was unavailable",
         *("consumer-outage", "blame"),
-        *(Attempts, "_miss"),
+        *(Settlement, "fail_stored"),
         'last and policy != "outage" and self._has_copy',
         "last and self._has_copy",
     ),
     "held events are passed over": _one(
         "what arrives while a handler is paused is not put into the inbox",
         *("consumer-outage", "accounted"),
-        *(Handling, "_hold"),
-        "where = await self._receive(items)",
+        *(Settlement, "hold"),
+        "where = await self.receive(items)",
         "where = {}",
     ),
     "a late failure undoes a replay": _one(
@@ -342,8 +344,8 @@ BREAKS: Final[dict[str, Break]] = {
     "counted before it is handled": _one(
         "a connection that is lost before the handler is called costs an attempt",
         *("consumer-refused", "blame"),
-        *(Outages, "_repeated"),
-        "elif isinstance(error, SetupError) or self._is_called or not is_outage(error):",
+        *(DatabaseRetry, "attempt"),
+        "elif isinstance(error, SetupError) or self.is_called or not is_outage(error):",
         "elif True:",
     ),
     "given up while it is handled": Break(
@@ -381,7 +383,7 @@ BREAKS: Final[dict[str, Break]] = {
         "what the cache knows is not looked up in the database",
         *("consumer-cache", "accounted"),
         *(Work, "_known"),
-        "return await self._surely(verified) if told else set()",
-        "return set(told)",
+        "return await self.retry.run(lambda: self._processed.confirm(ids)) if ids else set()",
+        "return {*ids}",
     ),
 }

@@ -1,7 +1,7 @@
 """The production code of one consumer process as a state machine, which asks the world and gets answers.
 
-`Consumer`, `Work`, `Attempts`, `Inbox`, `CrashGuard`, `Breaker`, `Reader` and `Member` are the real ones. The
-database, Kafka's client, the clock and the handler are replaced.
+`Consumer`, `Work` and its parts, `Inbox`, `Reader` and `Member` are the real ones. The database, Kafka's
+client, the clock and the handler are replaced.
 
 Invariants:
 - Between two questions the code depends on nothing but its state and the answers: the same answers lead to
@@ -29,18 +29,17 @@ import psycopg
 from outbox_pipelines.consumer import (
     Consumer,
     OutageError,
-    attempts,
-    handling,
+    deliveries,
+    handler_breakers,
+    handler_transactions,
     membership,
-    processor,
 )
 from outbox_pipelines.consumer import consumer_queries as queries
-from outbox_pipelines.consumer.breaker import Breaker
-from outbox_pipelines.consumer.config import StoppedError
 from outbox_pipelines.consumer.consumer import drive
-from outbox_pipelines.consumer.crash_guard import CrashGuard
+from outbox_pipelines.consumer.errors import StoppedError
+from outbox_pipelines.consumer.handler_breakers import Breaker
 from outbox_pipelines.consumer.membership import Member
-from outbox_pipelines.consumer.processor import Work
+from outbox_pipelines.consumer.work import Work
 
 Request = tuple[Any, ...]
 TOP: Final = ("top",)
@@ -71,7 +70,15 @@ _NAMES: Final = {
 }
 _LOGGERS: Final = [
     logging.getLogger(f"outbox_pipelines.consumer.{name}")
-    for name in ("handling", "attempts", "crash_guard", "membership", "options")
+    for name in (
+        "base_consumer",
+        "deliveries",
+        "handler_breakers",
+        "inbox_worker",
+        "membership",
+        "partition_owners",
+        "settlement",
+    )
 ]
 
 
@@ -208,7 +215,7 @@ class Run:
     def monotonic(self) -> float:
         return self.now
 
-    # As `Outages` begins: all commits are durable.
+    # As `DatabaseRetry` begins: all commits are durable.
     warnings = -1
 
     # The database.
@@ -323,9 +330,12 @@ class Run:
         self.member = member = Member(consumer._kafka, consumer._topics)
         worker = Work(plan, consumer, consumer._reader, self)
         self.objects = {
-            Work: worker,
-            CrashGuard: worker._guard,
-            Member: member,
+            type(each): each
+            for each in (
+                *(worker, worker.retry, worker.guard, worker.breakers, worker.transactions),
+                *(worker.settlement, worker.inbox, worker._deliveries, worker._processed, worker._items),
+                *(member,),
+            )
         }
         _restore(self.top, worker, member, self.client, consumer)
         try:
@@ -335,7 +345,7 @@ class Run:
                     member.close()
                 return None
             if self.setting.mode == "drain":
-                drive(worker.look(every=0))
+                drive(worker.inbox.look(every=0))
             else:
                 step = consumer._handle if self.setting.mode == "run" else consumer._receive
                 drive(step(worker, member))
@@ -468,9 +478,9 @@ _current: Final[list[Run]] = []
 
 
 def _restore(top: Top, worker: Work, member: Member, client: Client, consumer: Consumer) -> None:
-    worker._look_at = 0.0 if top.looks else _LATER
-    worker._guard._owned = {(TOPIC, each) for each in top.owned}
-    worker._guard._suspect = {(TOPIC, each): count for each, count in top.suspect}
+    worker.inbox.look_at = 0.0 if top.looks else _LATER
+    worker.guard._owned = {(TOPIC, each) for each in top.owned}
+    worker.guard._suspect = {(TOPIC, each): count for each, count in top.suspect}
     if top.breaker is not None:
         given = consumer._plan.keywords
         breaker = Breaker(given["outage_after"], given["max_attempts"])
@@ -480,7 +490,7 @@ def _restore(top: Top, worker: Work, member: Member, client: Client, consumer: C
         breaker.blamed = {message_id(nth): seq for nth, seq in blamed}
         breaker._try_at = _LATER
         handler = consumer.handler(KINDS[0])
-        worker._breakers = {id(handler): breaker}
+        worker.breakers._of = {id(handler): breaker}
     member._commit_at = 0.0 if top.commits else _LATER
     member._stored = top.has_stored
     member._gone = {(TOPIC, each) for each in top.gone}
@@ -493,16 +503,16 @@ def _restore(top: Top, worker: Work, member: Member, client: Client, consumer: C
 
 def _saved(run: Run, worker: Work, member: Member) -> Top:
     breaker = None
-    for each in worker._breakers.values():
+    for each in worker.breakers._of.values():
         blamed = tuple((number(event_id), seq) for event_id, seq in each.blamed.items())
         errors = tuple(sorted(each.errors, key=lambda it: it.__name__))
         breaker = (each.is_open, blamed, errors) if each.is_open or blamed else None
     return Top(
-        looks=worker._look_at <= run.now,
+        looks=worker.inbox.look_at <= run.now,
         commits=member._commit_at <= run.now,
         breaker=breaker,
-        owned=_partitions(worker._guard._owned),
-        suspect=tuple(sorted((each, count) for (_, each), count in worker._guard._suspect.items())),
+        owned=_partitions(worker.guard._owned),
+        suspect=tuple(sorted((each, count) for (_, each), count in worker.guard._suspect.items())),
         gone=_partitions(member._gone),
         new=_partitions(member._new),
         left=_partitions(member._left),
@@ -560,7 +570,7 @@ def _surroundings(run: Run) -> Iterator[None]:
     """The clock and Kafka's client are the model's, and nothing is logged."""
     clock = SimpleNamespace(monotonic=run.monotonic, sleep=None)
     kafka = SimpleNamespace(Consumer=lambda settings, logger: run.client)
-    timed = (attempts, handling, processor, membership)
+    timed = (handler_breakers, deliveries, handler_transactions, membership)
     places = [
         *((module, "time") for module in timed),
         (membership, "confluent_kafka"),

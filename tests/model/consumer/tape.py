@@ -25,18 +25,18 @@ import confluent_kafka
 
 from outbox_pipelines.consumer import (
     Consumer,
-    attempts,
     base_consumer,
-    crash_guard,
-    handling,
+    deliveries,
+    handler_breakers,
+    handler_transactions,
     inbox,
     membership,
-    processor,
+    partition_owners,
 )
 from outbox_pipelines.consumer.consumer import drive
 from tests.model.relay.tape import DifferentError, EndOfTapeError, Tape
 
-_TIMED: Final = (attempts, base_consumer, handling, membership, processor)
+_TIMED: Final = (base_consumer, handler_breakers, deliveries, handler_transactions, membership)
 _LEAVING: Final = "outbox-leaving"
 _LOST: Final = "outbox-lost-client"
 _CALLBACK: Final = "callback"
@@ -190,7 +190,7 @@ def _world(
     places = {
         **ports,
         **{(module, "time"): clock for module in _TIMED},
-        (crash_guard, "uuid"): SimpleNamespace(uuid4=ask("uuid", uuid.uuid4)),
+        (partition_owners, "uuid"): SimpleNamespace(uuid4=ask("uuid", uuid.uuid4)),
         (inbox, "random"): SimpleNamespace(random=ask("random", random.random)),
     }
     before = [getattr(module, name) for module, name in places]

@@ -18,8 +18,9 @@ import pytest
 from outbox_pipelines.consumer import consumer_queries as queries
 from outbox_pipelines.consumer import migrate
 from outbox_pipelines.consumer.consumer import drive
-from outbox_pipelines.consumer.crash_guard import CrashGuard
-from outbox_pipelines.consumer.inbox import Arrival, Inbox, Waiting, array, bucket
+from outbox_pipelines.consumer.inbox import Arrival, Inbox, Waiting, array
+from outbox_pipelines.consumer.partition_owners import CrashGuard
+from outbox_pipelines.consumer.processed_events import bucket
 from outbox_pipelines.local import Stack
 from tests.conftest import fresh_database, wait_until
 from tests.model.consumer.database import Blocked, Database, Session

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar, overload
 from outbox_pipelines.consumer.config import require_whole
 from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.consumer.event_reading import Event
-from outbox_pipelines.consumer.payloads import MisfitError, converter
+from outbox_pipelines.consumer.payload_types import MisfitError, converter
 from outbox_pipelines.errors import SetupError
 
 # Converts an event to the handler's argument.

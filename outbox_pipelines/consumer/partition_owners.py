@@ -16,8 +16,8 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer.consumer_database import Database, Rows
 from outbox_pipelines.consumer.event_reading import Place
-from outbox_pipelines.consumer.transactions import Database, Rows
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """A circuit breaker for each handler, for outages of a service that the handler needs.
 
 Invariants:
-- Pure: it decides from the time and the results whether the handler may be called.
+- `Breaker` is pure: it decides from the time and the results whether the handler may be called.
 - closed → open when an event raises an outage, or the failures look like one (`Breaker`); then one event is
   tried after each pause; open → closed when the handler succeeds.
 - An event that fails while the others succeed is never taken for an outage: it has its attempts.
@@ -9,19 +9,30 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import socket
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
+from outbox_pipelines.consumer.config import Plan
+from outbox_pipelines.consumer.database_retry import DatabaseRetry
 from outbox_pipelines.consumer.errors import (
     HandlerTimeoutError,
     OutageError,
     Policy,
     RefusedError,
     UnreadableError,
+    error_text,
 )
+from outbox_pipelines.consumer.figures import Counts, Figures
+from outbox_pipelines.consumer.handler_registry import Handler, Handlers
+from outbox_pipelines.consumer.inbox import Inbox, Waiting
+from outbox_pipelines.consumer.items import Item
 
+_LOG: Final = logging.getLogger(__name__)
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 30.0
 # How many attempts in a row, and how many events, an outage is believed after: see `Breaker`.
@@ -137,8 +148,107 @@ class Breaker:
             or (last and len(self.blamed) >= _ALIKE and len(self.errors) == 1)
         )
 
-    def works(self) -> None:
+    def succeeded(self) -> None:
         """Record that the handler succeeded, or rejected an event because of its content."""
         self.is_open, self.pause, self.unreached, self.has_worked = False, _FIRST_PAUSE, 0, True
         self.blamed.clear()
         self.errors.clear()
+
+
+@dataclass
+class Breakers:
+    """The breakers of a consumer's handlers, and what they mean for its inbox.
+
+    Its truth is whether there is any: without a failure, nothing is looked up.
+    """
+
+    plan: Plan
+    handlers: Handlers
+    inbox: Inbox
+    retry: DatabaseRetry
+    counts: Counts
+    figures: Figures
+    _of: dict[int, Breaker] = field(default_factory=dict)
+    # By the handler's id, which is stable: the consumer keeps its handlers in a dictionary.
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def of(self, handler: Handler) -> Breaker:
+        """Return the breaker of a handler."""
+        given = self.plan.outage_after, self.plan.max_attempts
+        return self._of.setdefault(id(handler), Breaker(*given, has_worked=self.counts.handled > 0))
+
+    def is_paused(self, handler: Handler | None) -> bool:
+        """Return whether a handler is paused because a service it needs is unavailable."""
+        if handler is None or not self._of:
+            return False
+        return not self.of(handler).may_call(time.monotonic())
+
+    async def heads(self) -> list[Waiting]:
+        """Return due messages of the inbox whose handlers are not paused."""
+        if not self._of:
+            return await self.inbox.heads()
+        named = self.handlers.types
+        held = [each for each in named if self.is_paused(self.handlers.handler(each))]
+        heads = await self.inbox.heads(held, named, other_held=self.is_paused(self.handlers.other))
+        there = {id(self.handlers.handler(each.event_type)) for each in heads}
+        now = time.monotonic()
+        for of, breaker in self._of.items():
+            if breaker.is_open and breaker.may_call(now) and of not in there:
+                # Each of its events was tried: start again with the first one.
+                await self.inbox.hurry([each for each in breaker.blamed.values() if each is not None])
+        return heads
+
+    async def judge(self, item: Item, error: Exception, attempts: int, seq: int | None = None) -> Policy:
+        """Return what a failure means for the event.
+
+        Args:
+            attempts: begun so far, including this one.
+            seq: the event's number in the inbox.
+        """
+        policy = policy_of(error, self.plan.on_error)
+        if item.handler is None or item.error:
+            return policy
+        if policy == "dead_letter":
+            await self.succeeded(item.handler)
+            return policy
+        breaker = self.of(item.handler)
+        before = [each for each in breaker.blamed.values() if each is not None and each != seq]
+        is_new = breaker.failed(
+            item.message_id,
+            time.monotonic(),
+            type(error),
+            outage=policy == "outage",
+            unreached=is_unreachable(error, self.plan.on_error),
+            last=attempts >= self.plan.max_attempts,
+        )
+        if seq is not None:
+            breaker.blamed[item.message_id] = seq
+        if is_new:
+            self.counts.outages += 1
+            self.figures.breakers[item.handler.name] = True
+            _LOG.error(
+                "the handler of %s is paused, and its events stay in the inbox: all attempts at %d event(s) "
+                "failed, the last with %s. The next attempt is in %g s, later ones less often",
+                item.event and item.event.type,
+                len(breaker.blamed),
+                error_text(error),
+                breaker.pause,
+            )
+            if before:
+                await self.retry.run(lambda: self.inbox.take_back(before))
+        return "outage" if breaker.is_open else policy
+
+    async def succeeded(self, handler: Handler | None) -> None:
+        """Record that a handler succeeded, or rejected an event because of its content."""
+        if handler is None or not self._of:
+            return
+        breaker = self.of(handler)
+        seqs = [each for each in breaker.blamed.values() if each is not None]
+        was_open = breaker.is_open
+        breaker.succeeded()
+        if was_open:
+            self.figures.breakers[handler.name] = False
+            _LOG.warning("a paused handler succeeded and is resumed")
+            await self.retry.run(lambda: self.inbox.hurry(seqs))
