@@ -30,6 +30,7 @@ from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.consumer.figures import Counts
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.consumer.kafka_clients import CLIENT_LOG
+from outbox_pipelines.core.topic_ends import read_to_ends
 from outbox_pipelines.errors import SetupError
 
 AnyConsumer = Consumer | AsyncConsumer
@@ -189,16 +190,10 @@ def _types(
     consumer: AnyConsumer, client: confluent_kafka.Consumer, starts: list[TopicPartition]
 ) -> Iterator[str]:
     """Those of the messages from there to the ends, for some seconds at most."""
-    client.assign(starts)
-    open_ends = len(starts)
     deadline = time.monotonic() + _SECONDS
-    while open_ends and time.monotonic() < deadline:
-        found: list[Any] = client.consume(SAMPLE, 0.2)
-        for message in found:
-            if (error := message.error()) is None:
-                with contextlib.suppress(UnreadableError):
-                    yield consumer._reader.read(message).type
-            elif error.code() == KafkaError._PARTITION_EOF:
-                open_ends -= 1
-            else:
-                raise KafkaException(error)
+    for messages in read_to_ends(client, starts, at_once=SAMPLE, seconds=0.2):
+        for message in messages:
+            with contextlib.suppress(UnreadableError):
+                yield consumer._reader.read(message).type
+        if time.monotonic() > deadline:
+            return

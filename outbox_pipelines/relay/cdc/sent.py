@@ -12,9 +12,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from typing import Final, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from outbox_pipelines.config import parsed
+from outbox_pipelines.core.topic_ends import read_to_ends
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.cdc import queries
@@ -82,22 +83,17 @@ def found_in(
         if metadata.error is not None:
             return found
         starts = [TopicPartition(topic, number, since_ms) for number in metadata.partitions]
-        consumer.assign(consumer.offsets_for_times(starts, timeout=_SECONDS))
-        unread = set(metadata.partitions)
         deadline = time.monotonic() + _SECONDS
-        while unread and len(found) < len(wanted):
+        for messages in read_to_ends(consumer, consumer.offsets_for_times(starts, timeout=_SECONDS)):
+            for message in messages:
+                found |= _values(message, header) & wanted
+            if len(found) == len(wanted):
+                break
             stay()
-            if time.monotonic() > deadline:
-                raise UnavailableError(f"the topic {topic} could not be read within {_SECONDS:.0f} s")
-            for message in consumer.consume(10_000, timeout=0.5):
+            if messages:
                 deadline = time.monotonic() + _SECONDS
-                error = message.error()
-                if error is None:
-                    found |= _values(message, header) & wanted
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    unread.discard(message.partition())
-                elif not error.retriable():
-                    raise KafkaException(error)
+            elif time.monotonic() > deadline:
+                raise UnavailableError(f"the topic {topic} could not be read within {_SECONDS:.0f} s")
     except KafkaException as error:
         raise UnavailableError(f"the topic {topic} cannot be read: {error.args[0].str()}") from None
     finally:

@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from outbox_pipelines.core.topic_ends import read_to_ends
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.relay.core.record import Record
 from outbox_pipelines.relay.kafka import client, errors
@@ -181,34 +182,29 @@ def _ends(consumer: Any, partition: TopicPartition) -> tuple[int, int]:
 def _last_from(consumer: Any, start: TopicPartition) -> Record | None:
     """Return the last record of a relay from an offset on. The broker reports the end of the partition; it
     cannot be computed, because control records and aborted messages also use offsets."""
-    consumer.assign([start])
     found: Record | None = None
     foreign: list[int] = []
     deadline = time.monotonic() + _SECONDS
-    while time.monotonic() < deadline:
-        message = consumer.poll(0.5)
-        if message is None:
-            continue
-        error = message.error()
-        if error is None and (message.key(), message.value()) == (str(start.partition).encode(), None):
-            # What a transaction begins with.
-            continue
-        if error is None:
+    for messages in read_to_ends(consumer, [start], at_once=1):
+        for message in messages:
+            if (message.key(), message.value()) == (str(start.partition).encode(), None):
+                # What a transaction begins with.
+                continue
             record = Record.decode(message.value())
             found = record or found
             if record is None:
                 foreign.append(message.offset())
-        elif error.code() == KafkaError._PARTITION_EOF:
-            if foreign:
-                _LOG.warning(
-                    "ignored %d records of the progress topic %s, partition %d, that no relay wrote "
-                    "(last offset %d): allow only the relay to write to this topic",
-                    len(foreign),
-                    start.topic,
-                    start.partition,
-                    foreign[-1],
-                )
-            return found
-        elif not error.retriable():
-            raise KafkaException(error)
-    raise UnavailableError(f"the progress topic {start.topic} gives no answer within {_SECONDS:.0f} s")
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"the progress topic {start.topic} gives no answer within {_SECONDS:.0f} s"
+            )
+    if foreign:
+        _LOG.warning(
+            "ignored %d records of the progress topic %s, partition %d, that no relay wrote "
+            "(last offset %d): allow only the relay to write to this topic",
+            len(foreign),
+            start.topic,
+            start.partition,
+            foreign[-1],
+        )
+    return found
