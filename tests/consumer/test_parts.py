@@ -1,0 +1,150 @@
+"""Parts of the consumer's work, each alone: without a server, a member of a group or the other parts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox_pipelines.consumer.consumer import drive
+from outbox_pipelines.consumer.database_retry import DatabaseRetry
+from outbox_pipelines.consumer.errors import ConsumerError, OutageError, StoppedError
+from outbox_pipelines.consumer.figures import Counts, Types
+from outbox_pipelines.consumer.handler_registry import Handler
+from outbox_pipelines.consumer.items import Item, Pace, groups
+from outbox_pipelines.consumer.settlement import Settlement
+from outbox_pipelines.errors import SetupError, UnavailableError
+
+CONFLICT = psycopg.errors.SerializationFailure("conflict")
+OUTAGE = psycopg.OperationalError("the connection is lost")
+
+
+def _plan(**given: Any) -> Any:
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def stay() -> None: ...
+
+    pauses: list[float] = []
+    plan = {
+        "source": "billing",
+        "waits": True,
+        "max_attempts": 1,
+        "copies": None,
+        "pause": pause,
+        "stay": stay,
+    }
+    return SimpleNamespace(**(plan | {"is_stopped": lambda: False, "pauses": pauses} | given))
+
+
+class _Attempts:
+    """An operation with these results, one after the other."""
+
+    def __init__(self, *results: Exception | int) -> None:
+        self.left = [*results]
+
+    async def __call__(self) -> int:
+        result = self.left.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def test_a_conflict_is_repeated_at_once_and_an_outage_after_a_pause() -> None:
+    plan = _plan()
+    retry = DatabaseRetry(plan, SimpleNamespace(warnings=0))
+    assert drive(retry.attempt(_Attempts(CONFLICT, CONFLICT, 1))) == 1
+    assert not plan.pauses
+    assert drive(retry.attempt(_Attempts(OUTAGE, OUTAGE, 2))) == 2
+    assert plan.pauses == [0.1, 0.2]
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        drive(retry.attempt(_Attempts(CONFLICT, CONFLICT, CONFLICT, 3)))
+
+
+def test_an_attempt_whose_handler_was_called_is_not_repeated() -> None:
+    retry = DatabaseRetry(_plan(), SimpleNamespace(warnings=0))
+
+    async def attempt() -> None:
+        retry.is_called = True
+        raise OUTAGE
+
+    with pytest.raises(psycopg.OperationalError):
+        drive(retry.attempt(attempt))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "raised"),
+    [
+        ({"waits": False}, OUTAGE, UnavailableError),
+        ({"is_stopped": lambda: True}, OUTAGE, StoppedError),
+        ({}, psycopg.errors.UndefinedTable("no table"), ConsumerError),
+        ({}, SetupError("wrong"), SetupError),
+    ],
+)
+def test_what_an_operation_does_not_wait_for(
+    given: dict[str, Any], error: Exception, raised: type[Exception]
+) -> None:
+    retry = DatabaseRetry(_plan(**given), SimpleNamespace(warnings=0))
+    with pytest.raises(raised):
+        drive(retry.run(_Attempts(error, 1)))
+
+
+def _item(**handler: Any) -> Item:
+    made = Handler(lambda event, connection: None, lambda event: event, **handler) if handler else None
+    return Item(None, "01890a5d-ac96-774b-bcce-b302099a8057", handler=made)
+
+
+def test_groups_are_what_one_transaction_can_have() -> None:
+    batch, single, skipped = _item(batch=2), _item(per_transaction=1), _item()
+    shared = [_item(per_transaction=9) for _ in range(4)]
+    wrong = Item(None, "", error="no event")
+    items = [batch, batch, batch, single, *shared[:2], skipped, *shared[2:], wrong]
+    pace = Pace()
+    sizes = [len(each) for each in groups(items, pace, shares=True)]
+    assert sizes == [2, 1, 1, 5, 1]
+    pace.events = 3
+    assert [len(each) for each in groups(items, pace, shares=True)] == [2, 1, 1, 3, 2, 1]
+
+
+class _Inbox:
+    def __init__(self) -> None:
+        self.received: list[dict[str, Any]] = []
+
+    async def receive(self, arrivals: Any, **more: Any) -> dict[Any, int]:
+        self.received.append(more)
+        return {each.message_id: 1 for each in arrivals}
+
+
+@pytest.mark.parametrize("policy", ["retry", "outage", "dead_letter"])
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_failed_event_is_settled_by_what_its_failure_means(policy: str, attempts: int) -> None:
+    async def judge(*given: Any) -> str:
+        return policy
+
+    async def run(do: Any) -> Any:
+        return await do()
+
+    inbox, counts = _Inbox(), Counts()
+    blamed = SimpleNamespace(blamed={})
+    message = SimpleNamespace(
+        topic=lambda: "events", partition=lambda: 0, offset=lambda: 0, timestamp=lambda: (1, 0)
+    )
+    settlement = Settlement(
+        _plan(max_attempts=attempts),
+        SimpleNamespace(run=run),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        inbox,  # type: ignore[arg-type]
+        SimpleNamespace(judge=judge, of=lambda handler: blamed),  # type: ignore[arg-type]
+        counts,
+        Types(()),
+    )
+    item = _item(per_transaction=1)
+    item.message = message
+    drive(settlement.fail(item, OutageError("away")))
+    is_dead = policy == "dead_letter" or (policy == "retry" and attempts == 1)
+    [received] = inbox.received
+    assert (received["dead"], received["attempts"]) == (is_dead, int(policy != "outage"))
+    assert (counts.failures, counts.dead_letters, counts.received) == (1, int(is_dead), 1)
+    assert bool(blamed.blamed) == (policy != "dead_letter")
