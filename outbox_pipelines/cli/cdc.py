@@ -12,6 +12,7 @@ import click
 from outbox_pipelines.cli.options import SECONDS
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import kinds
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def cutover(settings: Settings, target: str, dry_run: bool, seconds: float) -> N
 
 
 def _refuse_marked_table(settings: Settings) -> None:
-    if settings.table:
+    if not kinds.of(settings).has_positions:
         raise SetupError(
             "change data capture is for the append-only outbox, and OUTBOX_TABLE names an existing "
             "table: see `outbox adopt`"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from outbox_pipelines.cli.dead_letter_group import Texts, make_group
 from outbox_pipelines.core.text import short
+from outbox_pipelines.relay import kinds
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -17,21 +18,8 @@ if TYPE_CHECKING:
     from outbox_pipelines.relay.parking.dead_letters import DeadLetterRow
 
 
-class _EventId(click.ParamType[Any]):
-    name = "id"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        settings = context.find_object(Settings) if context else None
-        if settings is not None and settings.table:
-            # An existing table has ids of any kind.
-            return str(value)
-        return click.UUID.convert(value, parameter, context)
-
-
 @contextmanager
 def _table(settings: Settings) -> Iterator[Store]:
-    from outbox_pipelines.relay import kinds
-
     yield kinds.of(settings).dead_letters(settings)
 
 
@@ -68,5 +56,6 @@ dead_letters = make_group(
         click.option("--aggregate-id", help="Of the aggregate with this id."),
     ],
     _line,
-    _EventId(),
+    # An existing table has ids of any kind.
+    click.STRING,
 )

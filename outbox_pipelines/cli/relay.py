@@ -17,6 +17,7 @@ from outbox_pipelines.cli.outbox_option import chosen_list
 from outbox_pipelines.core.signals import set_from_handler
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.outboxes import Outboxes
+from outbox_pipelines.relay import kinds
 from outbox_pipelines.settings import Settings
 
 
@@ -86,7 +87,7 @@ def relay(
         return
     settings = outboxes.get(names[0] if names else None).model_copy(update=changes)
     for option, is_given in (("--rebase", rebase), ("--shard", shard is not None)):
-        if is_given and settings.table:
+        if is_given and not kinds.of(settings).has_positions:
             raise SetupError(f"{option}: an existing table (OUTBOX_TABLE) has no position and no shards")
     if rebase:
         _rebase(settings)

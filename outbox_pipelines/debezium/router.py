@@ -102,7 +102,7 @@ def _refuse(settings: Settings) -> None:
             f"OUTBOX_VALUE_FORMAT={settings.value_format}: Debezium sends the payload as it is: set "
             f"OUTBOX_VALUE_FORMAT=payload, {_RELAY}"
         )
-    if settings.topic_map:
+    if parsed.topic_map(settings):
         raise SetupError(
             "OUTBOX_TOPIC_MAP: Debezium has one rule for all topics: unset it and write OUTBOX_TOPIC, "
             f"{_RELAY}"

@@ -10,6 +10,7 @@ from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings
@@ -76,7 +77,7 @@ def clean_table_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `clean_table_schedule`."""
 
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
-        if not settings.table or settings.clean_after_hours is None:
+        if kinds.of(settings).has_days or settings.clean_after_hours is None:
             return dg.SkipReason("no clean-up configured: set OUTBOX_TABLE and OUTBOX_CLEAN_AFTER_HOURS")
         return dg.RunRequest()
 

@@ -11,6 +11,7 @@ from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import NO_DAYS, requests
+from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings
@@ -124,7 +125,7 @@ def drop_days(outbox: Outbox) -> dg.ScheduleDefinition:
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
         from outbox_pipelines.archive import drop
 
-        if settings.table:
+        if not kinds.of(settings).has_days:
             return dg.SkipReason(NO_DAYS)
         if not settings.archive:
             return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive and drop days")

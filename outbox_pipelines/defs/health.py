@@ -17,6 +17,7 @@ from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.reports import HOUR, Reported
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES, Rule, Status, judge
+from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import Measurements
@@ -96,8 +97,6 @@ def health(outbox: Outbox) -> dg.AssetsDefinition:
     )
     def health() -> Iterator[dg.ObserveResult]:
         with one_line(outbox):
-            from outbox_pipelines.relay import kinds
-
             settings = outbox.load_settings()
             found = kinds.of(settings).measure(settings)
         yield dg.ObserveResult(asset_key=key, metadata=_numbers(found))
@@ -193,7 +192,7 @@ def last_hour(outbox: Outbox) -> dg.AssetChecksDefinition:
         error = None
         try:
             settings = outbox.load_settings()
-            found = [] if settings.table else hour.validate(settings)
+            found = hour.validate(settings) if kinds.of(settings).has_positions else []
         except (SetupError, psycopg.Error) as failure:
             # The check `database` is the one that an operator is notified of.
             error = said(outbox, failure)

@@ -8,6 +8,7 @@ import dagster as dg
 from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings
@@ -59,7 +60,7 @@ def make_months_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `make_months_schedule`."""
 
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
-        if not settings.table or settings.months_ahead is None:
+        if kinds.of(settings).has_days or settings.months_ahead is None:
             return dg.SkipReason("no months to make: set OUTBOX_TABLE and OUTBOX_MONTHS_AHEAD")
         return dg.RunRequest()
 

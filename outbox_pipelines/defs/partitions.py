@@ -11,6 +11,7 @@ from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import NO_DAYS
+from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings
@@ -149,7 +150,7 @@ def maintain_partitions_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `maintain_partitions_schedule`."""
 
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
-        return dg.RunRequest() if not settings.table else dg.SkipReason(NO_DAYS)
+        return dg.RunRequest() if kinds.of(settings).has_days else dg.SkipReason(NO_DAYS)
 
     # Not on the hour, when many other jobs start.
     name = "maintain_partitions"

@@ -27,6 +27,7 @@ import dagster as dg
 from outbox_pipelines.defs import failures
 from outbox_pipelines.defs.outbox import Outbox, plain_line
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import Measurements
@@ -86,7 +87,6 @@ class Reading:
     @cached_property
     def _measurements(self) -> Measurements | Exception:
         # Imported here so that definitions load without the drivers.
-        from outbox_pipelines.relay import kinds
 
         try:
             settings = self.settings()

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
@@ -17,6 +17,7 @@ from outbox_pipelines.existing.ownership import TableOwnership, holding
 from outbox_pipelines.quality import rules
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.kinds import Status
+from outbox_pipelines.relay.parking.dead_letters import Replayed
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
+
+
+has_days: Final = False
+has_positions: Final = False
 
 
 def check(settings: Settings) -> None:
@@ -94,6 +99,9 @@ class _DeadLetters:
                 "published, in your application"
             )
         return rows.replay(self._settings, given)
+
+    def replay(self, given: Mapping[str, Any], *, actor: str, reason: str, seconds: float) -> Replayed:
+        return Replayed(rows.replay(self._settings, given), [], None)
 
 
 dead_letters = _DeadLetters

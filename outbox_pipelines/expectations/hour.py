@@ -14,6 +14,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.expectations import checkpoint, queries
 from outbox_pipelines.expectations.checkpoint import Finding, suite_name
 from outbox_pipelines.quality.rules import rules
+from outbox_pipelines.relay import kinds
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
@@ -32,7 +33,7 @@ def validate(settings: Settings) -> list[Finding]:
     Raises:
         SetupError: the database is unavailable or has no outbox, or the project cannot be used.
     """
-    if settings.table:
+    if not kinds.of(settings).has_positions:
         raise SetupError("an existing table (OUTBOX_TABLE) has no measurements of the last hour")
     published, failed = read(settings)
     name = suite_name(settings, "hour")

@@ -101,6 +101,11 @@ class Measurements:
     """Debezium's connector; None without OUTBOX_CONNECT."""
 
     @property
+    def has_days(self) -> bool:
+        """Whether there are days, keys and parked events: not in an existing table."""
+        return self.slots is not None
+
+    @property
     def unpublished(self) -> int:
         """Committed events that are not published, counted up to `CAP`."""
         return min(CAP, sum(shard.backlog for shard in self.shards))

@@ -275,23 +275,18 @@ _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
 
 
 def rules(settings: Settings) -> list[Rule]:
-    """Return the rules that apply, with the thresholds of OUTBOX_WARN_AT and OUTBOX_ERROR_AT."""
+    """Return the rules, with the thresholds of OUTBOX_WARN_AT and OUTBOX_ERROR_AT."""
     warn, error = parsed.thresholds(settings)
 
     def limited(rule: Rule) -> Rule:
         return replace(rule, warn=warn.get(rule.name, rule.warn), error=error.get(rule.name, rule.error))
 
-    def applies(rule: Rule) -> bool:
-        if rule.name in OF_CONNECTOR and not settings.connect:
-            return False
-        return rule.name in OF_TABLES or not settings.table
-
-    return [limited(rule) for rule in RULES if applies(rule)]
+    return [limited(rule) for rule in RULES if settings.connect or rule.name not in OF_CONNECTOR]
 
 
 def judge(settings: Settings, found: Measurements) -> list[CheckResult]:
     """Return the result of each rule that applies, in the order of `RULES`."""
-    return [judge_one(rule, found) for rule in rules(settings)]
+    return [judge_one(rule, found) for rule in rules(settings) if found.has_days or rule.name in OF_TABLES]
 
 
 def worst(results: Iterable[CheckResult]) -> Status:

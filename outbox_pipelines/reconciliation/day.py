@@ -28,6 +28,7 @@ from outbox_pipelines.reconciliation import (
 )
 from outbox_pipelines.reconciliation.report import Report, Side
 from outbox_pipelines.reconciliation.workspace import Workspace, workspace
+from outbox_pipelines.relay import kinds
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
@@ -51,7 +52,7 @@ def reconcile(
         UnavailableError: a database, the archive or Kafka does not answer.
     """
     started = time.monotonic()
-    if settings.table:
+    if not kinds.of(settings).has_days:
         raise SetupError("only the pipeline's own tables can be reconciled: unset OUTBOX_TABLE")
     settings.require_kafka()
     wanted = consumers.chosen(settings, names)

@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
-from uuid import UUID
-
-from outbox_pipelines.database import Connection
-from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
+    from outbox_pipelines.database import Connection
     from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.quality.rules import CheckResult
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.ownership import Ownership
+    from outbox_pipelines.relay.parking.dead_letters import Replayed
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
     from outbox_pipelines.relay.totals import Totals
+    from outbox_pipelines.settings import Settings
 
 _APPEND_ONLY: Final = "outbox_pipelines.relay.append_only"
 _EXISTING_TABLE: Final = "outbox_pipelines.existing.kind"
@@ -57,15 +56,27 @@ class Store(Protocol):
     def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
         """Return the matching dead letters: a dataclass with `total`, `by_error` and `rows`."""
 
-    def show(self, given: UUID) -> list[dict[str, Any]]:
+    def show(self, given: Any) -> list[dict[str, Any]]:
         """Return everything known about the dead letters with this id."""
 
     def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
         """Replay or discard dead letters; return how many."""
 
 
+class RelayStore(Store, Protocol):
+    """Those of a relay. Ids are given as text."""
+
+    def replay(self, given: Mapping[str, Any], *, actor: str, reason: str, seconds: float) -> Replayed:
+        """Replay dead letters, and wait at most so long until a relay has tried each."""
+
+
 class Kind(Protocol):
     """What depends on the table that is relayed. All of it raises `SetupError` for what is not set up."""
+
+    has_days: bool
+    """Whether its rows are kept in days, which are closed, archived and dropped."""
+    has_positions: bool
+    """Whether shards' positions say what is published. If not, its rows do, and relays record no progress."""
 
     def check(self, settings: Settings) -> None:
         """Check what a relay needs before it waits for anything."""
@@ -95,7 +106,7 @@ class Kind(Protocol):
     def what_is_not_locked(self, settings: Settings) -> dict[str, Any]:
         """Return the figures that no lock of another session conceals."""
 
-    def dead_letters(self, settings: Settings) -> Store:
+    def dead_letters(self, settings: Settings) -> RelayStore:
         """Return where its dead letters are."""
 
     def fleet_name(self, settings: Settings) -> str:

@@ -18,7 +18,7 @@ import psycopg
 from outbox_pipelines import slot_reader
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import kinds, queries
 from outbox_pipelines.relay.cdc.behind import position_behind
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
@@ -51,7 +51,7 @@ def start_at(settings: Settings, start: str) -> Start | None:
     Raises:
         SetupError: the start is none of these, or the outbox has been relayed before.
     """
-    if settings.table:
+    if not kinds.of(settings).has_positions:
         raise SetupError(
             "--start-at: the marks in OUTBOX_TABLE decide what is published; mark rows to skip them"
         )

@@ -35,38 +35,6 @@ SHARD = ShardStatus(
     events_per_second=0.0,
     lag_seconds=None,
 )
-WELL = Measurements(
-    shards=[SHARD],
-    parked=0,
-    blocked_aggregates=0,
-    parked_reasons={},
-    dead_letters=0,
-    new_dead_letters=0,
-    dead_letter_reasons={},
-    days_ahead=14,
-    days_late=Late(0, 0, 0),
-    days_detached=0,
-    table_bytes=0,
-    keys=0,
-    keys_bytes=0,
-    oldest_transaction_seconds=0.0,
-    oldest_transaction=None,
-)
-CONNECTOR = Connector(
-    name="shop",
-    error=None,
-    state="RUNNING",
-    worker="a:8083",
-    trace=None,
-    tasks=[Task(0, "RUNNING", "a:8083", None)],
-    slot="debezium_shop_public",
-    slot_exists=True,
-    slot_lost=False,
-    slot_active=True,
-    unconfirmed_bytes=0,
-    retained_bytes=0,
-    waiting_seconds=0.0,
-)
 SLOTS = Slots(
     slot="outbox_shop_public",
     made=True,
@@ -87,6 +55,39 @@ SLOTS = Slots(
     standbys=[],
     waiting_commits=0,
     others=[],
+)
+WELL = Measurements(
+    shards=[SHARD],
+    parked=0,
+    blocked_aggregates=0,
+    parked_reasons={},
+    dead_letters=0,
+    new_dead_letters=0,
+    dead_letter_reasons={},
+    days_ahead=14,
+    days_late=Late(0, 0, 0),
+    days_detached=0,
+    table_bytes=0,
+    keys=0,
+    keys_bytes=0,
+    oldest_transaction_seconds=0.0,
+    oldest_transaction=None,
+    slots=replace(SLOTS, slot=None, made=False),
+)
+CONNECTOR = Connector(
+    name="shop",
+    error=None,
+    state="RUNNING",
+    worker="a:8083",
+    trace=None,
+    tasks=[Task(0, "RUNNING", "a:8083", None)],
+    slot="debezium_shop_public",
+    slot_exists=True,
+    slot_lost=False,
+    slot_active=True,
+    unconfirmed_bytes=0,
+    retained_bytes=0,
+    waiting_seconds=0.0,
 )
 # What makes each rule an error, or a warning where it knows no errors.
 WRONG = {

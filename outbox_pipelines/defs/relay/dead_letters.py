@@ -3,7 +3,6 @@
 # No postponed annotations here: Dagster reads those of the functions it decorates as written.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal
-from uuid import UUID
 
 import dagster as dg
 from pydantic import Field
@@ -12,10 +11,10 @@ from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs import pages
 from outbox_pipelines.defs.failures import one_line, require_seconds
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
     from outbox_pipelines.relay.parking.dead_letters import DeadLetterRow, Replayed
-    from outbox_pipelines.settings import Settings
 
 # Rows of the table.
 _MOST = 50
@@ -46,38 +45,23 @@ def act_on_dead_letters(outbox: Outbox) -> dg.OpDefinition:
     @dg.op(name=outbox.name_of("act_on_dead_letters"))
     def act_on_dead_letters(context: dg.OpExecutionContext, config: DeadLettersConfig) -> None:
         """List the selected dead letters, then replay or discard them if requested."""
-        # Imported here so that definitions load without the drivers.
-        from outbox_pipelines.relay.parking import dead_letters
-
         require_seconds("wait_seconds", config.wait_seconds)
-        with one_line(outbox):
-            settings = outbox.load_settings()
-        if settings.table:
-            _act_on_rows(context, config, outbox, settings)
-            return
-        try:
-            which = dead_letters.Filter(
-                ids=tuple(UUID(one) for one in config.ids),
-                event_type=config.event_type,
-                aggregate_type=config.aggregate_type,
-                aggregate_id=config.aggregate_id,
-                error=config.error,
-            )
-        except ValueError as error:
-            raise dg.Failure(f"{error}: use the ids that `list` shows", allow_retries=False) from None
-        _check(config, is_empty=which.is_empty)
+        given = {name: getattr(config, name) for name in _CONDITIONS}
+        _check(config, is_empty=not any(given.values()))
         actor = f"Dagster run {context.run_id[:8]}"
         done = 0
         replayed = None
         with one_line(outbox):
-            found = dead_letters.find(settings, which)
+            settings = outbox.load_settings()
+            letters = kinds.of(settings).dead_letters(settings)
+            found = letters.find(given, limit=_MOST, discarded=False)
             if config.action == "replay":
-                replayed = dead_letters.replay(
-                    settings, which, actor=actor, reason=config.reason, seconds=config.wait_seconds
+                replayed = letters.replay(
+                    given, actor=actor, reason=config.reason, seconds=config.wait_seconds
                 )
                 done = replayed.done
             elif config.action == "discard":
-                done = dead_letters.act(settings, "discard", which, actor=actor, reason=config.reason)
+                done = letters.act("discard", given, actor=actor, reason=config.reason)
         context.add_output_metadata(
             {
                 "found": found.total,
@@ -103,34 +87,15 @@ def _check(config: DeadLettersConfig, *, is_empty: bool) -> None:
         raise dg.Failure("reason is empty: set it; it is recorded in the audit", allow_retries=False)
 
 
-def _act_on_rows(
-    context: dg.OpExecutionContext, config: DeadLettersConfig, outbox: Outbox, settings: "Settings"
-) -> None:
-    """Do the same for an existing table, which has no audit and no discarded events."""
-    from outbox_pipelines.relay import kinds
-
-    given = {name: getattr(config, name) for name in _CONDITIONS}
-    _check(config, is_empty=not any(given.values()))
-    if config.action == "discard":
-        raise dg.Failure("an existing table cannot discard: delete or mark the rows", allow_retries=False)
-    with one_line(outbox):
-        rows = kinds.of(settings).dead_letters(settings)
-        found = rows.find(given, limit=_MOST, discarded=False)
-        done = 0
-        if config.action == "replay":
-            done = rows.act("replay", given, actor="", reason=config.reason)
-    context.add_output_metadata(
-        {"found": found.total, "done": done, "by_reason": found.by_error, "dead_letters": _table(found.rows)}
-    )
-    context.log.info(f"dead letters found: {found.total:,}; pending again: {done:,}")
-
-
 def _tell_replayed(context: dg.OpExecutionContext, replayed: "Replayed", seconds: float) -> None:
     """Log the outcome of a replay.
 
     Raises:
         Failure: some events are dead letters again.
     """
+    if replayed.untried is None:
+        context.log.info(f"pending again: {replayed.done:,}")
+        return
     published = replayed.done - len(replayed.again) - replayed.untried
     context.log.info(f"replayed: {replayed.done:,}; published: {published:,}")
     if replayed.untried:

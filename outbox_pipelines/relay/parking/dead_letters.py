@@ -160,8 +160,8 @@ class Replayed:
     """How many were replayed."""
     again: list[DeadLetterRow]
     """Events that became dead letters again."""
-    untried: int
-    """Number of events that no relay has tried yet."""
+    untried: int | None
+    """Number of events that no relay has tried yet; None where that is not recorded."""
 
 
 def replay(settings: Settings, which: Filter, *, actor: str, reason: str, seconds: float) -> Replayed:

@@ -353,12 +353,11 @@ def families(outboxes: Iterable[tuple[Settings, Measurements | None]]) -> list[M
         for family, of_shard in of_shards:
             for shard in found.shards:
                 family.add_metric([outbox, str(shard.shard)], of_shard(shard))
-        is_table = settings.table
         for family, of_outbox in of_outboxes:
             # A table has no days and no keys: 0 would mean that they are missing.
-            if not is_table or family.name == _DEAD_LETTERS:
+            if found.has_days or family.name == _DEAD_LETTERS:
                 family.add_metric([outbox], of_outbox(found))
-        if not is_table:
+        if found.has_days:
             late.add_metric([outbox, "close"], found.days_late.to_close)
             late.add_metric([outbox, "archive"], found.days_late.to_archive)
             late.add_metric([outbox, "drop"], found.days_late.to_drop)
