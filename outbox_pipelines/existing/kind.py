@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from outbox_pipelines.existing.worker import MarkedTableWorker
     from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+    from outbox_pipelines.relay.run import Run
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
 
 
@@ -48,11 +49,11 @@ def make_worker(
     place: TableOwnership,
     producer: IdempotentProducer,
     blocked: SharedBlockedAggregates,
-    **given: Any,
+    run: Run,
 ) -> MarkedTableWorker:
     from outbox_pipelines.existing.worker import make_marked_table_worker
 
-    return make_marked_table_worker(settings, place, producer, blocked, **given)
+    return make_marked_table_worker(settings, place, producer, blocked, run)
 
 
 def measure(settings: Settings) -> Measurements:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from outbox_pipelines.existing import queries
 from outbox_pipelines.existing.core.claimer import Claimer
@@ -20,16 +19,14 @@ from outbox_pipelines.existing.ownership import TableOwnership
 from outbox_pipelines.existing.retries import MarkedTableRetries
 from outbox_pipelines.existing.source import MarkedTableSource, names
 from outbox_pipelines.quality.measured import CAP
-from outbox_pipelines.relay.core.attempts import DeadLetter
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.publisher import Publisher
-from outbox_pipelines.relay.host import ALONE, Host
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+from outbox_pipelines.relay.run import Run
 from outbox_pipelines.relay.shard import Settled
 from outbox_pipelines.relay.shared import SharedBatchQueue, SharedBlockedAggregates, SharedLedger
-from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.relay.threads import Threads
 from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.settings import Settings
@@ -47,26 +44,14 @@ class MarkedTableWorker:
         producer: IdempotentProducer,
         publisher: Publisher,
         blocked: SharedBlockedAggregates,
-        *,
-        stop: threading.Event,
-        until_empty: bool = False,
-        hand_over_after: float | None = None,
-        on_progress: Callable[[Settled], None] | None = None,
-        on_dead_letter: Callable[[DeadLetter], None] | None = None,
-        metrics: Metrics | None = None,
-        host: Host = ALONE,
+        run: Run,
     ) -> None:
-        self._host = host
-        self._metrics = metrics or Metrics()
+        self._run = run
         self._heartbeat = settings.lease_seconds / 5
         self._ownership = ownership
         self._producer = producer
         self._publisher = publisher
         self._blocked = blocked
-        self._stop = stop
-        self._until_empty = until_empty
-        self._hand_over_after = hand_over_after
-        self._on_progress = on_progress or (lambda settled: None)
         self._source = MarkedTableSource(settings, ownership)
         self._retries = MarkedTableRetries(
             settings,
@@ -74,10 +59,10 @@ class MarkedTableWorker:
             self._source,
             blocked,
             topics=producer.lookups,
-            on_dead_letter=on_dead_letter or (lambda dead_letter: None),
+            on_dead_letter=run.on_dead_letter,
         )
         self._ledger = SharedLedger()
-        batches = SharedBatchQueue(host.patience)
+        batches = SharedBatchQueue(run.host.patience)
         self._claimer = Claimer(
             self._source,
             batches,
@@ -86,8 +71,8 @@ class MarkedTableWorker:
             self._retries,
             publisher.breaker,
             clock=time.monotonic,
-            is_told=stop.is_set,
-            until_empty=until_empty,
+            is_told=run.stop.is_set,
+            until_empty=run.until_empty,
             on_settled=self._count,
         )
         self._flow = Flow(
@@ -99,9 +84,9 @@ class MarkedTableWorker:
             CrashGuard(0, (None, 0), mark=lambda seq: None),
             clock=time.monotonic,
             is_stopped=self._claimer.is_stopped,
-            until_empty=until_empty,
-            on_complete=self._metrics.acknowledged,
-            report_poll=host.report_poll,
+            until_empty=run.until_empty,
+            on_complete=run.metrics.acknowledged,
+            report_poll=run.host.report_poll,
         )
         self._started = time.monotonic()
         self._end = threading.Event()
@@ -160,8 +145,8 @@ class MarkedTableWorker:
             if is_last:
                 return
             self._claimer.look_after()
-            if self._is_time_to_hand_over():
-                self._stop.set()
+            if self._run.must_hand_over(self._ownership, self._started):
+                self._run.stop.set()
             has_claimed = self._claimer.claim()
 
     def _beat(self) -> None:
@@ -177,30 +162,19 @@ class MarkedTableWorker:
         if self._progress and (last or time.monotonic() - self._progress_at >= _PROGRESS_EVERY):
             events = sum(self._progress.popleft() for _ in range(len(self._progress)))
             self._progress_at = time.monotonic()
-            self._on_progress(Settled(events, None, self._producer.topics))
+            self._run.on_progress(Settled(events, None, self._producer.topics))
 
     def _tell(self) -> None:
         """Show the state of the connection to Kafka in the database and the log, if it has changed."""
         breaker = self._publisher.breaker
         if breaker.state is not self._shown:
             self._shown = breaker.state
-            self._metrics.breaker(breaker.state)
+            self._run.metrics.breaker(breaker.state)
             self._ownership.show_kafka(breaker)
-
-    def _is_time_to_hand_over(self) -> bool:
-        if self._stop.is_set():
-            return False
-        is_over = (
-            self._hand_over_after is not None
-            and time.monotonic() - self._started >= self._hand_over_after
-            # Without a successor the relay continues: the process that starts relays may have crashed.
-            and self._ownership.is_awaited()
-        )
-        return is_over or self._host.must_hand_over(self._ownership)
 
     def _count_unpublished(self) -> None:
         """Count what a run until empty leaves unpublished: blocked events and dead letters."""
-        if not self._until_empty:
+        if not self._run.until_empty:
             return
         # From the table, where it records them: an earlier process may have given events up.
         self.totals.unpublished = self._retries.dead
@@ -219,8 +193,8 @@ def make_marked_table_worker(
     ownership: TableOwnership,
     producer: IdempotentProducer,
     blocked: SharedBlockedAggregates,
-    **given: Any,
+    run: Run,
 ) -> MarkedTableWorker:
-    """Return a worker for an owned table; `given` are further arguments of `MarkedTableWorker`."""
+    """Return a worker for an owned table."""
     publisher = Publisher(producer, blocked, patience=settings.breaker_seconds, clock=time.monotonic)
-    return MarkedTableWorker(settings, ownership, producer, publisher, blocked, **given)
+    return MarkedTableWorker(settings, ownership, producer, publisher, blocked, run)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.parking.dead_letters import Filter, Found, Replayed
+    from outbox_pipelines.relay.run import Run
     from outbox_pipelines.relay.shard import Shard
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
     from outbox_pipelines.relay.worker import Worker
@@ -47,11 +48,11 @@ def make_worker(
     place: Shard,
     producer: IdempotentProducer,
     blocked: SharedBlockedAggregates,
-    **given: Any,
+    run: Run,
 ) -> Worker:
     from outbox_pipelines.relay import publishing
 
-    return publishing.make_worker(settings, place, producer, blocked, **given)
+    return publishing.make_worker(settings, place, producer, blocked, run)
 
 
 def measure(settings: Settings) -> Measurements:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.ownership import Ownership
     from outbox_pipelines.relay.parking.dead_letters import Replayed
+    from outbox_pipelines.relay.run import Run
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
     from outbox_pipelines.relay.totals import Totals
     from outbox_pipelines.settings import Settings
@@ -93,9 +94,9 @@ class Kind(Protocol):
         place: Any,
         producer: IdempotentProducer,
         blocked: SharedBlockedAggregates,
-        **given: Any,
+        run: Run,
     ) -> Worker:
-        """Return a worker for what `own` has returned, once it is taken; `given` as `Worker` takes it."""
+        """Return a worker for what `own` has returned, once it is taken."""
 
     def measure(self, settings: Settings) -> Measurements:
         """Return the measurements for checks, alerts and metrics."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 from uuid import uuid4
 
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+from outbox_pipelines.relay.run import Run
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shared import SharedBlockedAggregates
 from outbox_pipelines.relay.transactional_producer import FencingProducer, recover
@@ -21,16 +21,14 @@ def make_worker(
     shard: Shard,
     producer: IdempotentProducer,
     blocked: SharedBlockedAggregates,
-    **given: Any,
+    run: Run,
 ) -> Worker:
-    """Return a worker for a shard that has been taken; `given` as `Worker` takes it."""
+    """Return a worker for a shard that has been taken."""
     uses_transactions = settings.delivery == "exactly_once" or shard.tick_id is not None
     if uses_transactions and (fencing := _recovered(settings, shard)) is not None:
         producer.close()
         producer = fencing
-    return Worker(
-        settings, shard, producer, make_publisher(settings, shard, producer, blocked), blocked, **given
-    )
+    return Worker(settings, shard, producer, make_publisher(settings, shard, producer, blocked), blocked, run)
 
 
 def make_publisher(

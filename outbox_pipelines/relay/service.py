@@ -36,6 +36,7 @@ from outbox_pipelines.relay.lost_sessions import noticing
 from outbox_pipelines.relay.memory import collecting_rarely, return_large_blocks
 from outbox_pipelines.relay.ownership import Ownership
 from outbox_pipelines.relay.parking import hooks
+from outbox_pipelines.relay.run import Run
 from outbox_pipelines.relay.shard import Settled
 from outbox_pipelines.relay.shards.heartbeats import beating
 from outbox_pipelines.relay.shards.ownership import NoSuchShardError
@@ -104,29 +105,36 @@ def relay(
         ShardOwnedError: another relay owns the shard (or waits for it), and `standby` forbids waiting.
     """
     return_large_blocks()
-    stop = stop or threading.Event()
     metrics = metrics or Metrics()
+    run = Run(
+        stop=stop or threading.Event(),
+        until_empty=until_empty,
+        hand_over_after=hand_over_after,
+        on_progress=on_progress or (lambda settled: None),
+        on_dead_letter=hooks.reporter(metrics),
+        metrics=metrics,
+        host=host,
+    )
     owner = owner or default_owner()
-    kind = kinds.of(settings)
-    if until_empty and shard is None:
-        totals = Totals()
-        for number in kind.shards(settings):
-            totals += relay(
-                settings,
-                shard=number,
-                owner=owner,
-                stop=stop,
-                standby=standby,
-                until_empty=True,
-                on_take=on_take,
-                on_progress=on_progress,
-                metrics=metrics,
-                host=host,
-            )
-        return totals
+    numbers = kinds.of(settings).shards(settings) if until_empty and shard is None else [shard]
+    totals = Totals()
+    for number in numbers:
+        totals += _relay(settings, number, owner, standby, on_take or (lambda shard: None), run)
+    return totals
+
+
+def _relay(
+    settings: Settings,
+    shard: int | None,
+    owner: str,
+    standby: Standby,
+    on_take: Callable[[int], None],
+    run: Run,
+) -> Totals:
+    """Relay one shard until the run ends; start over if it is lost, or after an outage."""
+    kind, stop, metrics = kinds.of(settings), run.stop, run.metrics
     has_worked = has_taken = False
     pauses, totals, outage = _pauses(), Totals(), RepeatedLines(_LOG)
-    on_dead_letter = hooks.reporter(metrics)
     with limited_after(stop):
         while True:
             place: Ownership | None = None
@@ -147,21 +155,8 @@ def relay(
                     break
                 # The worker sends its own heartbeats, but only once it runs.
                 with beating(place.beat, settings.lease_seconds / 5):
-                    worker = kind.make_worker(
-                        settings,
-                        place,
-                        producer,
-                        blocked,
-                        stop=stop,
-                        until_empty=until_empty,
-                        hand_over_after=hand_over_after,
-                        on_progress=on_progress,
-                        on_dead_letter=on_dead_letter,
-                        metrics=metrics,
-                        host=host,
-                    )
-                    if on_take is not None:
-                        on_take(place.shard)
+                    worker = kind.make_worker(settings, place, producer, blocked, run)
+                    on_take(place.shard)
                     metrics.took(place.shard)
                     has_taken, pauses = True, _pauses()
                     outage.end("outage", "relaying again")
@@ -181,10 +176,10 @@ def relay(
                     _LOG.warning("stopped while %s", first_line(error))
                     break
                 # A run until empty reports the outage; a service waits for its end.
-                if until_empty and not isinstance(error, ShardLostError):
+                if run.until_empty and not isinstance(error, ShardLostError):
                     raise
                 # A setting that is wrong from the start is reported at once, and a session does not wait.
-                if not has_worked and (isinstance(error, RefusedError) or hand_over_after is not None):
+                if not has_worked and (isinstance(error, RefusedError) or run.hand_over_after is not None):
                     raise
                 outage.log("outage", "starting over: %s", first_line(error))
             finally:

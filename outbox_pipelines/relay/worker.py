@@ -13,7 +13,6 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -30,17 +29,16 @@ from outbox_pipelines.relay.core.quarantine import Quarantine
 from outbox_pipelines.relay.core.retries import MAX_CRASHES, Retries
 from outbox_pipelines.relay.core.settler import MANY_EVENTS, Settler
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
-from outbox_pipelines.relay.host import ALONE, Host
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.relay.parking.due_commands import DueCommands
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.parking.table import ParkedTable
 from outbox_pipelines.relay.reader import Reader
+from outbox_pipelines.relay.run import Run
 from outbox_pipelines.relay.shard import Settled, Shard
 from outbox_pipelines.relay.shards.heartbeats import beating
 from outbox_pipelines.relay.shared import SharedBlockedAggregates, SharedLedger
-from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.relay.threads import Threads
 from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.relay.transactional_producer import place
@@ -64,26 +62,13 @@ class Worker:
         producer: IdempotentProducer,
         publisher: Publisher,
         blocked: SharedBlockedAggregates,
-        *,
-        stop: threading.Event,
-        until_empty: bool = False,
-        hand_over_after: float | None = None,
-        on_progress: Callable[[Settled], None] | None = None,
-        on_dead_letter: Callable[[DeadLetter], None] | None = None,
-        metrics: Metrics | None = None,
-        host: Host = ALONE,
+        run: Run,
     ) -> None:
-        self._host = host
-        self._guard_turn, self._trial_turn = host.turn(), host.turn()
+        self._run = run
+        self._guard_turn, self._trial_turn = run.host.turn(), run.host.turn()
         self._shard = shard
         self._producer = producer
         self._publisher = publisher
-        self._stop = stop
-        self._until_empty = until_empty
-        self._hand_over_after = hand_over_after
-        self._on_progress = on_progress or (lambda settled: None)
-        on_dead_letter = on_dead_letter or (lambda dead_letter: None)
-        self._metrics = metrics or Metrics()
         self._heartbeat = settings.lease_seconds / 5
         self._started = time.monotonic()
         self._end = threading.Event()
@@ -116,9 +101,9 @@ class Worker:
             most_attempts=settings.max_attempts,
             retry_seconds=settings.retry_seconds,
             batch_bytes=settings.batch_bytes,
-            on_dead_letter=on_dead_letter,
+            on_dead_letter=run.on_dead_letter,
             on_crash=_warn,
-            counters=self._metrics,
+            counters=run.metrics,
             may_isolate=self._trial_turn.take,
         )
         self._settler = Settler(
@@ -129,9 +114,9 @@ class Worker:
             publisher.breaker,
             clock=time.monotonic,
             heartbeat=self._heartbeat,
-            is_stopped=stop.is_set,
+            is_stopped=run.stop.is_set,
             on_settled=self._count,
-            on_dead_letter=lambda event, why: on_dead_letter(DeadLetter(event, 0, why)),
+            on_dead_letter=lambda event, why: run.on_dead_letter(DeadLetter(event, 0, why)),
         )
         self._reader = Reader(
             settings,
@@ -143,8 +128,8 @@ class Worker:
             end=self._end,
             has_passed=has_passed,
             prepare=producer.prepare,
-            until_empty=until_empty,
-            host=host,
+            until_empty=run.until_empty,
+            host=run.host,
             turn=self._guard_turn,
         )
         self._flow = Flow(
@@ -155,10 +140,10 @@ class Worker:
             self._retries,
             self._crash_guard,
             clock=time.monotonic,
-            is_stopped=stop.is_set,
-            until_empty=until_empty,
-            on_complete=self._metrics.acknowledged,
-            report_poll=host.report_poll,
+            is_stopped=run.stop.is_set,
+            until_empty=run.until_empty,
+            on_complete=run.metrics.acknowledged,
+            report_poll=run.host.report_poll,
         )
         self._pauses = True
         if isinstance(publisher, TransactionalPublisher):
@@ -189,7 +174,7 @@ class Worker:
             # Ending a transaction may take longer than the lease; a shard lost now counts as a crash.
             with beating(self._shard.beat, self._heartbeat):
                 self._threads.guard(self._close_prober)
-                self._commands.close(_OFF_SECONDS if self._until_empty else _HURRY_SECONDS)
+                self._commands.close(_OFF_SECONDS if self._run.until_empty else _HURRY_SECONDS)
                 self._marks.close()
                 self._publisher.discard()
             self._guard_turn.give_back()
@@ -199,7 +184,7 @@ class Worker:
         self.totals.seconds = time.monotonic() - self._started
         if self._threads.failure is not None:
             raise self._threads.failure
-        if self._until_empty:
+        if self._run.until_empty:
             totals = self.totals
             totals.unpublished, totals.paused, totals.paused_seconds = self._parked.unpublished()
         return self.totals
@@ -224,13 +209,13 @@ class Worker:
             self._settler.look_after()
             if self._retries.is_quiet:
                 self._trial_turn.give_back()
-            if self._is_time_to_hand_over():
-                self._stop.set()
+            if self._run.must_hand_over(self._shard, self._started):
+                self._run.stop.set()
             if self._pauses and events is not None and events < MANY_EVENTS:
                 self._end.wait(_SETTLE_PAUSE)
 
     def _count(self, events: int, seconds: float, settled: Settled | None) -> None:
-        self._metrics.settled(events, seconds, settled)
+        self._run.metrics.settled(events, seconds, settled)
         self.totals.events += events
         if settled is not None:
             self._settled.append(settled)
@@ -240,7 +225,7 @@ class Worker:
         breaker = self._publisher.breaker
         if breaker.state is not self._shown:
             self._shown = breaker.state
-            self._metrics.breaker(breaker.state)
+            self._run.metrics.breaker(breaker.state)
             self._shard.show_breaker(breaker.state.value, breaker.reason)
             if breaker.state is State.OPEN:
                 _LOG.warning("Kafka is unavailable: %s", breaker.reason)
@@ -251,22 +236,13 @@ class Worker:
             self._shard.calm()
             self._guard_turn.give_back()
 
-    def _is_time_to_hand_over(self) -> bool:
-        is_over = (
-            self._hand_over_after is not None
-            and time.monotonic() - self._started >= self._hand_over_after
-            # Without a successor the relay continues: the process that starts relays may have crashed.
-            and self._shard.is_awaited()
-        )
-        return is_over or self._host.must_hand_over(self._shard)
-
     def _report(self) -> None:
         while self._settled:
             # Called in this thread, about once a second: the producer's topics belong to this thread.
-            self._on_progress(replace(self._settled.popleft(), topics=self._producer.topics))
+            self._run.on_progress(replace(self._settled.popleft(), topics=self._producer.topics))
 
     def _ending(self) -> bool:
-        return self._stop.is_set() or self._end.is_set()
+        return self._run.stop.is_set() or self._end.is_set()
 
     def _failed(self) -> None:
         self._end.set()
