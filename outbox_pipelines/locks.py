@@ -1,16 +1,22 @@
-"""Advisory locks of commands: only one process does something at a time, and a refused one names the other.
+"""Locks of commands: advisory ones, and those of tables, which a command takes only for a moment.
 
 Invariants:
+- Only one process does something at a time, and a refused one names the other.
 - A command that is repeated right after a kill is not refused by its own dead session: the server notices the
   end of a client within two seconds (`client_connection_check_interval`), and a try lasts longer.
 """
 
 from __future__ import annotations
 
+import math
+import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
+
+import psycopg
 
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.database import Connection
@@ -77,3 +83,34 @@ def tries() -> Iterator[None]:
     while time.monotonic() < deadline:
         time.sleep(_PAUSE_SECONDS)
         yield
+
+
+def briefly(
+    *,
+    times: float = math.inf,
+    seconds: float = math.inf,
+    pause: tuple[float, float] = (0.02, 0.2),
+    wait: Callable[[float], object] = time.sleep,
+    is_cut: bool = False,
+) -> Iterator[suppress]:
+    """Yield attempts at what waits only a moment for its locks; when they are over, the loop ends.
+
+    In the loop stand `with attempt:` and a block that returns when it has succeeded.
+
+    Args:
+        times: how many attempts, at most.
+        seconds: after this time, no further attempt begins.
+        pause: seconds between two attempts: from, to.
+        wait: what pauses; if it returns true, no further attempt begins.
+        is_cut: whether the server also cancels statements that take long; then they and deadlocks are tried
+            again as well.
+    """
+    failures: tuple[type[psycopg.Error], ...] = (psycopg.errors.LockNotAvailable,)
+    if is_cut:
+        failures += (psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected)
+    until, made = time.monotonic() + seconds, 0
+    while True:
+        yield suppress(*failures)
+        made += 1
+        if made >= times or time.monotonic() > until or wait(random.uniform(*pause)):
+            return

@@ -1,4 +1,4 @@
-"""Advisory locks of commands: a moment for a session that is ending, then a refusal that names it."""
+"""Locks of commands: a moment for a session that is ending, then a refusal that names it; brief attempts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import LiteralString
 
+import psycopg
 import pytest
 
 from outbox_pipelines import locks
@@ -101,3 +102,30 @@ def test_each_lock_of_a_command_is_one_of_these() -> None:
         "relay/queries.py",
         "existing/queries.py",
     }
+
+
+def test_brief_attempts_end() -> None:
+    """Guards against a command that never ends, or gives up at the first transaction that has the lock."""
+    pauses: list[float] = []
+    for attempt in locks.briefly(times=3, pause=(0.5, 0.5), wait=pauses.append):
+        with attempt:
+            raise psycopg.errors.LockNotAvailable
+    assert pauses == [0.5, 0.5]
+    for attempt in locks.briefly(wait=lambda seconds: bool(pauses.pop())):
+        with attempt:
+            raise psycopg.errors.LockNotAvailable
+    assert pauses == [0.5]
+    for attempt in locks.briefly(seconds=-1, wait=pauses.append):
+        with attempt:
+            raise psycopg.errors.LockNotAvailable
+    assert pauses == [0.5]
+
+
+@pytest.mark.parametrize("error", [psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected])
+def test_only_a_statement_that_is_cut_is_tried_again(error: type[psycopg.Error]) -> None:
+    """Guards against a command that an operator cannot cancel, and one that its own time limit ends."""
+    for attempt in locks.briefly(times=2, pause=(0, 0), is_cut=True):
+        with attempt:
+            raise error
+    with pytest.raises(error), next(locks.briefly()):
+        raise error

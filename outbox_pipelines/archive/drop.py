@@ -19,6 +19,7 @@ from datetime import date
 
 import psycopg
 
+from outbox_pipelines import locks
 from outbox_pipelines.archive import identity, proof
 from outbox_pipelines.archive.store import open_store
 from outbox_pipelines.core.secret import first_line
@@ -156,27 +157,23 @@ def _look_first(settings: Settings, connection: Connection, day: date, manifest_
                 f"{day} not dropped: a long transaction uses the outbox: see pg_stat_activity, and run this "
                 "again; no other session waits for it"
             )
-        time.sleep(attach.PAUSE_SECONDS)
+        time.sleep(attach.PAUSE[0])
         users &= {user for (user,) in connection.execute(queries.USERS)}
 
 
 def _detach(connection: Connection, day: date) -> None:
     """Detach the partition from the outbox."""
-    deadline = time.monotonic() + attach.SECONDS
     connection.execute(queries.DETACH_LOCK)
-    while True:
-        try:
+    for attempt in locks.briefly(seconds=attach.SECONDS, pause=attach.PAUSE):
+        with attempt:
             attach.finish_detaching(connection)
-            if place_of(connection, day) != "attached":
-                return
-            connection.execute(queries.named(queries.DETACH, leaf_of(day)))
-        except psycopg.errors.LockNotAvailable:
-            if time.monotonic() > deadline:
-                raise NotReadyError(
-                    f"{day} is half detached, a long transaction uses the outbox: see pg_stat_activity, and "
-                    f"run this again, or `outbox partitions attach {day}`; until then the day is not visible"
-                ) from None
-            time.sleep(attach.PAUSE_SECONDS)
+            while place_of(connection, day) == "attached":
+                connection.execute(queries.named(queries.DETACH, leaf_of(day)))
+            return
+    raise NotReadyError(
+        f"{day} is half detached, a long transaction uses the outbox: see pg_stat_activity, and run this "
+        f"again, or `outbox partitions attach {day}`; until then the day is not visible"
+    )
 
 
 def _prove_and_drop(

@@ -6,13 +6,13 @@ Invariants:
 
 from __future__ import annotations
 
-import time
 from datetime import date
 from typing import Final
 
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines import locks
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
@@ -23,7 +23,7 @@ from outbox_pipelines.settings import Settings
 
 SECONDS: Final = 60.0
 """How long to wait for transactions that use the outbox; no other session queues behind this wait."""
-PAUSE_SECONDS: Final = 0.5
+PAUSE: Final = (0.5, 0.5)
 
 
 def attach(settings: Settings, day: date) -> bool:
@@ -64,21 +64,17 @@ def again(connection: Connection, day: date) -> None:
         NotReadyError: a long transaction uses the outbox.
     """
     start, stop = map(sql.Literal, bounds_of(day))
-    deadline = time.monotonic() + SECONDS
     connection.execute(queries.DETACH_LOCK)
-    while True:
-        try:
+    for attempt in locks.briefly(seconds=SECONDS, pause=PAUSE):
+        with attempt:
             finish_detaching(connection)
             if place_of(connection, day) == "detached":
                 connection.execute(queries.named(queries.ATTACH, leaf_of(day), start=start, stop=stop))
             return
-        except psycopg.errors.LockNotAvailable:
-            if time.monotonic() > deadline:
-                raise NotReadyError(
-                    f"{day} is not attached, a long transaction uses the outbox: see pg_stat_activity, then "
-                    f"run `outbox partitions attach {day}`"
-                ) from None
-            time.sleep(PAUSE_SECONDS)
+    raise NotReadyError(
+        f"{day} is not attached, a long transaction uses the outbox: see pg_stat_activity, then run `outbox "
+        f"partitions attach {day}`"
+    )
 
 
 def finish_detaching(connection: Connection) -> None:

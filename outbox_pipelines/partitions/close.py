@@ -18,6 +18,7 @@ from typing import Final
 
 import psycopg
 
+from outbox_pipelines import locks
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
@@ -141,18 +142,14 @@ def _seal(connection: Connection, day: date) -> str:
         return ""
     if why_not := _still_running(connection, day):
         return why_not
-    for tries_left in reversed(range(_TRIES)):
-        try:
+    for attempt in locks.briefly(times=_TRIES, pause=(_PAUSE_SECONDS, _PAUSE_SECONDS)):
+        with attempt:
             with connection.transaction():
                 connection.execute(queries.SHORT_LOCK)
                 connection.execute(queries.named(queries.SEAL, leaf_of(day)))
                 connection.execute(queries.SEALED, {"day": day})
             return ""
-        except psycopg.errors.LockNotAvailable:
-            if not tries_left:
-                return _who_locks(connection, day)
-            time.sleep(_PAUSE_SECONDS)
-    raise AssertionError
+    return _who_locks(connection, day)
 
 
 def _still_running(connection: Connection, day: date) -> str:

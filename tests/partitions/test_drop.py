@@ -199,7 +199,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten all waits."""
     monkeypatch.setattr(queries, "DETACH_LOCK", "SET lock_timeout = '50ms'")
     monkeypatch.setattr(attach, "SECONDS", 0.2)
-    monkeypatch.setattr(attach, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(attach, "PAUSE", (0.05, 0.05))
 
 
 def test_a_report_keeps_the_day_as_it_is(

@@ -10,14 +10,13 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import random
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines import locks
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.adopt import queries
@@ -26,8 +25,6 @@ from outbox_pipelines.existing.adopt.statements import Change
 from outbox_pipelines.existing.ownership import holding
 from outbox_pipelines.settings import Settings
 
-# Shorter than a transaction usually is, so that an attempt comes soon after the one it waits for.
-_PAUSE: Final = (0.02, 0.2)
 # Attempts before the first line about it.
 _QUIET: Final = 10
 Say = Callable[[str], None]
@@ -55,25 +52,17 @@ def change_names(
     Raises:
         NotReadyError: it did not get its locks in time.
     """
-    until, attempts = time.monotonic() + seconds, 0
-    while True:
-        attempts += 1
-        try:
+    # Pauses are shorter than a transaction usually is: an attempt comes soon after the one it waits for.
+    for attempts, attempt in enumerate(locks.briefly(seconds=seconds, is_cut=True), 1):
+        with attempt:
             return attempts if _attempt(connection, begin, change, then) else 0
-        except (
-            psycopg.errors.LockNotAvailable,
-            psycopg.errors.DeadlockDetected,
-            psycopg.errors.QueryCanceled,
-        ):
-            if time.monotonic() > until:
-                raise NotReadyError(
-                    f"transactions held {what} for {seconds:.0f} s, or the server was too busy to change "
-                    f"it in 100 ms; nothing was changed. End the longest one{_holders(connection, held)}, or "
-                    "run the command again with more --seconds"
-                ) from None
-            if attempts == _QUIET:
-                say(f"waiting for transactions that hold {what}{_holders(connection, held)}")
-        time.sleep(random.uniform(*_PAUSE))
+        if attempts == _QUIET:
+            say(f"waiting for transactions that hold {what}{_holders(connection, held)}")
+    raise NotReadyError(
+        f"transactions held {what} for {seconds:.0f} s, or the server was too busy to change it in 100 ms; "
+        f"nothing was changed. End the longest one{_holders(connection, held)}, or run the command again "
+        "with more --seconds"
+    )
 
 
 def _attempt(connection: Connection, begin: Callable[[], bool], change: Change, then: sql.Composable) -> bool:

@@ -12,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
-import random
 import threading
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +20,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines import locks
 from outbox_pipelines.archive import rows as archive
 from outbox_pipelines.archive.store import Store
 from outbox_pipelines.core.secret import first_line
@@ -107,25 +107,18 @@ def _detach(connection: Connection, target: Target, leaf: sql.Identifier, stop: 
     statement = sql.SQL(queries.DO).format(sql.Literal(block.as_string(connection)))
     connection.execute(BRIEFLY)
     try:
-        for _ in range(ATTEMPTS):
-            try:
+        for attempt in locks.briefly(times=ATTEMPTS, pause=PAUSE, wait=stop.wait, is_cut=True):
+            with attempt:
                 connection.execute(statement)
                 return ""
-            except (
-                psycopg.errors.LockNotAvailable,
-                psycopg.errors.QueryCanceled,
-                psycopg.errors.DeadlockDetected,
-            ):
-                if stop.wait(random.uniform(*PAUSE)):
-                    break
-            except psycopg.errors.ForeignKeyViolation as error:
-                return f"{first_line(error)}: its rows are deleted when no row of that table references them"
-            except psycopg.errors.InsufficientPrivilege as error:
-                return first_line(error)
-            except psycopg.Error as error:
-                if error.sqlstate != queries.UNPUBLISHED:
-                    raise
-                return "a row that is not published was written during the clean-up"
+    except psycopg.errors.ForeignKeyViolation as error:
+        return f"{first_line(error)}: its rows are deleted when no row of that table references them"
+    except psycopg.errors.InsufficientPrivilege as error:
+        return first_line(error)
+    except psycopg.Error as error:
+        if error.sqlstate != queries.UNPUBLISHED:
+            raise
+        return "a row that is not published was written during the clean-up"
     finally:
         connection.execute(queries.AT_LENGTH)
     return f"transactions hold the table, or no index leads to its unpublished rows within {CANCEL_MS} ms"
@@ -163,20 +156,17 @@ def _drop(
         file = None if store is None else _archive(connection, target, store, leaf, name)
         # The tables that it references are locked for this, too.
         connection.execute(f"SET LOCAL lock_timeout = {CANCEL_MS}")
-        for _ in range(ATTEMPTS):
-            try:
-                with connection.transaction():
-                    connection.execute(target.statement(queries.DROP, leaf))
-            except psycopg.errors.LockNotAvailable:
-                if stop.wait(random.uniform(*PAUSE)):
-                    break
-            except psycopg.errors.DependentObjectsStillExist as error:
-                months.kept.append(f"{name}: detached, and {first_line(error)}")
-                return
-            else:
-                months.dropped.append(name)
-                months.files += [file] if file else []
-                return
+        try:
+            for attempt in locks.briefly(times=ATTEMPTS, pause=PAUSE, wait=stop.wait):
+                with attempt:
+                    with connection.transaction():
+                        connection.execute(target.statement(queries.DROP, leaf))
+                    months.dropped.append(name)
+                    months.files += [file] if file else []
+                    return
+        except psycopg.errors.DependentObjectsStillExist as error:
+            months.kept.append(f"{name}: detached, and {first_line(error)}")
+            return
         months.kept.append(
             f"{name}: detached, and transactions hold it or a table that it references: the next run drops it"
         )

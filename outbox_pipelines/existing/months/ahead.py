@@ -7,8 +7,6 @@ Invariants:
 
 from __future__ import annotations
 
-import random
-import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -16,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines import locks
 from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect, refuse_standby
@@ -28,7 +27,6 @@ from outbox_pipelines.settings import Settings
 
 _LOCK: Final = 0x6F62_7806
 _ATTEMPTS: Final = 100
-_PAUSE: Final = (0.02, 0.2)
 _TIMES: Final = ("timestamp with time zone", "timestamp without time zone", "date")
 
 
@@ -135,30 +133,23 @@ def _make(connection: Connection, table: _Table, newest: _Newest | None, month: 
     name = calendar.name(month, table.name, *like)
     leaf = sql.Identifier(schema, name)
     statement = sql.SQL(";\n").join(_statements(connection, table, newest, month, leaf))
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            time.sleep(random.uniform(*_PAUSE))
-        try:
-            # Several statements in one message are one transaction, which no network holds open.
-            connection.execute(statement)
-            return f"{schema}.{name}"
-        except (
-            psycopg.errors.LockNotAvailable,
-            psycopg.errors.QueryCanceled,
-            psycopg.errors.DeadlockDetected,
-        ):
-            continue
-        except psycopg.errors.DuplicateTable:
-            raise SetupError(
-                f"table {schema}.{name} exists and is no partition of {table}: rename it, or attach it"
-            ) from None
-        except psycopg.errors.CheckViolation as error:
-            raise SetupError(
-                f"{schema}.{name} cannot be made, because its rows are in the default partition "
-                f"({first_line(error)}): move them as docs/existing-tables.md says"
-            ) from None
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise SetupError(f"{schema}.{name} cannot be made: {first_line(error)}") from None
+    try:
+        for attempt in locks.briefly(times=_ATTEMPTS, is_cut=True):
+            with attempt:
+                # Several statements in one message are one transaction, which no network holds open.
+                connection.execute(statement)
+                return f"{schema}.{name}"
+    except psycopg.errors.DuplicateTable:
+        raise SetupError(
+            f"table {schema}.{name} exists and is no partition of {table}: rename it, or attach it"
+        ) from None
+    except psycopg.errors.CheckViolation as error:
+        raise SetupError(
+            f"{schema}.{name} cannot be made, because its rows are in the default partition "
+            f"({first_line(error)}): move them as docs/existing-tables.md says"
+        ) from None
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SetupError(f"{schema}.{name} cannot be made: {first_line(error)}") from None
     raise NotReadyError(
         f"{schema}.{name} cannot be made now: transactions hold {table}, its default partition or a table "
         "that it references; or the default partition has so many rows that it takes too long to read them"
