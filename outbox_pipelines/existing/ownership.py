@@ -15,10 +15,10 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from collections.abc import Mapping as Parameters
-from contextlib import closing, contextmanager, suppress
-from typing import Any, Final, LiteralString
+from contextlib import closing, suppress
+from typing import Any, Final
 
 import psycopg
 from psycopg import sql
@@ -32,7 +32,7 @@ from outbox_pipelines.relay import adoption, bodies
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.kafka.encoding import needs_time
-from outbox_pipelines.relay.ownership import lost
+from outbox_pipelines.relay.ownership import Ownership, limit_silence
 from outbox_pipelines.relay.queries import PLAN_EACH
 from outbox_pipelines.settings import Settings
 
@@ -45,8 +45,8 @@ _CLAIMS: Final = 0x6F62_7803
 _DESCRIBES: Final = 0x6F62_7804
 
 
-class TableOwnership:
-    """The right to relay one marked table: wait for it, keep it, release it.
+class TableOwnership(Ownership):
+    """The right to relay one marked table.
 
     Attributes:
         shard: always 0: a marked table has one shard.
@@ -56,11 +56,10 @@ class TableOwnership:
     shard = 0
 
     def __init__(self, settings: Settings, owner: str) -> None:
-        self._settings = settings
-        self._name = f"outbox relay: {owner}"
+        super().__init__(settings, owner)
+        self._session_name = f"outbox relay: {owner}"
         self._has_lock = False
         self._has_taken = False
-        self._connection = connect(settings, name=self._name)
         try:
             self._begin()
         except BaseException:
@@ -88,8 +87,7 @@ class TableOwnership:
         self._refuse_other_descriptions()
         self.pid = _pid(self._connection)
         self._connection.execute(queries.SET_PATIENCE)
-        # A silent session loses the table: otherwise a stopped process would keep it indefinitely.
-        self._set("idle_session_timeout", lease(self._settings))
+        limit_silence(self._connection, self._settings)
 
     def _refuse_other_descriptions(self) -> None:
         # Another relay of this table would take it over with another order, or mark its rows differently.
@@ -102,46 +100,37 @@ class TableOwnership:
             )
 
     def try_wait(self) -> bool:
-        """Become the successor that waits for the table; return False if another relay already is."""
-        return self._ask(queries.TRY_LOCK, _WAITS)
+        return self._ask(queries.TRY_LOCK, self._lock(_WAITS))
 
     def try_take(self) -> bool:
-        """Take the table if it has no owner and no predecessor's open claim; return whether it is owned."""
+        # Not while a predecessor's claim is open.
         if self.mapping.is_shared:
             # A row that another relay has claimed is skipped.
-            self._has_lock = self._has_lock or self._ask(queries.TRY_SHARE, _HOLDS)
+            self._has_lock = self._has_lock or self._ask(queries.TRY_SHARE, self._lock(_HOLDS))
             self._has_taken = self._has_lock and not self._must_wait()
             return self._has_taken
-        self._has_lock = self._has_lock or self._ask(queries.TRY_LOCK, _HOLDS)
+        self._has_lock = self._has_lock or self._ask(queries.TRY_LOCK, self._lock(_HOLDS))
         if self._must_wait():
             return False
-        if self._has_lock and self._ask(queries.NO_CLAIMS, _CLAIMS):
-            self._ask(queries.UNLOCK, _WAITS)
+        if self._has_lock and self._ask(queries.NO_CLAIMS, self._lock(_CLAIMS)):
+            self._ask(queries.UNLOCK, self._lock(_WAITS))
             self._has_taken = True
         return self._has_taken
 
     def is_awaited(self) -> bool:
-        """Return whether another relay waits for this table."""
-        return not self.mapping.is_shared and bool(
-            self.execute(queries.OWNER, {"key": key(_WAITS, self._oid)})
-        )
-
-    def waits_since(self) -> float | None:
-        """Return since when the session that owns the table waits for an answer; from any thread."""
-        return self._connection.waits_since
+        return not self.mapping.is_shared and bool(self.execute(queries.OWNER, self._lock(_WAITS)))
 
     def end_silent(self) -> None:
         """Do nothing: the database ends the session of a frozen relay after the lease."""
 
     def intruder(self) -> tuple[int, str] | None:
-        """Return why the table must wait, if it must; `describe_owner` names any session with the lock."""
+        # `describe_owner` names any session with the lock.
         return (0, self._why_wait()) if self._must_wait() else None
 
     def describe_owner(self) -> str:
-        """Return a text that says who owns the table, and since when."""
         if self._must_wait():
             return self._why_wait()
-        rows = self.execute(queries.OWNER, {"key": key(_HOLDS, self._oid)})
+        rows = self.execute(queries.OWNER, self._lock(_HOLDS))
         if not rows:
             return f"{self.mapping} is owned by another relay"
         pid, name, _, since = rows[0]
@@ -173,12 +162,10 @@ class TableOwnership:
         Raises:
             ShardLostError: it does not see the table's lock: it leads to another server, or the lock is lost.
         """
-        connection = connect(self._settings, name=f"{self._name}, claims", beside=self._connection)
+        connection = connect(self._settings, name=f"{self._session_name}, claims", beside=self._connection)
         try:
             connection.execute(PLAN_EACH)
-            connection.execute(
-                "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", [lease(self._settings)]
-            )
+            limit_silence(connection, self._settings, "idle_in_transaction_session_timeout")
             # On another server it would never find anything to claim.
             self.begin_claim(connection)
             connection.execute("ROLLBACK")
@@ -188,11 +175,6 @@ class TableOwnership:
         return connection
 
     def beat(self) -> None:
-        """Send a heartbeat. Any thread may call it.
-
-        Raises:
-            ShardLostError: the session has ended, or a pooler has replaced it.
-        """
         try:
             found = self.execute(queries.PID, {})
         except psycopg.errors.InFailedSqlTransaction:
@@ -209,21 +191,8 @@ class TableOwnership:
         elif is_closed:
             _LOG.warning("Kafka is available again")
         # At the beginning, because PostgreSQL truncates names to 63 bytes.
-        self._set("application_name", self._name if is_closed else f"Kafka unavailable, {self._name}")
-
-    def execute(
-        self, query: LiteralString | bytes, parameters: Parameters[str, Any]
-    ) -> list[tuple[Any, ...]]:
-        """Run a statement in the session that owns the table; return its rows.
-
-        Raises:
-            ShardLostError: the session has ended.
-        """
-        try:
-            cursor = self._connection.execute(query, parameters)
-            return cursor.fetchall() if cursor.description else []
-        except psycopg.OperationalError as error:
-            raise self._lost(error) from error
+        name = self._session_name if is_closed else f"Kafka unavailable, {self._session_name}"
+        self.execute("SELECT set_config('application_name', %(name)s, false)", {"name": name})
 
     def read(
         self, query: bytes, parameters: Parameters[str, Any], seqs: Sequence[int]
@@ -235,20 +204,10 @@ class TableOwnership:
         except psycopg.OperationalError as error:
             raise self._lost(error) from error
 
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """Commit everything inside the block together, or nothing."""
-        try:
-            with self._connection.transaction():
-                yield self._connection
-        except psycopg.OperationalError as error:
-            raise self._lost(error) from error
-
     def release(self) -> None:
-        """Gives the table back, if it is held."""
         if self._has_lock:
             with suppress(psycopg.OperationalError):
-                self._connection.execute(queries.UNLOCK, {"key": key(_HOLDS, self._oid)})
+                self._connection.execute(queries.UNLOCK, self._lock(_HOLDS))
         self._connection.close()
 
     def _must_wait(self) -> bool:
@@ -261,15 +220,12 @@ class TableOwnership:
             "`outbox adopt back` again"
         )
 
-    def _ask(self, query: LiteralString, lock: int) -> bool:
-        rows = self.execute(query, {"key": key(lock, self._oid)})
-        return bool(rows and rows[0][0])
+    @property
+    def _name(self) -> str:
+        return str(self.mapping)
 
-    def _set(self, setting: str, value: str) -> None:
-        self.execute("SELECT set_config(%(setting)s, %(value)s, false)", {"setting": setting, "value": value})
-
-    def _lost(self, error: psycopg.Error) -> ShardLostError:
-        return lost(str(self.mapping), self._connection, error)
+    def _lock(self, lock: int) -> dict[str, int]:
+        return {"key": key(lock, self._oid)}
 
 
 def _pid(connection: Connection) -> int:
@@ -299,8 +255,3 @@ def shown(name: str | None, pid: int) -> str:
     if name and "outbox relay: " not in name:
         return f"session {pid} ({name}), which is not a relay: SELECT pg_terminate_backend({pid}) ends it"
     return name.replace("outbox relay: ", "") if name else f"process {pid} of the database"
-
-
-def lease(settings: Settings) -> str:
-    """Return how long a session may be silent, as a PostgreSQL setting."""
-    return f"{int(settings.lease_seconds * 1000)}ms"

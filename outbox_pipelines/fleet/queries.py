@@ -34,5 +34,3 @@ SELECT count(*) FROM pg_locks
 WHERE locktype = 'advisory' AND objsubid = 2 AND granted
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND classid = hashtext(%(fleet)s)::bigint & 4294967295 AND objid = 0"""
-
-SILENCE: Final = "SELECT set_config('idle_session_timeout', %s, false)"

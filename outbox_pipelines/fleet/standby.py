@@ -14,6 +14,7 @@ from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.fleet import queries
 from outbox_pipelines.relay import kinds
 from outbox_pipelines.relay import queries as relay_queries
+from outbox_pipelines.relay.ownership import limit_silence
 from outbox_pipelines.settings import Settings
 
 
@@ -43,7 +44,7 @@ class Standby:
         try:
             refuse_standby(self._connection)
             self._table = kind.lock_of_all(settings, self._connection)
-            self._connection.execute(queries.SILENCE, [f"{int(settings.lease_seconds * 1000)}ms"])
+            limit_silence(self._connection, settings)
             identity = self._connection.execute(relay_queries.IDENTITY).fetchone()
             self._is_counted = False
             self.tables = (identity, settings.db_schema, self._table)

@@ -14,6 +14,9 @@ PLAN_ONCE: Final = "SET plan_cache_mode = force_generic_plan"
 # does not read the rows of the others. Parallel workers take longer to start than to read.
 BY_INDEX: Final = "SET enable_seqscan = off; SET max_parallel_workers_per_gather = 0"
 
+# How long a session may be silent.
+LIMIT: Final = "SELECT set_config(%(setting)s, %(lease)s, false)"
+
 # A poll: touches no table.
 SNAPSHOT: Final = "SELECT pg_current_snapshot()::text"
 

@@ -55,12 +55,16 @@ class Shard(ShardOwnership):
         self._events = 0
         self._newest: int | None = None
         self._has_command = bool(settings.dead_letter_command)
+        self._open_from = "-infinity"
         super().__init__(settings, shard, owner)
-        self._known = {"open_from": "-infinity", "command": self._has_command}
 
     def _adopt(self, row: list[Any]) -> None:
-        self._ctid, done, target, last_seq, self.tick_id, self._known["open_from"] = row
+        self._ctid, done, target, last_seq, self.tick_id, self._open_from = row
         self._position = Position(Snapshot.parse(done), Snapshot.parse(target) if target else None, last_seq)
+
+    @property
+    def _known(self) -> Mapping[str, Any]:
+        return {**self.key, "open_from": self._open_from, "command": self._has_command}
 
     def place(self) -> str:
         """Return where the row of the shard was when it was taken, or settled last; for any thread."""
@@ -117,7 +121,7 @@ class Shard(ShardOwnership):
         if not progress:
             return None
         settled = Settled(self._events, row[1])
-        self._known["open_from"] = row[2]
+        self._open_from = row[2]
         self._progress_at, self._events = time.monotonic(), 0
         return settled
 

@@ -14,9 +14,9 @@ import hashlib
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, LiteralString
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
 import psycopg
 
@@ -24,7 +24,7 @@ from outbox_pipelines.database import Connection, connect, refuse_standby, requi
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import adoption, queries
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.ownership import lost
+from outbox_pipelines.relay.ownership import Ownership, limit_silence
 from outbox_pipelines.relay.shards.rebase import refuse_behind, refuse_copy
 from outbox_pipelines.settings import Settings
 
@@ -33,19 +33,18 @@ class NoSuchShardError(SetupError):
     """The requested shard does not exist, or no longer exists."""
 
 
-class ShardOwnership:
-    """The right to relay one shard: wait for it, take it, keep the lease, release it. For one thread.
+class ShardOwnership(Ownership):
+    """The right to relay one shard.
 
     Args:
         shard: the shard; None for the first free one.
     """
 
     def __init__(self, settings: Settings, shard: int | None, owner: str) -> None:
-        self._settings = settings
+        super().__init__(settings, owner)
         self._given = shard
         self._schema = settings.db_schema
         self._owner = owner
-        self._connection = connect(settings, name=f"outbox relay: {owner}")
         self.shard = shard or 0
         self.shards = 1
         self._waits_for: set[int] = set()
@@ -53,8 +52,6 @@ class ShardOwnership:
         self._candidates_at = -math.inf
         self._idle: dict[int, tuple[tuple[Any, ...], float]] = {}
         self._epoch = 0
-        self._known: dict[str, Any] = {}
-        """Parameters that every statement may use, in addition to the key."""
         self.identity = ""
         """Identifies database and schema in names at Kafka."""
         self.predecessor_crashed = False
@@ -70,23 +67,16 @@ class ShardOwnership:
         # Plans are kept, also from a time when no event was parked.
         self._connection.execute(queries.BY_INDEX)
         ((self.pid,),) = self._connection.execute(queries.PID).fetchall()
-        # A silent session loses the shard, or its turn as successor: otherwise a stopped process would keep
-        # it indefinitely.
-        self._connection.execute(
-            "SELECT set_config('idle_session_timeout', %s, false)",
-            [f"{int(settings.lease_seconds * 1000)}ms"],
-        )
+        limit_silence(self._connection, settings)
         self._check_database()
 
     def try_wait(self) -> bool:
-        """Become the successor that waits for the shard; return False if another relay already is."""
         for shard in set(self._shards()) - self._waits_for:
             if self._ask(queries.TRY_LOCK, self._waiting(shard)):
                 self._waits_for.add(shard)
         return bool(self._waits_for)
 
     def try_take(self) -> bool:
-        """Take the shard if it has no owner; return whether this relay owns it."""
         for shard in self._shards():
             if self._ask(queries.TRY_LOCK, self._lock(shard)):
                 for waiting in self._waits_for:
@@ -137,7 +127,6 @@ class ShardOwnership:
         return bool(self.execute(queries.FIND_AGAIN, {}))
 
     def is_awaited(self) -> bool:
-        """Whether another relay waits for this shard."""
         return self._ask(queries.LOCK_IS_HELD, self._waiting(self.shard))
 
     def connect(self, name: str, *, replication: bool = False) -> Connection:
@@ -173,16 +162,7 @@ class ShardOwnership:
         return connection
 
     def beat(self) -> None:
-        """Send a heartbeat without moving the position. Any thread may call it.
-
-        Raises:
-            ShardLostError: the session has ended.
-        """
         self.execute(queries.HEARTBEAT, {})
-
-    def waits_since(self) -> float | None:
-        """Return since when the session that owns the shard waits for an answer; from any thread."""
-        return self._connection.waits_since
 
     def end_silent(self) -> None:
         """End the session of a relay that has been idle for twice the lease, by this process's clock.
@@ -203,10 +183,6 @@ class ShardOwnership:
                     self.execute(queries.END_IDLE, {"pid": pid, "start": start, "since": changed})
 
     def intruder(self) -> tuple[int, str] | None:
-        """Return process id and description of a session that owns a shard's lock but is not a relay.
-
-        Process 0 is none: a text that says why no relay may take a shard now.
-        """
         if why := adoption.draining(self._connection):
             return 0, why
         for shard in self._shards():
@@ -219,7 +195,6 @@ class ShardOwnership:
         return None
 
     def describe_owner(self) -> str:
-        """Return a text that says who owns the shard, and since when."""
         if intruder := self.intruder():
             return intruder[1]
         row = self._connection.execute(queries.OWNER, {"shard": self.shard}).fetchone()
@@ -231,30 +206,15 @@ class ShardOwnership:
         """Shard, number of shards and epoch: parameters of statements that only the owner may run."""
         return {"shard": self.shard, "shards": self.shards, "epoch": self._epoch}
 
-    def execute(self, query: LiteralString, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        """Run a statement in the session that owns the shard; return its rows.
+    @property
+    def _known(self) -> Mapping[str, Any]:
+        return self.key
 
-        Raises:
-            ShardLostError: the session has ended.
-        """
-        try:
-            given = {**self.key, **self._known, **parameters}
-            cursor = self._connection.execute(query, given)
-            return cursor.fetchall() if cursor.description else []
-        except psycopg.OperationalError as error:
-            raise self._lost(error) from error
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Commit everything inside the block together, or nothing."""
-        try:
-            with self._connection.transaction():
-                yield
-        except psycopg.OperationalError as error:
-            raise self._lost(error) from error
+    @property
+    def _name(self) -> str:
+        return f"shard {self.shard}"
 
     def release(self) -> None:
-        """Release the shard, if this relay owns it."""
         # If the session has ended, the lock is free already. Otherwise an explicit release is faster than
         # the end of the session, and a successor may be waiting.
         if self._epoch:
@@ -279,13 +239,3 @@ class ShardOwnership:
             )
         # After that: a subscription does not copy the sequence.
         refuse_behind(self._connection)
-
-    def _ask(self, query: LiteralString, lock: dict[str, Any]) -> bool:
-        try:
-            row = self._connection.execute(query, lock).fetchone()
-        except psycopg.OperationalError as error:
-            raise self._lost(error) from error
-        return bool(row and row[0])
-
-    def _lost(self, error: psycopg.Error) -> ShardLostError:
-        return lost(f"shard {self.shard}", self._connection, error)
