@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -18,6 +19,7 @@ from outbox_pipelines.defs.relay.jobs import relay_session
 from outbox_pipelines.defs.relay.sensors import relay_supervisor
 from outbox_pipelines.relay.shard import Shard
 from tests.conftest import Outbox
+from tests.defs import instances
 from tests.schema.servers import database, server, template
 
 __all__ = ["database", "server", "template"]
@@ -26,17 +28,41 @@ Hold = Callable[[str], Shard]
 RELAY = dg.AssetKey(["outbox", "relay"])
 
 
-@pytest.fixture(scope="session")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
-    """An instance on disk: one in memory cannot be shared by threads. Making it takes a second."""
-    overrides = {
-        "telemetry": {"enabled": False},
-        # Capturing redirects the whole process's output, which runs in two threads would undo for each other.
-        "compute_logs": {
-            "module": "dagster._core.storage.noop_compute_log_manager",
-            "class": "NoOpComputeLogManager",
-        },
+# Capturing redirects the whole process's output, which runs in two threads would undo for each other.
+_UNCAPTURED: dict[str, Any] = {
+    "compute_logs": {
+        "module": "dagster._core.storage.noop_compute_log_manager",
+        "class": "NoOpComputeLogManager",
     }
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def engines() -> Iterator[None]:
+    with instances.lasting_engines():
+        yield
+
+
+@pytest.fixture(scope="session")
+def without_runs(engines: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of an instance without runs, to be copied."""
+    home = tmp_path_factory.mktemp("template")
+    with instances.stored(home):
+        return home
+
+
+@pytest.fixture(scope="session")
+def storage(without_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    """The instance of all tests that need no settings of their own."""
+    home = tmp_path_factory.mktemp("dagster")
+    with instances.stored(home, _UNCAPTURED, template=without_runs) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def sharded(engines: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    """An instance with a file for each run, as Dagster makes it without settings."""
+    overrides = _UNCAPTURED | {"telemetry": {"enabled": False}}
     with dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster")), overrides=overrides) as found:
         yield found
 

@@ -14,6 +14,7 @@ from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.errors import SetupError
 from tests.archive.days import days_ago, make_days, publish, write
 from tests.defs.conftest import EVERYTHING, job_of, serving
+from tests.defs.instances import stored
 from tests.schema.servers import Database
 
 pytestmark = pytest.mark.slow
@@ -30,10 +31,9 @@ DAY = days_ago(4)
 
 
 @pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    overrides = {"run_retries": {"enabled": True, "max_retries": 2}, "telemetry": {"enabled": False}}
-    (tmp_path / "home").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "home"), overrides=overrides) as found:
+def instance(tmp_path: Path, without_runs: Path) -> Iterator[dg.DagsterInstance]:
+    overrides = {"run_retries": {"enabled": True, "max_retries": 2}}
+    with stored(tmp_path / "home", overrides, template=without_runs) as found:
         yield found
 
 

@@ -26,6 +26,7 @@ from outbox_pipelines.local import Stack
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, fresh_database
 from tests.defs.conftest import Hold, job_of, sensor_of, served_of, serving
+from tests.defs.instances import stored
 
 QUEUED, STARTED = dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED
 Tick = Callable[[], dg.SensorResult]
@@ -156,10 +157,10 @@ def _limits(limit: dict[str, Any]) -> dict[str, Any]:
     return {"concurrency": {"runs": {"tag_concurrency_limits": [limit]}}}
 
 
-def test_too_few_places_are_named(outbox: Outbox, tmp_path: Path, hold: Hold) -> None:
+def test_too_few_places_are_named(outbox: Outbox, tmp_path: Path, without_runs: Path, hold: Hold) -> None:
     """Guards against an operator who does not learn why events wait for other runs."""
-    overrides = {"concurrency": {"runs": {"max_concurrent_runs": 1}}, "telemetry": {"enabled": False}}
-    with dg.DagsterInstance.local_temp(str(tmp_path), overrides=overrides) as instance:
+    overrides = {"concurrency": {"runs": {"max_concurrent_runs": 1}}}
+    with stored(tmp_path, overrides, template=without_runs) as instance:
         hold(owner_of("a-session", "host:1"))
         assert "max_concurrent_runs is 1" in reason(evaluate(instance, served_of(outbox)))
 
@@ -184,23 +185,26 @@ def test_too_few_places_are_named(outbox: Outbox, tmp_path: Path, hold: Hold) ->
     ],
 )
 def test_settings_that_stop_successors_are_named(
-    outbox: Outbox, tmp_path: Path, hold: Hold, overrides: dict[str, Any], named: str | None
+    outbox: Outbox,
+    tmp_path: Path,
+    without_runs: Path,
+    hold: Hold,
+    overrides: dict[str, Any],
+    named: str | None,
 ) -> None:
     """Guards against an operator who does not learn why sessions are ended, or never end."""
-    with dg.DagsterInstance.local_temp(
-        str(tmp_path), {**overrides, "telemetry": {"enabled": False}}
-    ) as instance:
+    with stored(tmp_path, overrides, template=without_runs) as instance:
         hold(owner_of("a-session", "host:1"))
         said = reason(evaluate(instance, served_of(outbox)))
         assert named in said if named else "dagster.yaml" not in said
 
 
 def test_sessions_of_other_outboxes_are_counted(
-    outbox: Outbox, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    outbox: Outbox, tmp_path: Path, without_runs: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Guards against an outbox without a relay whose operator does not learn that others have all slots."""
-    overrides = {"concurrency": {"runs": {"max_concurrent_runs": 2}}, "telemetry": {"enabled": False}}
-    with dg.DagsterInstance.local_temp(str(tmp_path), overrides=overrides) as instance:
+    overrides = {"concurrency": {"runs": {"max_concurrent_runs": 2}}}
+    with stored(tmp_path, overrides, template=without_runs) as instance:
         for name in ("orders", "billing"):
             other = Served(name=name)
             job = job_of(other, "relay_session")

@@ -23,6 +23,7 @@ from outbox_pipelines.defs.relay import assets, queue
 from tests.conftest import Outbox, wait_until
 from tests.defs.conftest import job_of, sensor_of, served_of, serving
 from tests.defs.conftest import run as run_to_its_end
+from tests.defs.instances import stored
 from tests.defs.test_relay import by_key, shard, written
 
 QUEUED, STARTED = dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED
@@ -40,17 +41,13 @@ def other() -> None:
 
 
 @pytest.fixture
-def of(tmp_path: Path) -> Iterator[Of]:
+def of(tmp_path: Path, without_runs: Path) -> Iterator[Of]:
     """An instance with so many slots, whose daemon is alive."""
     with ExitStack() as instances:
 
         def make(slots: int) -> dg.DagsterInstance:
-            overrides = {
-                "concurrency": {"runs": {"max_concurrent_runs": slots}},
-                "telemetry": {"enabled": False},
-            }
-            found = dg.DagsterInstance.local_temp(str(tmp_path), overrides=overrides)
-            instances.enter_context(found)
+            overrides = {"concurrency": {"runs": {"max_concurrent_runs": slots}}}
+            found = instances.enter_context(stored(tmp_path, overrides, template=without_runs))
             # However slow this machine is.
             beat(found, ago=-3600.0)
             return found
