@@ -104,11 +104,14 @@ DEFINITIONS = dg.Definitions(
 CHECK = dg.AssetCheckKey(archived.key, "archive_equals_table")
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+_BOTH = pytest.mark.parametrize("instance", ["sqlite", "postgres"], indirect=True)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
 def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     """An instance without runs, with each storage that it may have in production."""
     if request.param == "sqlite":
-        storage: dg.DagsterInstance = request.getfixturevalue("storage")
+        storage: dg.DagsterInstance = request.getfixturevalue("sharded")
         storage.wipe()
         yield storage
         return
@@ -192,6 +195,7 @@ def ids(instance: dg.DagsterInstance) -> set[str]:
     return {r.run_id for r in instance.get_runs() if r.job_name != "purge_history"}
 
 
+@_BOTH
 def test_sessions_that_are_long_over_go(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
