@@ -107,18 +107,43 @@ def dg_(shop: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_project_loads_whatever_is_wrong_with_one(shop: Path) -> None:
-    """Guards against `dg` commands that do not know the component, a file that keeps all others from loading,
-    and a mistake that nobody is told of."""
+def _spoil(shop: Path) -> None:
+    """Add a file with each mistake."""
+    for name, (attributes, _) in WRONG.items():
+        file = shop / "src" / "shop" / "defs" / name / "defs.yaml"
+        file.parent.mkdir()
+        file.write_text(f"type: outbox_pipelines.OutboxComponent\n\nattributes:\n  {attributes}\n")
+
+
+def test_a_project_loads_whatever_is_wrong_with_one(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a file that keeps all others from loading, and a mistake that nobody is told of."""
+    orders = shop / "src" / "shop" / "defs" / "orders"
+    orders.mkdir()
+    (orders / "defs.yaml").write_text(
+        "type: outbox_pipelines.OutboxComponent\nattributes: {name: orders, dsn_variable: ORDERS_DSN}\n"
+    )
+    _spoil(shop)
+    monkeypatch.chdir(shop)
+    monkeypatch.syspath_prepend(str(shop / "src"))
+    definitions = ComponentTree.for_project(shop).build_defs()
+    assert (
+        dg.AssetKey(["outbox", "orders", "health"]) in definitions.resolve_asset_graph().get_all_asset_keys()
+    )
+    for _, line in WRONG.values():
+        assert line in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+@pytest.mark.extended
+def test_the_commands_of_dg(shop: Path) -> None:
+    """Guards the same where `dg` loads the project, and against a component that `dg` does not find."""
     made = dg_(shop, "scaffold", "defs", "outbox_pipelines.OutboxComponent", "orders")
     file = shop / "src" / "shop" / "defs" / "orders" / "defs.yaml"
     assert made.returncode == 0, made.stdout + made.stderr
     assert "dsn_variable: ORDERS_DSN" in file.read_text()
-    for name, (attributes, _) in WRONG.items():
-        (file.parent.parent / name).mkdir()
-        (file.parent.parent / name / "defs.yaml").write_text(
-            f"type: outbox_pipelines.OutboxComponent\n\nattributes:\n  {attributes}\n"
-        )
+    _spoil(shop)
     # With several files of one type, Dagster 1.13 checks the last one only.
     checked = dg_(shop, "check", "yaml", "src/shop/defs/misspelled")
     assert checked.returncode != 0
