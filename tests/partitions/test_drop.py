@@ -374,7 +374,10 @@ def test_settings_of_the_role_do_not_end_the_work(database: Database, archived: 
             assert connection.execute(f"SHOW {name}".encode()).fetchall() == [("0",)]
 
 
-@pytest.mark.parametrize("style", ["German", "SQL, DMY", "Postgres, MDY"])
+@pytest.mark.parametrize(
+    "style",
+    ["German", *(pytest.param(each, marks=pytest.mark.extended) for each in ("SQL, DMY", "Postgres, MDY"))],
+)
 def test_another_date_style(database: Database, tmp_path: Path, style: str) -> None:
     """Guards against commands that crash on how a database prints its dates."""
     database.rows(

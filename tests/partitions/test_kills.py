@@ -141,14 +141,16 @@ def test_every_statement(database: Database, lives: _Lives, tmp_path: Path, is_s
     before: tuple[Any, Any] = None, None
     for _ in lives.stops(first):
         statement += 1
+        if is_short and len(changing) == 6:
+            continue
         # Nothing that is locked has been committed.
         now = _rows(database) or before[0], _files(first)
         if now != before:
             changing.append(statement)
             before = now
     assert statement > 40
-    assert len(changing) > 10
-    for statement in changing[5:6] if is_short else changing:
+    assert len(changing) > (5 if is_short else 10)
+    for statement in changing[5:] if is_short else changing:
         _begin(database)
         directory = tmp_path / str(statement)
         assert lives.live(directory, statement) == signal.SIGKILL
