@@ -18,7 +18,7 @@ SMALL = {"max.message.bytes": "2000"}
 
 
 @pytest.mark.parametrize("guide", [guides.A, guides.C, guides.D], ids=lambda guide: guide.name)
-@pytest.mark.parametrize("count", [1, 5, 50])
+@pytest.mark.parametrize("count", [pytest.param(n, marks=pytest.mark.extended) for n in (1, 5)] + [50])
 def test_they_make_no_dead_letters(make_table: Make, guide: Guide, count: int) -> None:
     """Guards against rows that are silently not published after a hand-over (G1)."""
     table = make_table(guide.ddl, guide.mapping)

@@ -51,14 +51,14 @@ def _ownership(table: Table) -> str | None:
     return status.read(table.settings).owner
 
 
-def test_kill_9_of_the_relay_ten_times_under_load(table: Table) -> None:
+def test_kill_9_of_the_relay_ten_times_under_load(table: Table, is_short: bool) -> None:
     """Guards G1, G2, G5: rows marked that Kafka does not have, a successor that overtakes or never starts."""
     seed = faults.seed()
     chance = random.Random(seed)
     _prepare(table)
     writers = Writers(table.settings.dsn, seed, 4)
     published = _published(table)
-    for _ in range(10):
+    for _ in range(3 if is_short else 10):
         with faults.process(command("relay"), table.environment) as relay:
             faults.wait_for_more(published)
             with suppress(subprocess.TimeoutExpired):
@@ -68,7 +68,7 @@ def test_kill_9_of_the_relay_ten_times_under_load(table: Table) -> None:
     _verify(table)
 
 
-def test_sessions_of_the_relay_that_end_one_by_one(table: Table) -> None:
+def test_sessions_of_the_relay_that_end_one_by_one(table: Table, is_short: bool) -> None:
     """Guards against a relay that goes on without its lock, or a new owner that goes ahead of its claims."""
     seed = faults.seed()
     chance = random.Random(seed)
@@ -77,7 +77,7 @@ def test_sessions_of_the_relay_that_end_one_by_one(table: Table) -> None:
         writers = Writers(table.settings.dsn, seed, 3)
         published = _published(table)
         with table.relayed(batch_events=20), table.relayed(is_standby=True, batch_events=20):
-            for _ in range(12):
+            for _ in range(4 if is_short else 12):
                 faults.wait_for_more(published)
                 # Any one of them: locks, claims.
                 connection.execute(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.existing.textbook import Table
 from tests.relay.sizes import SIZES, assert_peak, insert
 
 
+@pytest.mark.extended
 def test_memory_is_bounded_whatever_the_rows(table: Table) -> None:
     """Guards against claims that are read whole before their size is known."""
     with table.connect() as connection:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from outbox_pipelines.existing import status
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
@@ -36,7 +38,7 @@ def test_kafka_becomes_unavailable_and_comes_back(own_table: tuple[Postgres, Kaf
     with faults.process(command("relay"), environment) as relay:
         _wait_until_relayed(table)
         kafka.kill()
-        table.fill(30_000)
+        table.fill(5_000)
         wait_until(lambda: "Kafka unavailable" in (status.read(table.settings).owner or ""))
         wait_until(lambda: not _holds_vacuum_back(table), what="no open transaction")
         with table.connect() as connection:
@@ -49,7 +51,7 @@ def test_kafka_becomes_unavailable_and_comes_back(own_table: tuple[Postgres, Kaf
         _wait_until_relayed(table)
         wait_until(lambda: "Kafka unavailable" not in (status.read(table.settings).owner or ""))
         assert relay.poll() is None
-    assert len(table.messages()) == len({message.headers["id"] for message in table.messages()}) == 30_001
+    assert len(table.messages()) == len({message.headers["id"] for message in table.messages()}) == 5_001
     # A broker that has just started may not know its topics yet, and `last_error` says so; nothing else does.
     rows = table.rows("retry_count, last_error")
     assert {attempts for attempts, _ in rows} == {0}
@@ -74,6 +76,7 @@ def test_the_database_restarts(own_table: tuple[Postgres, Kafka, Table]) -> None
     assert table.numbers("a") == [0, 1, 2]
 
 
+@pytest.mark.extended
 def test_both_become_unavailable(own_table: tuple[Postgres, Kafka, Table]) -> None:
     """Guards against a relay that waits for one while the other one comes back."""
     postgres, kafka, table = own_table

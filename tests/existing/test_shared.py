@@ -28,7 +28,7 @@ BY_SEQ: Final = textbook.PUBLISHED_AT_MAPPING.replace("[columns]", 'order = "non
 BY_ID: Final = textbook.PUBLISHED_AT_MAPPING.replace("[columns]", 'order = "none"\n[columns]')
 
 
-@pytest.fixture(params=[BY_SEQ, BY_ID], ids=["seq", "id"])
+@pytest.fixture(params=[pytest.param(BY_SEQ, marks=pytest.mark.extended), BY_ID], ids=["seq", "id"])
 def shared(request: pytest.FixtureRequest, make_table: Make) -> Table:
     return make_table(textbook.PUBLISHED_AT, request.param)
 

@@ -12,6 +12,7 @@ from tests.history.record import Delivery
 from tests.history.verify import seed as drawn
 
 
+@pytest.mark.extended
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "delivery", [pytest.param("at_least_once", marks=pytest.mark.thorough(only=True)), "exactly_once"]

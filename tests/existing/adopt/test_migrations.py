@@ -161,6 +161,7 @@ def test_alembic_as_a_script(make: Make, tmp_path: Path) -> None:
     assert "a script (--sql) cannot contain the switch" in done.stdout
 
 
+@pytest.mark.extended
 def test_django(make: Make, tmp_path: Path) -> None:
     """The same for Django."""
     adopted = make(guides.A)
@@ -181,7 +182,7 @@ def test_django_in_a_transaction(make: Make, tmp_path: Path) -> None:
     assert "write atomic = False" in done.stdout
 
 
-@pytest.mark.parametrize("tool", ["alembic", "django"])
+@pytest.mark.parametrize("tool", [pytest.param("alembic", marks=pytest.mark.extended), "django"])
 def test_an_empty_table_needs_no_drain(make: Make, tmp_path: Path, tool: str) -> None:
     """Guards against databases of tests in which the relay waits."""
     adopted = make(guides.A)
