@@ -23,7 +23,9 @@ def written(path: Path, events: int, size: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize(
+    "threads", [pytest.param(1, marks=pytest.mark.extended), pytest.param(2, marks=pytest.mark.extended), 8]
+)
 @pytest.mark.parametrize(("events", "size"), [(1600, 40_000), (80, 880_000)])
 def test_large_payloads_are_summed(tmp_path: Path, events: int, size: int, threads: int) -> None:
     """Guards against days that cannot be archived where payloads are large, or cores many."""
