@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_our_own_code() -> None:
     """Guards against false alarms about our own code, and against true ones."""
     assert check(python_files([ROOT / "outbox_pipelines", ROOT / "tests" / "demo"])) == []
