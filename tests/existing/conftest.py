@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -11,11 +12,17 @@ from outbox_pipelines.local import Stack
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from tests.conftest import fresh_database, topic_prefix
-from tests.existing import textbook
+from tests.existing import guides, textbook
 from tests.existing.textbook import Table
 from tests.relay.conftest import killable as killable
 from tests.relay.conftest import new_database
 from tests.relay.topic import create_topic
+
+FEW_GUIDES: Final = [
+    guide if guide in (guides.C, guides.E) else pytest.param(guide, marks=pytest.mark.extended)
+    for guide in guides.ALL
+]
+"""For a test of what all guides' tables have: `make test` runs it with the two that differ most from ours."""
 
 Make = Callable[[str, str], Table]
 

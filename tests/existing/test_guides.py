@@ -19,7 +19,7 @@ from outbox_pipelines.existing.statements import Statements
 from outbox_pipelines.relay.queries import PLAN_EACH
 from tests.conftest import Message, read_topic, wait_until
 from tests.existing import guides
-from tests.existing.conftest import Make
+from tests.existing.conftest import FEW_GUIDES, Make
 from tests.existing.guides import Guide
 from tests.existing.textbook import Table
 from tests.relay import faults
@@ -102,6 +102,7 @@ def _warnings(guide: Guide) -> list[str]:
     }.get(guide.name, [])
 
 
+@pytest.mark.parametrize("relayed", FEW_GUIDES, indirect=True, ids=lambda guide: guide.name)
 def test_a_relay_takes_what_comes(relayed: Relayed) -> None:
     """Guards against rows that are claimed once and then forgotten."""
     with relayed.table.relayed():
@@ -280,6 +281,7 @@ def _fill(connection: psycopg.Connection[Any], guide: Guide, rows: int) -> None:
     connection.execute(f"{insert} FROM generate_series(1, {rows}) AS n".encode())
 
 
+@pytest.mark.parametrize("relayed", FEW_GUIDES, indirect=True, ids=lambda guide: guide.name)
 def test_a_relay_that_was_killed_loses_nothing(relayed: Relayed) -> None:
     """Guards G1: numbers mean nothing to the next process, so it must find the rows by what they are."""
     relayed.write(*((KEYS[n % 5], "order.created", {"n": n}) for n in range(200)))

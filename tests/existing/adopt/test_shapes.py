@@ -7,20 +7,13 @@ import uuid
 import pytest
 
 from outbox_pipelines.existing.adopt import planning, steps
-from tests.existing import guides
 from tests.existing.adopt.conftest import Adopted, Make
+from tests.existing.conftest import FEW_GUIDES
 
 KEYS = tuple(str(uuid.UUID(int=n)) for n in range(1, 4))
 
 
-# Of C and E, more differs from an outbox than of the others.
-@pytest.fixture(
-    params=[
-        guide if guide in (guides.C, guides.E) else pytest.param(guide, marks=pytest.mark.extended)
-        for guide in guides.ALL
-    ],
-    ids=lambda guide: guide.name,
-)
+@pytest.fixture(params=FEW_GUIDES, ids=lambda guide: guide.name)
 def adopted(request: pytest.FixtureRequest, make: Make) -> Adopted:
     return make(request.param)
 

@@ -18,6 +18,7 @@ from outbox_pipelines.existing.cleaning.target import find
 from tests.conftest import wait_until
 from tests.existing import guides, textbook
 from tests.existing.cleaning.conftest import SOME, Cleaning, Make
+from tests.existing.conftest import FEW_GUIDES
 
 _NUMBERS = "SELECT (payload ->> 'n')::int FROM events ORDER BY 1"
 
@@ -51,7 +52,7 @@ def test_words_of_its_own(make: Make) -> None:
     assert cleaning.execute("SELECT state::text FROM events ORDER BY 1") == [("broken",), ("new",)]
 
 
-@pytest.mark.parametrize("guide", guides.ALL, ids=lambda guide: guide.name)
+@pytest.mark.parametrize("guide", FEW_GUIDES, ids=lambda guide: guide.name)
 def test_tables_of_guides(guide: guides.Guide, make: Make) -> None:
     cleaning = make(guide.ddl, guide.mapping, clean_after_hours=0.0, **guide.settings)
     with cleaning.connect() as connection:
