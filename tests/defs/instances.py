@@ -63,7 +63,7 @@ def stored(
         "event_log_storage": ("event_log", "ConsolidatedSqliteEventLogStorage"),
         "schedule_storage": ("schedules", "SqliteScheduleStorage"),
     }
-    settings = {
+    settings: dict[str, Any] = {
         name: {
             "module": f"dagster._core.storage.{module}",
             "class": kind,

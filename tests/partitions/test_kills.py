@@ -137,7 +137,8 @@ def test_every_statement(database: Database, lives: _Lives, tmp_path: Path, is_s
     """
     first = tmp_path / "stopping"
     _begin(database)
-    statement, changing = 0, []
+    statement = 0
+    changing: list[int] = []
     before: tuple[Any, Any] = None, None
     for _ in lives.stops(first):
         statement += 1
