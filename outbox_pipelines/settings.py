@@ -15,9 +15,10 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import ValidationError, ValidationInfo, field_validator
 
 from outbox_pipelines.config.fields import Fields
 from outbox_pipelines.config.file import (
@@ -29,7 +30,14 @@ from outbox_pipelines.config.file import (
     read_config_file,
     setting_names,
 )
-from outbox_pipelines.core.secret import Secret, register, register_dsn, register_variables
+from outbox_pipelines.core.secret import (
+    Secret,
+    has_password,
+    redacted,
+    register,
+    register_dsn,
+    register_variables,
+)
 from outbox_pipelines.errors import SetupError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -45,6 +53,17 @@ _NOT_SHOWN: Final = SECRET | {
 
 class Settings(Fields):
     """The settings of the commands, the relay and Dagster's definitions."""
+
+    @field_validator("*")
+    @classmethod
+    def _has_no_password(cls, value: Any, info: ValidationInfo) -> Any:
+        # Names are printed, sent to Kafka and stored by Dagster.
+        if info.field_name not in SECRET and isinstance(value, str | Path) and has_password(str(value)):
+            raise ValueError(
+                "has a password in it: remove it; one of the database belongs in OUTBOX_DSN, of Kafka in "
+                "OUTBOX_KAFKA_CONFIG"
+            )
+        return value
 
     @property
     def archives(self) -> bool:
@@ -145,7 +164,8 @@ class Values:
         given = problem["input"]
         # A table may be long, and what is wrong in it is named.
         is_shown = name not in _NOT_SHOWN and len(problem["loc"]) == 1 and not isinstance(given, dict)
-        return f"{origin}{f'={given}:' if is_shown else ''} {problem['msg'].removeprefix('Value error, ')}"
+        shown = f"={given}:" if is_shown else ""
+        return redacted(f"{origin}{shown} {problem['msg'].removeprefix('Value error, ')}")
 
 
 def variable(field: str) -> str:

@@ -230,7 +230,9 @@ class _Reader:
         return beside(value, self._path.parent)
 
     def _mistake(self, to: Entries, place: Place, why: str) -> None:
-        to.mistakes.append(f"{self._path} line {self._lines.get(place, 1)}: {place[-1]} {why}")
+        line = f"{self._path} line {self._lines.get(place, 1)}: {place[-1]} {why}"
+        # What is printed may be a connection string in a wrong place.
+        to.mistakes.append(redacted(line))
 
 
 def entry_names(section: str) -> dict[str, str]:

@@ -1,0 +1,58 @@
+"""An `outbox.toml` that a clumsy or a hostile person wrote, as `outbox config` reports it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from outbox_pipelines.cli.main import cli
+
+ADDRESSES = ("postgresql://u:hunter2pw@h/d", "host=h password=hunter2pw", "host=h password='hunter2pw'")
+# Entries that are no secrets, sections and names; the address is in the place of %s.
+PLACES = (
+    *('[outbox]\nname = "%s"', '[outbox]\nkafka = "%s"', '[outbox]\nschema = "%s"'),
+    *('[outbox]\nconnector = "%s"', '[outbox]\n"%s" = 1', '[outbox]\ndsn = { env = "%s" }'),
+    *('[outbox]\ndsn = { file = "%s" }', '[topics]\ntopic = "%s"', '[topics.topic_map]\na = "%s"'),
+    *('[topics]\ncreate_topics_pattern = "%s"', '[messages]\ncloudevents_source = "%s"'),
+    *('[messages]\ncatalog_file = "%s"', '[messages]\nvalue_format = "%s"', '[relay]\nbatch_events = "%s"'),
+    *('[telemetry]\nmetrics_address = "%s"', '[days]\narchive = "%s"', '[days]\nexpectations = "%s"'),
+    *('[checks]\nui_url = "%s"', '[consumer]\nconsumer_schema = "%s"', '[consumer]\ndrain_consumers = "%s"'),
+    *('["%s"]', '[outboxes."%s"]', '[messages.header_names]\n"%s" = "a"'),
+)
+
+
+@pytest.fixture(autouse=True)
+def _away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("OUTBOX_DSN", "OUTBOX_KAFKA", "OUTBOX_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _outbox(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+def _check(text: str) -> list[str]:
+    Path("outbox.toml").write_text(text)
+    return _outbox("config", "check").output.splitlines()
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_password_in_a_wrong_place_is_refused_and_never_shown(place: str, address: str) -> None:
+    """Guards against a connection string that is pasted as any other setting, section or name."""
+    shown = "\n".join(_check(place % address))
+    assert "no mistake" not in shown
+    for more in ((), ("--json",)):
+        shown += _outbox("config", "show", *more).output
+    assert "hunter2pw" not in shown
+
+
+@pytest.mark.parametrize("name", ["NAME", "SCHEMA", "TOPIC_MAP", "WARN_AT", "LEASE_SECONDS", "DELIVERY"])
+def test_a_password_in_a_wrong_variable_is_not_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against the same in the environment."""
+    monkeypatch.setenv(f"OUTBOX_{name}", ADDRESSES[0])
+    done = _outbox("config", "check")
+    assert (done.exit_code, "hunter2pw" in done.output) == (1, False)
