@@ -22,7 +22,7 @@ from typing import Any, Final
 from pydantic.fields import FieldInfo
 
 from outbox_pipelines.config.fields import SECTIONS, WHOLE
-from outbox_pipelines.config.tables import beside, is_reference, is_secret, resolved
+from outbox_pipelines.config.tables import beside, expanded, is_reference, is_secret, resolved
 from outbox_pipelines.config.types import OUTBOX_NAME
 from outbox_pipelines.core.secret import first_line, has_password, redacted, register, register_dsn
 from outbox_pipelines.errors import SetupError
@@ -93,14 +93,16 @@ def config_path() -> Path | None:
     """Return where the file is: what OUTBOX_CONFIG names, or `outbox.toml`; None if there is none.
 
     Raises:
-        SetupError: OUTBOX_CONFIG names no file.
+        SetupError: OUTBOX_CONFIG names no file, or `outbox.toml` is a directory or leads nowhere.
     """
     given = os.environ.get(VARIABLE)
-    path = Path(given or NAME).expanduser()
+    path = expanded(given or NAME)
     if path.is_file():
         return path
     if given:
         raise SetupError(f"{VARIABLE} names {given}, which is not a file: correct the path or unset it")
+    if os.path.lexists(path):
+        raise SetupError(f"{path} is not a file: correct or remove it, or name another one in {VARIABLE}")
     return None
 
 
@@ -126,8 +128,9 @@ def read_file(path: Path) -> ConfigFile:
         raise SetupError(f"{path} cannot be read as UTF-8 text: {first_line(error)}") from None
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SetupError(f"{path} is not TOML: {error}") from None
+    # A number of thousands of digits, or thousands of brackets.
+    except (ValueError, RecursionError) as error:
+        raise SetupError(f"{path} is not TOML: {first_line(error)}") from None
     return _Reader(path, text).read(content)
 
 

@@ -17,6 +17,8 @@ from typing import Any, Final
 from outbox_pipelines.core.secret import SECRET_NAME, first_line, has_password
 
 _KINDS: Final = ("env", "file")
+# Of a file that holds a secret: /dev/zero and a backup of a database are none.
+_LONGEST: Final = 1_000_000
 
 
 def as_table(value: Any) -> dict[str, Any]:
@@ -77,6 +79,14 @@ def read_names(
     return names
 
 
+def expanded(path: str) -> Path:
+    """Return the path, with the home of `~`; as it is written if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def is_reference(value: Any) -> bool:
     """Return whether a value stands elsewhere."""
     return (
@@ -107,16 +117,22 @@ def resolved(value: Any) -> Any:
             raise ValueError(f"names {where}, which is not set: set it, or correct the name")
         return found
     try:
-        return Path(where).expanduser().read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        with expanded(where).open(encoding="utf-8") as file:
+            found = file.read(_LONGEST + 1).strip()
+    # A path with a NUL is a ValueError.
+    except (OSError, ValueError) as error:
         raise ValueError(f"names {where}, which cannot be read: {first_line(error)}") from None
+    if not found or len(found) > _LONGEST:
+        size = f"has more than {_LONGEST:,} characters" if found else "is empty"
+        raise ValueError(f"names {where}, which {size}: write the value into it, or correct the name")
+    return found
 
 
 def beside(value: Any, folder: Path) -> Any:
     """Return a value whose references to files are relative to a folder."""
     if is_reference(value):
         [(kind, where)] = value.items()
-        return {kind: str(folder / Path(where).expanduser()) if kind == "file" else where}
+        return {kind: str(folder / expanded(where)) if kind == "file" else where}
     if isinstance(value, dict):
         return {key: beside(each, folder) for key, each in value.items()}
     return value

@@ -56,3 +56,30 @@ def test_a_password_in_a_wrong_variable_is_not_shown(name: str, monkeypatch: pyt
     monkeypatch.setenv(f"OUTBOX_{name}", ADDRESSES[0])
     done = _outbox("config", "check")
     assert (done.exit_code, "hunter2pw" in done.output) == (1, False)
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a stack trace, a process that reads without end, and a file that is ignored."""
+    Path("long").write_text("a" * 1_000_001)
+    Path("empty").write_text("\n")
+    for where, why in {
+        "~no_such_user/dsn": "cannot be read",
+        "/dev/zero": "more than 1,000,000 characters",
+        "long": "more than 1,000,000 characters",
+        "empty": "is empty",
+        "a\\u0000b": "cannot be read",
+    }.items():
+        [line] = _check(f'[outbox]\ndsn = {{ file = "{where}" }}')
+        assert why in line
+        assert "line 2: dsn names" in line
+    for text in (f"a = {'[' * 5000}", f"[relay]\nbatch_events = {'9' * 5000}", "a ="):
+        [line] = _check(text)
+        assert "outbox.toml is not TOML" in line
+    Path("outbox.toml").unlink()
+    Path("outbox.toml").symlink_to("nowhere")
+    assert "outbox.toml is not a file" in _outbox("config", "check").output
+    Path("outbox.toml").unlink()
+    Path("outbox.toml").mkdir()
+    assert "outbox.toml is not a file" in _outbox("status").output
+    monkeypatch.setenv("OUTBOX_CONFIG", "~no_such_user/outbox.toml")
+    assert "OUTBOX_CONFIG names ~no_such_user" in _outbox("status").output
