@@ -70,14 +70,17 @@ class ConfigFile:
 
     def line(self, place: Place) -> int:
         """The line on which an entry or a section stands; 1 if it cannot be told."""
-        return _lines(self.text).get(place, 1)
+        return _line(_lines(self.text), place)
 
     def of(self, name: str) -> Entries:
         """The entries of an outbox, with those that it shares; its own win."""
         own = self.outboxes[name]
         shared = {key: _filled(value, name) for key, value in self.shared.values.items()}
         values = {key: value for key, value in shared.items() if key not in NOT_SHARED} | own.values
-        return Entries({**values, "name": name}, {**self.shared.places, **own.places}, own.mistakes)
+        # A wrong name is one mistake, not two.
+        if OUTBOX_NAME.fullmatch(name):
+            values["name"] = name
+        return Entries(values, {**self.shared.places, **own.places}, own.mistakes)
 
 
 def setting_names() -> dict[str, str]:
@@ -155,9 +158,7 @@ class _Reader:
             name, place = redacted(given), (_OUTBOXES, given)
             own = found[name] = Entries()
             if not OUTBOX_NAME.fullmatch(name):
-                self._mistake(
-                    own, place, f"cannot be the name {name!r}: write lower-case letters, digits and _"
-                )
+                self._mistake(own, place, "is no name of an outbox: write lower-case letters, digits and _")
             elif not isinstance(table, dict):
                 self._mistake(own, place, f"is no section: write [outboxes.{name}]")
             else:
@@ -173,14 +174,17 @@ class _Reader:
 
     def _sections(self, to: Entries, content: Mapping[str, Any], place: Place) -> None:
         for section, table in content.items():
-            if section in WHOLE:
+            if section in WHOLE and not isinstance(table, dict):
+                remedy = "its addresses belong in [outbox]; " if section == "kafka" else ""
+                self._mistake(to, (*place, section), f"is no section: {remedy}write [{section}]")
+            elif section in WHOLE:
                 to.values[WHOLE[section]] = beside(table, self._path.parent)
                 to.places[WHOLE[section]] = (*place, section)
                 self._refuse_secrets(to, table, (*place, section), "")
             elif section not in SECTIONS:
-                self._mistake(
-                    to, (*place, section), f"is no section: {_close(section, {**SECTIONS, **WHOLE})}"
-                )
+                other = next((each for each in SECTIONS if section in entry_names(each)), None)
+                remedy = f"it belongs in [{other}]" if other else _close(section, {**SECTIONS, **WHOLE})
+                self._mistake(to, (*place, section), f"is no section: {remedy}")
             elif not isinstance(table, dict):
                 self._mistake(to, (*place, section), f"is no section: write [{'.'.join((*place, section))}]")
             else:
@@ -208,12 +212,13 @@ class _Reader:
     def _refuse_secrets(self, to: Entries, table: Any, place: Place, prefix: str) -> None:
         for key, value in table.items() if isinstance(table, dict) else ():
             at, name = (*place, key), f"{prefix}{key}"
-            if isinstance(value, dict) and not is_reference(value):
+            # With other keys it is a part of a name, as in `sasl.password = …`.
+            if isinstance(value, dict) and not {"env", "file"} & value.keys():
                 self._refuse_secrets(to, value, at, f"{name}.")
             elif is_secret(name, value) and not is_reference(value):
                 register(str(value))
                 register_dsn(str(value))
-                self._mistake(to, at, _ELSEWHERE.format(name=key))
+                self._mistake(to, at, _ELSEWHERE.format(name=name), name)
 
     def _secret(self, name: str, value: Any) -> str:
         if is_reference(value):
@@ -232,8 +237,8 @@ class _Reader:
             return str(self._path.parent / value)
         return beside(value, self._path.parent)
 
-    def _mistake(self, to: Entries, place: Place, why: str) -> None:
-        line = f"{self._path} line {self._lines.get(place, 1)}: {place[-1]} {why}"
+    def _mistake(self, to: Entries, place: Place, why: str, name: str = "") -> None:
+        line = f"{self._path} line {_line(self._lines, place)}: {name or place[-1]} {why}"
         # What is printed may be a connection string in a wrong place.
         to.mistakes.append(redacted(line))
 
@@ -281,6 +286,11 @@ def _lines(text: str) -> dict[Place, int]:
             for length in range(len(section) + 1, len(place) + 1):
                 found.setdefault(place[:length], number)
     return found
+
+
+def _line(lines: Mapping[Place, int], place: Place) -> int:
+    """The line of an entry; in an inline table, that of the table."""
+    return next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 1)
 
 
 def _parts(dotted: str) -> Iterator[str]:

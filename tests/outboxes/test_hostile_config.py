@@ -83,3 +83,21 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     assert "outbox.toml is not a file" in _outbox("status").output
     monkeypatch.setenv("OUTBOX_CONFIG", "~no_such_user/outbox.toml")
     assert "OUTBOX_CONFIG names ~no_such_user" in _outbox("status").output
+
+
+def test_a_mistake_is_named_as_it_was_written_and_on_its_line() -> None:
+    """Guards against a line and a name that lead a person to another place."""
+    lines = _check(
+        'dsn = { env = "X" }\nkafka = "a:9092"\ntable = 3\n\n[outboxes.x]\ndsn = "service=x"\n'
+        'topics = { topic = 4 }\n[outboxes."a.b"]\n[outboxes.x.kafka]\nsasl.password = "hunter2pw"\n'
+        'ssl.key.pem = { env = "A", file = "b" }\n'
+    )
+    starts = (
+        "1: dsn is no section: it belongs in [outbox]",
+        "2: kafka is no section: its addresses belong in",
+    )
+    starts += ("3: table is no section", "8: a.b is no name of an outbox", "10: sasl.password is a secret")
+    starts += ("11: ssl.key.pem is a secret", "7: topic=4: ")
+    assert len(lines) == len(starts), lines
+    for line in starts:
+        assert any(each.startswith(f"outbox.toml line {line}") for each in lines), (line, lines)
