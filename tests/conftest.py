@@ -35,8 +35,8 @@ from outbox_pipelines.local.kafka import answers, record_startup
 from outbox_pipelines.local.server import Server
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
-from tests import forks, in_process, memory, order
-from tests.kafka_clients import AdminClient, Consumer
+from tests import forks, in_process, kafka_clients, memory, order
+from tests.kafka_clients import Consumer, administrator
 
 # What --fast leaves out: tests with fixtures that start servers or fill archives, and folders that do.
 _SLOW_FIXTURES: Final = {
@@ -221,7 +221,20 @@ def clean_environment() -> dict[str, str]:
 
 def read_topic(kafka: str, topic: str) -> list[Message]:
     """Everything in a topic, each partition in order; nothing where there is no such topic."""
-    consumer = Consumer(
+    with kafka_clients.lent(_reader, kafka) as consumer:
+        metadata = consumer.list_topics(topic, timeout=60).topics[topic]
+        if metadata.error is not None:
+            return []
+        consumer.assign(
+            [TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in metadata.partitions]
+        )
+        found = _read(consumer, topic, set(metadata.partitions))
+        consumer.unassign()
+    return found
+
+
+def _reader(kafka: str) -> Consumer:
+    return Consumer(
         {
             "bootstrap.servers": kafka,
             "group.id": uuid.uuid4().hex,
@@ -236,40 +249,37 @@ def read_topic(kafka: str, topic: str) -> list[Message]:
             "fetch.wait.max.ms": 10,
         }
     )
-    try:
-        metadata = consumer.list_topics(topic, timeout=60).topics[topic]
-        if metadata.error is not None:
-            return []
-        consumer.assign(
-            [TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in metadata.partitions]
-        )
-        found: list[Message] = []
-        unread = set(metadata.partitions)
-        deadline = time.monotonic() + 180
-        while unread:
+
+
+def _read(consumer: Consumer, topic: str, unread: set[int]) -> list[Message]:
+    """What is in these partitions until the end of each."""
+    found: list[Message] = []
+    deadline = time.monotonic() + 180
+    while unread:
+        # One by one: a request for many waits until the time is over.
+        message = consumer.poll(0.1)
+        if message is None:
             assert time.monotonic() < deadline, f"the ends of {unread} of {topic} were not reached"
-            for message in consumer.consume(10_000, timeout=0.1):
-                if (error := message.error()) is not None:
-                    assert error.code() == KafkaError._PARTITION_EOF, error
-                    unread.discard(message.partition())
-                    continue
-                partition, offset, key = message.partition(), message.offset(), message.key()
-                assert partition is not None
-                assert offset is not None
-                assert key is not None
-                found.append(
-                    Message(
-                        topic,
-                        partition,
-                        offset,
-                        key.decode(),
-                        _text(message.value()),
-                        {name: _text(value) for name, value in headers_of(message)},
-                    )
-                )
-        return found
-    finally:
-        consumer.close()
+            continue
+        if (error := message.error()) is not None:
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            unread.discard(message.partition())
+            continue
+        partition, offset, key = message.partition(), message.offset(), message.key()
+        assert partition is not None
+        assert offset is not None
+        assert key is not None
+        found.append(
+            Message(
+                topic,
+                partition,
+                offset,
+                key.decode(),
+                _text(message.value()),
+                {name: _text(value) for name, value in headers_of(message)},
+            )
+        )
+    return found
 
 
 def headers_of(message: KafkaMessage) -> list[tuple[str, bytes | None]]:
@@ -403,10 +413,11 @@ def stack() -> Iterator[Stack]:
         if not settings.dsn:
             quicken_logins(running.dsn)
         try:
-            yield running
+            with kafka_clients.lasting(running.kafka):
+                yield running
         finally:
             # The servers' data stays, and a broker with ten thousand partitions takes minutes to start.
-            admin = AdminClient({"bootstrap.servers": running.kafka})
+            admin = administrator(running.kafka)
             ours = (_RUN, *(f"outbox-progress-{identity}-" for identity in _IDENTITIES))
             made = [name for name in admin.list_topics(timeout=30).topics if name.startswith(ours)]
             for deleted in (admin.delete_topics(made, operation_timeout=30) if made else {}).values():

@@ -9,18 +9,28 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any, Final, overload
 
 import confluent_kafka
 import psycopg
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka.admin import OffsetSpec
 
 from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, Event
 from tests import kafka_clients
 from tests.conftest import wait_until
+from tests.kafka_clients import administrator, lent
 from tests.relay.topic import create
 
 DAY_MS = 86_400_000
+_FIRST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LAST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _NO_LEADER = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 _NO_COORDINATOR = (
     KafkaError.NOT_COORDINATOR,
@@ -145,13 +155,19 @@ class Place:
 
     def left_to(self, group: str) -> int:
         """The same for a group whose name does not begin with the topic's."""
-        client = _observer(self.kafka, group)
-        partitions = client.list_topics(self.topic, timeout=60).topics[self.topic].partitions
-        left = 0
-        for at in _committed(client, [TopicPartition(self.topic, n) for n in partitions]):
-            first, end = _ends(client, at)
-            left += end - (at.offset if at.offset >= 0 else first)
-        return left
+        left: list[int] = []
+
+        def is_told() -> bool:
+            try:
+                with lent(administrator, self.kafka) as admin:
+                    left.append(_left(admin, self.topic, group))
+            except KafkaException as error:
+                if error.args[0].code() not in (*_NO_COORDINATOR, *_NO_LEADER):
+                    raise
+            return bool(left)
+
+        wait_until(is_told, what="the offsets of a group, and the ends of a topic")
+        return left[0]
 
 
 # A client costs more than what it is used for here.
@@ -160,26 +176,25 @@ def _producer(kafka: str) -> confluent_kafka.Producer:
     return kafka_clients.Producer({"bootstrap.servers": kafka, "linger.ms": 0})
 
 
-@functools.lru_cache(maxsize=4)
-def _observer(kafka: str, group: str) -> confluent_kafka.Consumer:
-    """A client that asks about a group and is no member of it."""
-    return kafka_clients.Consumer({"bootstrap.servers": kafka, "group.id": group})
+def _left(admin: kafka_clients.AdminClient, topic: str, group: str) -> int:
+    """How many messages are behind a group's offsets, or in the topic where it has none."""
+    partitions = admin.list_topics(topic, timeout=60).topics[topic].partitions
+    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, n) for n in partitions])
+    (answer,) = admin.list_consumer_group_offsets([asked]).values()
+    committed = answer.result(60).topic_partitions
+    ends = _offsets(admin, committed, _LAST)
+    begins = _offsets(admin, [each for each in committed if each.offset < 0], _FIRST)
+    return sum(ends[at.partition] - begins.get(at.partition, at.offset) for at in committed)
 
 
-def _committed(client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
-    """A group's offsets; the client may know no coordinator of a new one yet."""
-    found: list[TopicPartition] = []
-
-    def are_told() -> bool:
-        try:
-            found.extend(client.committed(partitions, timeout=60))
-        except KafkaException as error:
-            if error.args[0].code() not in _NO_COORDINATOR:
-                raise
-        return bool(found)
-
-    wait_until(are_told, what="the offsets of a group")
-    return found
+def _offsets(
+    admin: kafka_clients.AdminClient, partitions: list[TopicPartition], which: OffsetSpec
+) -> dict[int, int]:
+    if not partitions:
+        return {}
+    asked = {TopicPartition(each.topic, each.partition): which for each in partitions}
+    answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
+    return {at.partition: answer.result(60).offset for at, answer in answers.items()}
 
 
 def commit(client: confluent_kafka.Consumer, offsets: list[TopicPartition]) -> None:
@@ -195,23 +210,6 @@ def commit(client: confluent_kafka.Consumer, offsets: list[TopicPartition]) -> N
         return True
 
     wait_until(is_done, what="a commit of offsets")
-
-
-def _ends(client: confluent_kafka.Consumer, at: TopicPartition) -> tuple[int, int]:
-    """Where a partition begins and ends; of a new topic the client may know no leader yet."""
-    found: list[tuple[int, int]] = []
-
-    def are_told() -> bool:
-        try:
-            found.append(client.get_watermark_offsets(at, timeout=60))
-        except KafkaException as error:
-            if error.args[0].code() not in _NO_LEADER:
-                raise
-            client.list_topics(at.topic, timeout=60)
-        return bool(found)
-
-    wait_until(are_told, what="the ends of a partition")
-    return found[0]
 
 
 def effect(event: Event, connection: psycopg.Connection[Any]) -> None:

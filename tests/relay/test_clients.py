@@ -43,6 +43,8 @@ def _clients() -> int:
 def test_end_with_their_relay(outbox: Outbox, delivery: str) -> None:
     """Guards against a process that gathers the threads and connections of relays that have ended."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
+    # What reads here is kept for other tests.
+    assert keys(outbox) == []
     before = _clients()
     write(outbox, ("a", {}), ("poison", {"noise": NOISE}))
     assert service.relay(quick(outbox, delivery=delivery), until_empty=True).unpublished == 1
@@ -52,6 +54,7 @@ def test_end_with_their_relay(outbox: Outbox, delivery: str) -> None:
 
 def test_are_two_while_a_relay_publishes_in_transactions(outbox: Outbox) -> None:
     """Guards against clients that are not served, whose reports of errors pile up."""
+    assert keys(outbox) == []
     before = _clients()
     with running(quick(outbox, delivery="exactly_once")):
         outbox.write("a")

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 
 from outbox_pipelines.local.kafka import Kafka
 from tests.conftest import Outbox, wait_until
-from tests.kafka_clients import AdminClient
+from tests.kafka_clients import administrator, lent
 
 # 140 kB that hardly compress.
 NOISE: Final = [f"{n * 7919 % 100_003:05d}" for n in range(20_000)]
@@ -39,9 +39,9 @@ def create(kafka: str, name: str, partitions: int, **config: str) -> None:
 
     def is_created() -> bool:
         # A client whose first answer names no controller may never find one: another client does.
-        admin = AdminClient({"bootstrap.servers": kafka})
         try:
-            admin.create_topics([topic], request_timeout=30)[name].result(600)
+            with lent(administrator, kafka) as admin:
+                admin.create_topics([topic], request_timeout=30)[name].result(600)
         except KafkaException as error:
             if error.args[0].code() not in _FLEETING:
                 raise
@@ -53,20 +53,21 @@ def create(kafka: str, name: str, partitions: int, **config: str) -> None:
 
 def change_topic(outbox: Outbox, *, of: str = "order", **config: str) -> None:
     """Other settings of the topic of an aggregate type; the broker applies them later than it says."""
-    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         for name, value in config.items()
     ]
     resource = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(of), incremental_configs=entries)
-    admin.incremental_alter_configs([resource])[resource].result(600)
     asked = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(of))
 
-    def is_applied() -> bool:
-        now = admin.describe_configs([asked])[asked].result(30)
-        return all(now[name].value == value for name, value in config.items())
+    with lent(administrator, outbox.settings.kafka) as admin:
+        admin.incremental_alter_configs([resource])[resource].result(600)
 
-    wait_until(is_applied, what=f"{config} of {outbox.topic(of)}")
+        def is_applied() -> bool:
+            now = admin.describe_configs([asked])[asked].result(30)
+            return all(now[name].value == value for name, value in config.items())
+
+        wait_until(is_applied, what=f"{config} of {outbox.topic(of)}")
 
 
 def deny(broker: Kafka, name: str, operation: AclOperation) -> None:
@@ -89,7 +90,7 @@ def deny(broker: Kafka, name: str, operation: AclOperation) -> None:
         AclOperation.ALL,
         AclPermissionType.ALLOW,
     )
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = administrator(broker.bootstrap)
     for answer in admin.create_acls([rule, everything_else]).values():
         answer.result(600)
 
@@ -107,6 +108,6 @@ def allow(broker: Kafka, name: str) -> None:
         AclOperation.ANY,
         AclPermissionType.ANY,
     )
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = administrator(broker.bootstrap)
     for answer in admin.delete_acls([rules]).values():
         answer.result(600)
