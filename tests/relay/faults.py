@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final
 
-from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 from tests import forks
@@ -65,10 +64,6 @@ def published(outbox: Outbox) -> Callable[[], int]:
 def wait_for_more(published: Callable[[], int], more: int = 1, seconds: float = 20.0) -> None:
     goal = published() + more
     wait_until(lambda: published() >= goal, seconds=seconds, what=f"the relay to publish {more} more")
-
-
-def owner(outbox: Outbox) -> str | None:
-    return measurements.read(outbox.settings).shards[0].owner
 
 
 def drain(outbox: Outbox, settings: Settings) -> None:
