@@ -8,6 +8,8 @@ Invariants:
 - A process is killed when the one that asked for it ends, however that ends: a run of tests that was killed
   leaves nothing behind. The process that forks ends then, too.
 - No program runs in the process from which others are forked: it has imported modules, and has one thread.
+- A program ends as an interpreter ends: it waits for threads, calls what is registered for the end and
+  flushes. Only its objects are not freed one by one, which takes longer than most programs.
 - Modules that draw something for their process when they are imported (`_OWN`) are imported by each.
 - What an interpreter reads at its start (PYTHON…, LC_…, LANG) is a reason for a new one, and other programs
   are started in the same way. Where the system is not Linux, subprocess starts them all.
@@ -44,7 +46,12 @@ _MODULES: Final = (
         "outbox_pipelines.existing.worker",
     ),
     *("outbox_pipelines.relay.shared", "outbox_pipelines.relay.parking.hooks", "outbox_pipelines.consumer"),
-    *("tests.history.standstill", "tests.history.steps"),
+    *(
+        "tests.history.standstill",
+        "tests.history.tapes",
+        "tests.model.relay.recorder",
+        "tests.consumer.place",
+    ),
 )
 _OWN: Final = ("outbox_pipelines.relay.service",)
 _LARGEST: Final = 1 << 17
@@ -224,11 +231,28 @@ def _program(asked: Mapping[str, Any]) -> None:
     _, kind, program, *words = asked["arguments"]
     if kind == "-m":
         sys.argv = [program, *words]
+        # Imported by another one: what runs has not been imported, and Python would warn.
+        for name in (program, f"{program}.__main__"):
+            if not hasattr(sys.modules.get(name), "__path__"):
+                sys.modules.pop(name, None)
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
         sys.argv = ["-c", *words]
         names = {"__name__": "__main__", "__builtins__": __builtins__}
         exec(compile(program, "<string>", "exec"), names)
+
+
+def _end(code: int) -> None:
+    """End as an interpreter does, without freeing its objects: that copies the memory all processes share."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        # Reported by the interpreter.
+        sys.exit(code)
+    os._exit(code & 0xFF)
 
 
 def _main() -> None:
@@ -245,7 +269,14 @@ def _main() -> None:
     gc.collect()
     gc.freeze()
     if (asked := _next(connection, int(sys.argv[2]))) is not None:
-        _program(asked)
+        try:
+            _program(asked)
+        except SystemExit as ended:
+            # A text is printed by the interpreter.
+            if not isinstance(ended.code, int | None):
+                raise
+            _end(ended.code or 0)
+        _end(0)
 
 
 if __name__ == "__main__":

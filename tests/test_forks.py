@@ -54,6 +54,13 @@ def test_an_error_ends_it_as_an_interpreter() -> None:
     assert made.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
+def test_a_module_runs_as_if_it_had_not_been_imported() -> None:
+    """Guards against a warning of Python before the first line of a command."""
+    command = [sys.executable, "-m", "outbox_pipelines", "--help"]
+    made = forks.run(command, env=os.environ, capture_output=True, text=True)
+    assert (made.returncode, made.stderr) == (0, "")
+
+
 def test_another_program(tmp_path: Path) -> None:
     """Guards against a program that does not get what it was given."""
     words = ["sh", "-c", 'echo "$0 $MINE"; pwd; cat; exit 4', "a"]
