@@ -50,7 +50,8 @@ class Postgres(Server):
     name = "postgres"
     # SIGINT is PostgreSQL's "fast" shutdown: open connections are cut, data is written out.
     stop_signal = signal.SIGINT
-    death_signal = signal.SIGINT
+    # A frozen one takes no other signal. The next start recovers the data from the log.
+    death_signal = signal.SIGKILL
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ import pytest
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import postgres, user
-from tests.local.waiting import lives
+from tests.local.waiting import eventually, lives
 
 
 def _one(dsn: str, query: str) -> object:
@@ -54,6 +54,30 @@ def test_kill_and_start_keep_port_and_data(tmp_path: Path) -> None:
         assert _one(dsn, "SELECT count(*) FROM kept") == 1
         busy.close()
     assert not server.answers()
+
+
+_FREEZES = """
+import sys
+from pathlib import Path
+from outbox_pipelines.local.postgres import Postgres
+server = Postgres(Path(sys.argv[1]))
+server.start()
+server.freeze()
+print(server._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_frozen_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """Guards against servers that outlive a run which was killed: what is stopped takes SIGKILL alone."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _FREEZES, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert lives(pid)
+        process.kill()
+    eventually(lambda: not lives(pid))
 
 
 def test_the_data_outlives_the_server(tmp_path: Path) -> None:
