@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -12,7 +14,7 @@ from outbox_pipelines import schema
 from outbox_pipelines.local.kafka import Kafka, running
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Lasting, Outbox, topic_prefix
+from tests.conftest import ADOPT, Lasting, Outbox, create_database, topic_prefix
 from tests.history import business
 from tests.history.servers import awake, lasting_servers
 from tests.relay.topic import create_topic
@@ -25,24 +27,34 @@ def killable(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield servers.postgres, servers.kafka
 
 
-def new_database(postgres: Postgres) -> str:
+def new_database(postgres: Postgres, template: str = "template1") -> str:
     """The DSN of a new database; it stays, since a test may leave the server stopped."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres.dsn, autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name}".encode())
+        create_database(admin, name, template)
     return psycopg.conninfo.make_conninfo(postgres.dsn, dbname=name)
 
 
+def _template(postgres: Postgres) -> str:
+    """The name of a new database that is migrated."""
+    dsn = new_database(postgres)
+    schema.migrate(load_settings(dsn=dsn))
+    return str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
+
+
 @pytest.fixture
-def own_servers(killable: tuple[Postgres, Kafka]) -> tuple[Postgres, Kafka, Outbox]:
+def own_servers(killable: tuple[Postgres, Kafka], lasting: Lasting) -> tuple[Postgres, Kafka, Outbox]:
     """Servers that a test may kill, and an outbox on them."""
     postgres, kafka = killable
+    today = ("migrated on killable servers", datetime.now(UTC).date())
+    dsn = new_database(postgres, lasting.once(today, lambda: nullcontext(_template(postgres))))
+    with psycopg.connect(dsn) as connection:
+        connection.execute(ADOPT)
     settings = load_settings(
-        dsn=new_database(postgres),
+        dsn=dsn,
         kafka=kafka.bootstrap,
         topic=f"{topic_prefix()}-{{aggregate_type}}-events",
     )
-    schema.migrate(settings)
     outbox = Outbox(settings)
     for kind in business.KINDS:
         create_topic(outbox, 8, of=kind)
