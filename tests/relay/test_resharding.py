@@ -50,6 +50,8 @@ class _Changing(threading.Thread):
 
 def test_shards_share_the_work_and_miss_nothing(outbox: Outbox) -> None:
     """Guards against an event that belongs to no shard, or to two."""
+    # Events whose topic a busy broker is slow to create are parked, and published outside the position.
+    create_topic(outbox, 8)
     with relays(outbox, 4):
         wait_for_holders(outbox, 1)
         assert resharding.change(outbox.settings, 3)
@@ -263,6 +265,8 @@ def test_the_command(outbox: Outbox) -> None:
 
 def test_until_empty_publishes_all_shards(outbox: Outbox) -> None:
     """Guards against a drain that forgets all shards but one."""
+    # Events whose topic a busy broker is slow to create are parked, which `events` does not count.
+    create_topic(outbox, 8)
     with relays(outbox, 1):
         wait_for_holders(outbox, 1)
         resharding.change(outbox.settings, 4)
