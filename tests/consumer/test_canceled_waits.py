@@ -80,8 +80,15 @@ def own(stack: Stack, tmp_path: Path) -> Iterator[Own]:
         yield Own(replace(place, topic=place.beside("own").topic))
 
 
-@pytest.mark.parametrize("how", ["pg_cancel_backend", "pg_terminate_backend"])
-@pytest.mark.parametrize("part", ["run", "receive"])
+@pytest.mark.parametrize(
+    ("part", "how"),
+    [
+        ("run", "pg_cancel_backend"),
+        ("receive", "pg_terminate_backend"),
+        pytest.param("run", "pg_terminate_backend", marks=pytest.mark.extended),
+        pytest.param("receive", "pg_cancel_backend", marks=pytest.mark.extended),
+    ],
+)
 def test_the_offset_waits_for_the_standby(own: Own, part: str, how: str) -> None:
     """Guards against an effect that a failover takes back while the offset stays: the event is skipped."""
     place = own.place

@@ -66,7 +66,7 @@ def test_a_connection_cannot_be_committed(place: Place, passes_over: bool) -> No
         assert place.effects() == 0, sql
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+@pytest.mark.parametrize("driver", ["psycopg", pytest.param("psycopg2", marks=pytest.mark.extended)])
 def test_a_session_cannot_be_committed(place: Place, driver: str) -> None:
     place.send(uuid7())
     ways: dict[str, Commit] = {

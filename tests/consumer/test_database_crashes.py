@@ -63,8 +63,15 @@ class Handler:
             place.rows(_NUMBER)
 
 
-@pytest.mark.parametrize("batch", [None, 10])
-@pytest.mark.parametrize("others", [0, 100])
+@pytest.mark.parametrize(
+    ("batch", "others"),
+    [
+        (None, 0),
+        (10, 100),
+        pytest.param(10, 0, marks=pytest.mark.extended),
+        pytest.param(None, 100, marks=pytest.mark.extended),
+    ],
+)
 def test_an_event_is_handled_whichever_transaction_has_its_number_now(
     own: tuple[Place, Postgres], batch: int | None, others: int
 ) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 from outbox_pipelines.consumer import loading
 from outbox_pipelines.consumer.loading import inspect
 from outbox_pipelines.errors import SetupError
-from tests import kafka_clients
+from tests import in_process, kafka_clients
 from tests.conftest import clean_environment, wait_until
 from tests.consumer.place import Place, effect, running, uuid7
 
@@ -28,15 +26,12 @@ def status(place: Place, folder: Path, *more: str) -> str:
     (folder / "billing.py").write_text(
         MODULE.format(place=f"{place.dsn!r}, {place.kafka!r}, {place.topic!r}", more="")
     )
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-m", "outbox_pipelines", "consumer", "status", "billing:consumer", *more],
-        env=clean_environment() | {"PYTHONPATH": os.pathsep.join((root, str(folder)))},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        # Imported again, since it names the topic of one test.
+        patch.delitem(sys.modules, "billing", raising=False)
+        done = in_process.run(("consumer", "status", "billing:consumer", *more), clean_environment())
+        sys.modules.pop("billing", None)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -18,6 +18,7 @@ from tests.consumer.place import Place, running, uuid7
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 # In each shape something would be lost, or found only in the value, with these.
 FEW = "event-type=,aggregate-type=,idempotency-key=,correlation-id=,causation-id=,traceparent=,version="
+RENAMING = "id=event-id,event-type=kind,aggregate-id=about"
 RENAMED = {"id": "event-id", "event-type": "kind", "aggregate-id": "about"}
 
 
@@ -31,8 +32,24 @@ def received(place: Place, count: int, **more: Any) -> list[Event]:
     return events
 
 
-@pytest.mark.parametrize("value", ["payload", "flat", "envelope", "cloudevents"])
-@pytest.mark.parametrize("names", ["", FEW, "id=event-id,event-type=kind,aggregate-id=about"])
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ("payload", ""),
+        ("flat", FEW),
+        ("envelope", RENAMING),
+        ("cloudevents", FEW),
+        *(
+            pytest.param(value, names, marks=pytest.mark.extended)
+            for value, names in [
+                *(("payload", names) for names in (FEW, RENAMING)),
+                *(("flat", names) for names in ("", RENAMING)),
+                *(("envelope", names) for names in ("", FEW)),
+                *(("cloudevents", names) for names in ("", RENAMING)),
+            ]
+        ),
+    ],
+)
 def test_every_shape_of_the_relay(place: Place, outbox: Outbox, value: str, names: str) -> None:
     """Guards against a consumer that must change when the relay's settings do."""
     shaped = Outbox(

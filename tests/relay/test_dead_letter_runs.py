@@ -55,10 +55,14 @@ def test_many_dead_letters_have_few_threads(outbox: Outbox, tmp_path: Path) -> N
     heard = tmp_path / "heard"
     _write(outbox, 100)
     most = 0
+
+    def all_are_told() -> bool:
+        nonlocal most
+        most = max(most, sum(1 for t in threading.enumerate() if t.name == "outbox-dead-letter"))
+        return len(_told(heard)) == 100
+
     with running(quick(outbox, max_attempts=1, dead_letter_command=_says(heard))):
-        while len(_told(heard)) < 100:
-            most = max(most, sum(1 for t in threading.enumerate() if t.name == "outbox-dead-letter"))
-            wait_until(lambda: True)
+        wait_until(all_are_told, pace=0.01, what="all to be told")
         wait_until(lambda: _due(outbox) == 0, what="all to be written down as run")
     assert 1 <= most <= notify._WORKERS
     assert sorted(_told(heard)) == _ids(outbox)

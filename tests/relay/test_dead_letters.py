@@ -8,7 +8,7 @@ import subprocess
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from os import fdopen
-from typing import LiteralString
+from typing import Final, LiteralString
 
 import pytest
 
@@ -52,22 +52,24 @@ def test_they_are_listed_and_counted(outbox: Outbox, letters: list[str]) -> None
     assert "dead letters  3" in outbox.outbox("status").stdout
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (("--event-type", "order.paid"), {1, 2}),
-        (("--aggregate-type", "order", "--aggregate-id", "a"), {0, 1}),
-        (("--error", "TOO_LARGE"), {0, 1, 2}),
-        (("--error", "no such reason"), set()),
-        (("--since", "1h"), {0, 1, 2}),
-        (("--until", "1h"), set()),
-        (("--since", "2020-01-01T00:00", "--until", "2020-01-02"), set()),
-    ],
-)
-def test_filters(outbox: Outbox, letters: list[str], options: tuple[str, ...], expected: set[int]) -> None:
+FILTERS: Final[dict[tuple[str, ...], set[int]]] = {
+    ("--event-type", "order.paid"): {1, 2},
+    ("--aggregate-type", "order", "--aggregate-id", "a"): {0, 1},
+    ("--error", "TOO_LARGE"): {0, 1, 2},
+    ("--error", "no such reason"): set(),
+    ("--since", "1h"): {0, 1, 2},
+    ("--until", "1h"): set(),
+    ("--since", "2020-01-01T00:00", "--until", "2020-01-02"): set(),
+}
+
+
+def test_filters(outbox: Outbox, letters: list[str]) -> None:
     """Guards against an action on others than those that were meant."""
-    found = json.loads(outbox.outbox("dead-letters", "list", "--json", *options).stdout)
-    assert {row["id"] for row in found["rows"]} == {letters[n] for n in expected}
+    found = {}
+    for options in FILTERS:
+        listed = json.loads(outbox.outbox("dead-letters", "list", "--json", *options).stdout)
+        found[options] = {letters.index(row["id"]) for row in listed["rows"]}
+    assert found == FILTERS
 
 
 def test_one_is_shown_whole(outbox: Outbox, letters: list[str]) -> None:
@@ -167,25 +169,25 @@ def test_discard_lets_a_blocked_aggregate_go(outbox: Outbox, letters: list[str])
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("replay", "--reason", "x", "--yes"), "name ids, give a filter, or use --all"),
-        (("discard", "--all", str(uuid.UUID(int=1)), "--reason", "x", "--yes"), "use --all, not both"),
-        (("discard", "--all", "--yes"), "--reason"),
-        (("discard", "--all", "--yes", "--reason", " "), "--reason is empty"),
-        (("discard", "--all", "--reason", "x"), "Without a terminal, add --yes"),
-        (("show", "17"), "'17' is not a valid UUID"),
-        (("list", "--since", "yesterday"), "write a time (2026-11-21T14:00, UTC) or an age (30m, 2h, 7d"),
-        (("list", "--limit", "0"), "--limit"),
-    ],
-)
-def test_wrong_input(outbox: Outbox, letters: list[str], arguments: tuple[str, ...], says: str) -> None:
+WRONG: Final[dict[tuple[str, ...], str]] = {
+    ("replay", "--reason", "x", "--yes"): "name ids, give a filter, or use --all",
+    ("discard", "--all", str(uuid.UUID(int=1)), "--reason", "x", "--yes"): "use --all, not both",
+    ("discard", "--all", "--yes"): "--reason",
+    ("discard", "--all", "--yes", "--reason", " "): "--reason is empty",
+    ("discard", "--all", "--reason", "x"): "Without a terminal, add --yes",
+    ("show", "17"): "'17' is not a valid UUID",
+    ("list", "--since", "yesterday"): "write a time (2026-11-21T14:00, UTC) or an age (30m, 2h, 7d",
+    ("list", "--limit", "0"): "--limit",
+}
+
+
+def test_wrong_input(outbox: Outbox, letters: list[str]) -> None:
     """Guards against an action that the operator did not intend, and a message that does not help."""
-    done = outbox.outbox("dead-letters", *arguments)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert [row[2] for row in parked_rows(outbox)] == ["failed"] * 3
+    for arguments, says in WRONG.items():
+        done = outbox.outbox("dead-letters", *arguments)
+        assert done.returncode == 2, arguments
+        assert says in done.stderr, arguments
+        assert [row[2] for row in parked_rows(outbox)] == ["failed"] * 3, arguments
 
 
 def test_nothing_found_is_said(outbox: Outbox) -> None:

@@ -124,7 +124,7 @@ def test_every_statement(outbox: Outbox, stride: int) -> None:
     create_topic(outbox)
     commands = Commands(settings, clean_environment() | outbox.environment)
     deaths = 0
-    with running(settings), writing(outbox, pace=0.01) as counts:
+    with running(settings), writing(outbox) as counts:
         for point in points(2 * stride - 1):
             if not commands.is_complete(point.source):
                 commands.run(point.source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from outbox_pipelines.relay.cdc.setup import remove
 from outbox_pipelines.relay.cdc.status import read
 from outbox_pipelines.relay.cdc.stream import Stream
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.writer import emit
 from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
 from tests.relay.cdc.slots import make
 from tests.relay.parked import numbers, numbers_by_key, parked_rows, write
@@ -32,18 +34,20 @@ def is_read(settings: Settings) -> bool:
 
 
 @contextmanager
-def writing(outbox: Outbox, *, pace: float = 0.001) -> Iterator[dict[str, int]]:
+def writing(outbox: Outbox) -> Iterator[dict[str, int]]:
     """A writer of four aggregates, in transactions that overlap with nothing; how many events each has."""
     stop = threading.Event()
     counts = dict.fromkeys("abcd", 0)
 
     def run() -> None:
-        turn = 0
-        while not stop.wait(pace):
-            key = "abcd"[turn % 4]
-            write(outbox, (key, {"n": counts[key]}), (key, {"n": counts[key] + 1}))
-            counts[key] += 2
-            turn += 1
+        with outbox.connect(autocommit=False) as connection:
+            for key in itertools.cycle("abcd"):
+                if stop.wait(0.01):
+                    return
+                for n in (counts[key], counts[key] + 1):
+                    emit(connection, "order", key, "order.placed", {"n": n})
+                connection.commit()
+                counts[key] += 2
 
     thread = threading.Thread(target=run)
     thread.start()
