@@ -15,7 +15,7 @@ from benchmarks import programs
 from benchmarks.past import ago, fill_day
 from benchmarks.servers import fresh_outbox
 from benchmarks.table import Row
-from outbox_pipelines.archive import day as archive
+from outbox_pipelines.days.archive import day as archive
 from outbox_pipelines.settings import Settings
 
 _EVENTS = 2_000_000

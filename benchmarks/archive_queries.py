@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from benchmarks.table import Row
 from outbox_pipelines import __version__
-from outbox_pipelines.archive import Archive, open_archive
-from outbox_pipelines.archive.columns import SCHEMA, VERSION
-from outbox_pipelines.archive.export import GROUP_ROWS, new_file
-from outbox_pipelines.archive.manifest import Manifest, Source
-from outbox_pipelines.archive.store import key, manifest_key
+from outbox_pipelines.days.archive import Archive, open_archive
+from outbox_pipelines.days.archive.columns import SCHEMA, VERSION
+from outbox_pipelines.days.archive.export import GROUP_ROWS, new_file
+from outbox_pipelines.days.archive.manifest import Manifest, Source
+from outbox_pipelines.days.archive.store import key, manifest_key
 from outbox_pipelines.settings import Settings
 
 _DAYS: Final = 30

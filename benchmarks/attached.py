@@ -8,7 +8,7 @@ from benchmarks import latency, programs
 from benchmarks.past import ago, count_as_closed, publish
 from benchmarks.servers import fill, fresh_outbox
 from benchmarks.table import Row
-from outbox_pipelines.partitions import ahead
+from outbox_pipelines.days.partitions import ahead
 from outbox_pipelines.settings import Settings
 
 _EVENTS = 400_000

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psycopg
 
-from outbox_pipelines.partitions.calendar import leaf_of
+from outbox_pipelines.days.partitions.calendar import leaf_of
 from outbox_pipelines.settings import load_settings
 
 _COLUMNS = "id, seq, aggregate_type, aggregate_id, event_type, payload, correlation_id, created_at"
@@ -24,7 +24,7 @@ _ROWS_AT_ONCE = 50_000
 
 
 def _ours(dsn: str, day: date, directory: Path) -> int:
-    from outbox_pipelines.archive import day as archive
+    from outbox_pipelines.days.archive import day as archive
 
     return archive.archive(load_settings(dsn=dsn, archive=str(directory)), day).manifest.rows
 

@@ -28,7 +28,7 @@ from confluent_kafka.cimpl import NewTopic
 from benchmarks import programs
 from benchmarks.servers import fill
 from benchmarks.table import Row
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
 

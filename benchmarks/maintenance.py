@@ -20,10 +20,10 @@ from benchmarks import programs
 from benchmarks.past import ago, make_day, publish
 from benchmarks.servers import fresh_outbox
 from benchmarks.table import Row
-from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import drop
-from outbox_pipelines.partitions import ahead
-from outbox_pipelines.partitions.calendar import leaf_of
+from outbox_pipelines.days.archive import day as archive
+from outbox_pipelines.days.archive import drop
+from outbox_pipelines.days.partitions import ahead
+from outbox_pipelines.days.partitions.calendar import leaf_of
 from outbox_pipelines.settings import Settings
 
 _EVENTS = 2_000_000

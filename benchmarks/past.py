@@ -7,8 +7,8 @@ from datetime import UTC, date, datetime, timedelta
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines.partitions import close
-from outbox_pipelines.partitions.calendar import bounds_of, leaf_of
+from outbox_pipelines.days.partitions import close
+from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of
 from outbox_pipelines.settings import Settings
 
 TODAY = datetime.now(UTC).date()

@@ -18,7 +18,7 @@ import psycopg
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.local import kafka, postgres
 from outbox_pipelines.settings import Settings, load_settings
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from outbox_pipelines.archive import Archive, open_archive
+from outbox_pipelines.days.archive import Archive, open_archive
 
 
 def departures(archive: Archive) -> pd.DataFrame:

@@ -27,8 +27,8 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 from psycopg import sql
 
-from outbox_pipelines import schema
 from outbox_pipelines.core import secret
+from outbox_pipelines.database import schema
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local import stack as local_stack
 from outbox_pipelines.local.kafka import answers, record_startup

@@ -6,7 +6,7 @@ import pytest
 
 import outbox_pipelines
 from outbox_pipelines import consumer, errors, writer
-from outbox_pipelines.archive import open_archive
+from outbox_pipelines.days.archive import open_archive
 
 
 @pytest.mark.parametrize(

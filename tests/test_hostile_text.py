@@ -17,17 +17,17 @@ import mistune
 import pytest
 from click.testing import CliRunner
 
-from outbox_pipelines import log, schema
 from outbox_pipelines.catalog.document import Catalog
 from outbox_pipelines.catalog.page import page
 from outbox_pipelines.catalog.yaml_file import parse
 from outbox_pipelines.cli.main import cli
-from outbox_pipelines.core import metrics_server
+from outbox_pipelines.core import log, metrics_server
 from outbox_pipelines.core.text import markdown, plain, plain_lines, short, to_json
+from outbox_pipelines.database import schema
+from outbox_pipelines.days.partitions import close
 from outbox_pipelines.existing import check as table_check
 from outbox_pipelines.existing import status as claims_status
 from outbox_pipelines.existing.findings import Finding
-from outbox_pipelines.partitions import close
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.telemetry import prometheus
 from outbox_pipelines.settings import load_settings

@@ -12,9 +12,8 @@ from typing import LiteralString
 import psycopg
 import pytest
 
-from outbox_pipelines import locks
-from outbox_pipelines.database import connect
-from outbox_pipelines.locks import AdvisoryLock
+from outbox_pipelines.database import connect, locks
+from outbox_pipelines.database.locks import AdvisoryLock
 from outbox_pipelines.relay import queries, service
 from outbox_pipelines.relay.service import Standby
 from tests.conftest import Outbox
@@ -97,8 +96,8 @@ def test_each_lock_of_a_command_is_one_of_these() -> None:
         if re.search(r"pg_try_advisory", path.read_text())
     }
     assert found == {
-        "locks.py",
-        "fleet/queries.py",
+        "database/locks.py",
+        "relay/fleet/queries.py",
         "relay/queries.py",
         "existing/queries.py",
     }

@@ -13,10 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import programs
-from outbox_pipelines import log
 from outbox_pipelines.cli.main import cli
 from outbox_pipelines.consumer import Consumer
-from outbox_pipelines.core import secret
+from outbox_pipelines.core import log, secret
 from outbox_pipelines.core.secret import Secret, redacted
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs.outbox import Outbox

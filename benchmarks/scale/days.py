@@ -18,7 +18,7 @@ from benchmarks.scale.sizes import Sizes
 from benchmarks.servers import SHORT_LOG, fresh_outbox
 from benchmarks.table import Row
 from outbox_pipelines.core.position import Snapshot
-from outbox_pipelines.partitions import ahead
+from outbox_pipelines.days.partitions import ahead
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.shards import lanes
 from outbox_pipelines.settings import Settings

@@ -17,12 +17,12 @@ from typing import Final
 
 from examples.airline import queries
 from examples.airline.flights import DEPARTED
-from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import drop
-from outbox_pipelines.archive.history import Happened, history
 from outbox_pipelines.database import connect
+from outbox_pipelines.days.archive import day as archive
+from outbox_pipelines.days.archive import drop
+from outbox_pipelines.days.archive.history import Happened, history
+from outbox_pipelines.days.partitions import ahead, close
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.partitions import ahead, close
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 

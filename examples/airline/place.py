@@ -19,9 +19,8 @@ from psycopg import sql
 
 from examples.airline import queries
 from examples.airline.airline import TABLES
-from outbox_pipelines import schema
 from outbox_pipelines.config import parsed
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import Connection, connect, schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.kafka.topics import Topics
 from outbox_pipelines.settings import Settings

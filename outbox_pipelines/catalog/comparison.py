@@ -14,7 +14,7 @@ from typing import Literal
 from outbox_pipelines.catalog import queries
 from outbox_pipelines.catalog.document import Catalog, EventType, require_catalog
 from outbox_pipelines.database import connect
-from outbox_pipelines.schema import require_schema
+from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.settings import Settings
 
 Status = Literal["ok", "undocumented", "retired", "deprecated", "proposed", "never seen"]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outbox_pipelines import log
 from outbox_pipelines.cli import archive_query as query_commands
 from outbox_pipelines.cli.options import DAY
+from outbox_pipelines.core import log
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
-    from outbox_pipelines.archive.manifest import Manifest
+    from outbox_pipelines.days.archive.manifest import Manifest
 
 
 @click.group()
@@ -34,7 +34,7 @@ def archive_day(settings: Settings, day: date, again: bool, as_json: bool) -> No
 
     Closes the day first. Exits with 1 if the day cannot be closed, or if file and rows differ.
     """
-    from outbox_pipelines.archive import day as days
+    from outbox_pipelines.days.archive import day as days
 
     def say(rows: int) -> None:
         log.say(f"{day}: {rows:,} rows written", rows=rows)
@@ -57,7 +57,7 @@ def verify_day(settings: Settings, day: date, as_json: bool) -> None:
 
     If they differ, prints the rows that differ and exits with 1.
     """
-    from outbox_pipelines.archive import day as days
+    from outbox_pipelines.days.archive import day as days
 
     proof = days.verify(settings, day)
     if as_json:
@@ -82,7 +82,7 @@ def restore_day(settings: Settings, day: date, attach: bool) -> None:
 
     Restored events are not published again. To publish them, insert them as new events: see docs/days.md.
     """
-    from outbox_pipelines.archive import restore
+    from outbox_pipelines.days.archive import restore
 
     def say(rows: int) -> None:
         log.say(f"{day}: {rows:,} rows restored", rows=rows)
@@ -104,7 +104,7 @@ def adopt_archive(settings: Settings, force: bool) -> None:
     Not needed if all files were copied, including `_outbox/archive.json`. Exits with 1 if manifests of
     archived days are missing there.
     """
-    from outbox_pipelines.archive import identity
+    from outbox_pipelines.days.archive import identity
 
     adopted = identity.adopt(settings, force)
     click.echo(

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from outbox_pipelines import log
-from outbox_pipelines.archive import rendering
+from outbox_pipelines.core import log
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import plain, plain_lines
+from outbox_pipelines.days.archive import rendering
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
     import duckdb
 
-    from outbox_pipelines.archive import Archive
+    from outbox_pipelines.days.archive import Archive
 
 Row = tuple[Any, ...]
 # Maximum width of a cell in the printed table; CSV and JSON print values in full.
@@ -123,7 +123,7 @@ def history(settings: Settings, aggregate_type: str, aggregate_id: str, as_json:
     Reads attached days from the table and dropped days from OUTBOX_ARCHIVE. Exits with 1 if the aggregate has
     no events.
     """
-    from outbox_pipelines.archive import history as histories
+    from outbox_pipelines.days.archive import history as histories
 
     found = histories.history(settings, aggregate_type, aggregate_id)
     if as_json:
@@ -150,8 +150,8 @@ def history(settings: Settings, aggregate_type: str, aggregate_id: str, as_json:
 
 
 def _open(settings: Settings, beside: Sequence[Path]) -> Archive:
-    from outbox_pipelines.archive import open_archive
-    from outbox_pipelines.archive.store import named
+    from outbox_pipelines.days.archive import open_archive
+    from outbox_pipelines.days.archive.store import named
 
     catalog = None
     if settings.catalog_file is not None:

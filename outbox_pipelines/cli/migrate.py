@@ -23,7 +23,7 @@ from outbox_pipelines.settings import Settings
 @click.pass_obj
 def migrate(settings: Settings, check: bool, grants_file: Path | None) -> None:
     """Create or update the outbox's tables in OUTBOX_SCHEMA (default: public)."""
-    from outbox_pipelines import grants, schema
+    from outbox_pipelines.database import grants, schema
 
     wanted = grants.read(grants_file) if grants_file else None
     if check:

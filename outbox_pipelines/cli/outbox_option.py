@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from outbox_pipelines import log
+from outbox_pipelines.core import log
 from outbox_pipelines.outboxes import Outboxes, load_outboxes
 from outbox_pipelines.settings import Settings, load_settings
 

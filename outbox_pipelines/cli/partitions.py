@@ -16,7 +16,7 @@ from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
-    from outbox_pipelines.archive.drop import Dropped
+    from outbox_pipelines.days.archive.drop import Dropped
 
 _PLACES: Final = {
     "attached": "",
@@ -36,7 +36,7 @@ def partitions() -> None:
 @click.pass_obj
 def list_days(settings: Settings, as_json: bool) -> None:
     """List each day: state, events (~ is an estimate), size on disk, archive time and last proof."""
-    from outbox_pipelines.partitions import calendar
+    from outbox_pipelines.days.partitions import calendar
 
     days = calendar.read(settings)
     if as_json:
@@ -71,7 +71,7 @@ def ensure(settings: Settings, days: int | None, since: date | None, as_json: bo
     wait. Requires the role that owns the outbox. Exits with 1 if fewer than 7 days ahead, without a gap, have
     a partition afterwards.
     """
-    from outbox_pipelines.partitions import FEW_AHEAD, ahead
+    from outbox_pipelines.days.partitions import FEW_AHEAD, ahead
 
     ensured = ahead.ensure(settings, days, since)
     if as_json:
@@ -101,7 +101,7 @@ def close_days(settings: Settings, day: date | None, as_json: bool) -> None:
     runs and each of its events is published or a dead letter. If a day stays open, prints the reason and
     exits with 1.
     """
-    from outbox_pipelines.partitions import close
+    from outbox_pipelines.days.partitions import close
 
     closings = close.close(settings, day)
     if as_json:
@@ -121,7 +121,7 @@ def close_days(settings: Settings, day: date | None, as_json: bool) -> None:
 @click.pass_obj
 def reopen_day(settings: Settings, day: date) -> None:
     """Reopen a closed day that is not archived yet, for example one that a fast clock closed too early."""
-    from outbox_pipelines.partitions import close
+    from outbox_pipelines.days.partitions import close
 
     close.reopen(settings, day)
     click.echo(f"{day} is open")
@@ -135,7 +135,7 @@ def attach_day(settings: Settings, day: date) -> None:
 
     Writers do not wait. To bring back a dropped day, run `outbox archive restore DAY --attach`.
     """
-    from outbox_pipelines.partitions import attach
+    from outbox_pipelines.days.partitions import attach
 
     was_detached = attach.attach(settings, day)
     click.echo(f"{day}  {'attached' if was_detached else 'was already attached'}")
@@ -146,7 +146,7 @@ def attach_day(settings: Settings, day: date) -> None:
 @click.pass_obj
 def purge_rows(settings: Settings, as_json: bool) -> None:
     """Delete idempotency keys older than OUTBOX_KEY_RETENTION_DAYS and the progress of archived days."""
-    from outbox_pipelines.partitions import purge
+    from outbox_pipelines.days.partitions import purge
 
     purged = dataclasses.asdict(purge.purge(settings))
     click.echo(
@@ -166,7 +166,7 @@ def drop_days(settings: Settings, day: date | None, due: bool, as_json: bool) ->
     do not wait. With OUTBOX_ARCHIVE=none, days are dropped without an archive: only their dead letters are
     kept.
     """
-    from outbox_pipelines.archive import drop
+    from outbox_pipelines.days.archive import drop
 
     if (day is None) != due:
         raise click.UsageError("give either DAY or --due")

@@ -14,7 +14,7 @@ from outbox_pipelines.cli.options import DAY
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
-    from outbox_pipelines.expectations.checkpoint import Finding
+    from outbox_pipelines.quality.expectations.checkpoint import Finding
 
 
 @click.group()
@@ -27,7 +27,7 @@ def quality() -> None:
 @click.pass_obj
 def of_day(settings: Settings, day: date) -> None:
     """Validate the events of an archived day. Exits with 1 if an expectation is not met."""
-    from outbox_pipelines.expectations.day import validate
+    from outbox_pipelines.quality.expectations.day import validate
 
     result = validate(settings, day)
     click.echo(str(result.sample))
@@ -38,7 +38,7 @@ def of_day(settings: Settings, day: date) -> None:
 @click.pass_obj
 def of_hour(settings: Settings) -> None:
     """Validate lag and failures of the last hour. Exits with 1 if an expectation is not met."""
-    from outbox_pipelines.expectations import checkpoint, hour
+    from outbox_pipelines.quality.expectations import checkpoint, hour
 
     pages = None if settings.expectations is None else checkpoint.pages(settings.expectations)
     _report((("last_hour", each) for each in hour.validate(settings)), pages)

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from outbox_pipelines import log
 from outbox_pipelines.cli.outbox_option import chosen_list
+from outbox_pipelines.core import log
 from outbox_pipelines.core.signals import set_from_handler
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.outboxes import Outboxes
@@ -97,7 +97,7 @@ def relay(
 
 
 def _relay_all(outboxes: Outboxes, names: list[str], changes: dict[str, Any]) -> None:
-    from outbox_pipelines.fleet import service
+    from outbox_pipelines.relay.fleet import service
     from outbox_pipelines.relay.telemetry import tracing
 
     for name in names:

@@ -8,9 +8,9 @@ import sys
 
 import click
 
-from outbox_pipelines import log
 from outbox_pipelines.cli.options import SECONDS
 from outbox_pipelines.cli.outbox_option import settings_of
+from outbox_pipelines.core import log
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings
 

@@ -37,7 +37,7 @@ def status(context: click.Context, as_json: bool, json_schema: bool, check: bool
     if of_all and name is not None:
         raise SetupError("--outbox names one outbox and --all asks for every one: omit one of them")
     if of_all:
-        from outbox_pipelines import overview
+        from outbox_pipelines.relay.fleet import overview
 
         found = overview.read(outboxes)
         if as_json:

@@ -51,7 +51,7 @@ def archive(outbox: Outbox) -> dg.AssetsDefinition:
         started = time.monotonic()
         with one_line(outbox):
             # Imported here so that definitions load without the drivers.
-            from outbox_pipelines.archive import day as days
+            from outbox_pipelines.days.archive import day as days
 
             done = days.archive(
                 outbox.load_settings(),
@@ -101,7 +101,7 @@ def archive_equals_table(outbox: Outbox) -> dg.AssetChecksDefinition:
         started = time.monotonic()
         day = day_of(context)
         with one_line(outbox):
-            from outbox_pipelines.archive import day as days
+            from outbox_pipelines.days.archive import day as days
 
             proof = days.verify(outbox.load_settings(), day)
         for difference in proof.differences:
@@ -155,7 +155,7 @@ def archive_days(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `archive_days`."""
 
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
-        from outbox_pipelines.partitions import calendar
+        from outbox_pipelines.days.partitions import calendar
 
         if not kinds.of(settings).has_days:
             return dg.SkipReason(NO_DAYS)

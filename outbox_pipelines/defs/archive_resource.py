@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import duckdb
     import pandas as pd
 
-    from outbox_pipelines.archive import Archive
+    from outbox_pipelines.days.archive import Archive
 
 
 class ArchiveResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -35,7 +35,7 @@ class ArchiveResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             UnavailableError: the bucket does not answer.
         """
         # Imported here so that definitions load without DuckDB and pandas.
-        from outbox_pipelines.archive import open_archive
+        from outbox_pipelines.days.archive import open_archive
 
         return open_archive(self.url)
 

@@ -67,7 +67,7 @@ def drop(outbox: Outbox) -> dg.OpDefinition:
         day = day_of(context)
         with one_line(outbox):
             # Imported here so that definitions load without the drivers.
-            from outbox_pipelines.archive import drop as days
+            from outbox_pipelines.days.archive import drop as days
 
             try:
                 done = days.drop(outbox.load_settings(), day, early=config.early)
@@ -123,7 +123,7 @@ def drop_days(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `drop_days`."""
 
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
-        from outbox_pipelines.archive import drop
+        from outbox_pipelines.days.archive import drop
 
         if not kinds.of(settings).has_days:
             return dg.SkipReason(NO_DAYS)

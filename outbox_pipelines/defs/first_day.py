@@ -45,7 +45,7 @@ def first_day(outbox: Outbox) -> date:
 def _read(settings: Settings) -> date:
     from psycopg.conninfo import conninfo_to_dict
 
-    from outbox_pipelines.partitions import calendar
+    from outbox_pipelines.days.partitions import calendar
 
     host = str(conninfo_to_dict(settings.require_dsn()).get("host"))
     if host in _silent:

@@ -186,7 +186,7 @@ def last_hour(outbox: Outbox) -> dg.AssetChecksDefinition:
         # Imported here so that definitions load without the drivers and Great Expectations.
         import psycopg
 
-        from outbox_pipelines.expectations import checkpoint, hour
+        from outbox_pipelines.quality.expectations import checkpoint, hour
 
         found: list[checkpoint.Finding] = []
         error = None

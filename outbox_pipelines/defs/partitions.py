@@ -27,7 +27,7 @@ def make_partitions(outbox: Outbox) -> dg.OpDefinition:
     def make_partitions(context: dg.OpExecutionContext) -> None:
         """Create the missing partitions."""
         with one_line(outbox):
-            from outbox_pipelines.partitions import ahead
+            from outbox_pipelines.days.partitions import ahead
 
             ensured = ahead.ensure(outbox.load_settings())
         context.log.info(f"created {ensured.made} partitions; {ensured.ahead} future days have a partition")
@@ -43,7 +43,7 @@ def close_days(outbox: Outbox) -> dg.OpDefinition:
     def close_days(context: dg.OpExecutionContext) -> None:
         """Close past days, and report why the others stay open."""
         with one_line(outbox):
-            from outbox_pipelines.partitions import close
+            from outbox_pipelines.days.partitions import close
 
             closings = close.close(outbox.load_settings())
         closed = [str(each.day) for each in closings if each.closed]
@@ -64,7 +64,7 @@ def purge_rows(outbox: Outbox) -> dg.OpDefinition:
     def purge_rows(context: dg.OpExecutionContext) -> None:
         """Remove old idempotency keys, and old progress records of archived days."""
         with one_line(outbox):
-            from outbox_pipelines.partitions import purge
+            from outbox_pipelines.days.partitions import purge
 
             purged = purge.purge(outbox.load_settings())
         context.add_output_metadata(dataclasses.asdict(purged))
@@ -79,7 +79,7 @@ def show_days(outbox: Outbox) -> dg.OpDefinition:
     def show_days(context: dg.OpExecutionContext) -> None:
         """Observe `outbox/events` with a table of the days, as `outbox partitions list` shows them."""
         with one_line(outbox):
-            from outbox_pipelines.partitions import calendar
+            from outbox_pipelines.days.partitions import calendar
 
             days = calendar.read(outbox.load_settings())
         records = [

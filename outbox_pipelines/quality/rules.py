@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Final
 
 from outbox_pipelines.config import parsed
-from outbox_pipelines.partitions import FEW_AHEAD
+from outbox_pipelines.days.partitions import FEW_AHEAD
 from outbox_pipelines.quality.measured import CAP, Measurements, age
 from outbox_pipelines.quality.slots import size
 from outbox_pipelines.settings import Settings

@@ -14,6 +14,7 @@ from datetime import date
 from pathlib import Path
 
 from outbox_pipelines.config.consumers import Consumer
+from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import (
     consumers,
@@ -29,7 +30,6 @@ from outbox_pipelines.reconciliation import (
 from outbox_pipelines.reconciliation.report import Report, Side
 from outbox_pipelines.reconciliation.workspace import Workspace, workspace
 from outbox_pipelines.relay import kinds
-from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
 

@@ -13,10 +13,10 @@ from typing import Final
 import pyarrow as pa
 from psycopg import sql
 
-from outbox_pipelines.archive.store import Store, named
 from outbox_pipelines.database import connect
+from outbox_pipelines.days.archive.store import Store, named
+from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of, require_day
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.partitions.calendar import bounds_of, leaf_of, require_day
 from outbox_pipelines.reconciliation import queries
 from outbox_pipelines.reconciliation.stream import reading
 from outbox_pipelines.reconciliation.workspace import Workspace
@@ -63,7 +63,7 @@ def load(
 
 def archived_spans(settings: Settings, days: set[date]) -> dict[date, tuple[str | None, str | None]]:
     """Return the lowest and highest id of version 7 of each of these days in the archive."""
-    from outbox_pipelines.archive.reader import Archive
+    from outbox_pipelines.days.archive.reader import Archive
 
     manifests = Archive(Store(named(settings))).manifests
     return {day: (each.first_id, each.last_id) for day, each in manifests.items() if day in days}
@@ -71,7 +71,7 @@ def archived_spans(settings: Settings, days: set[date]) -> dict[date, tuple[str 
 
 def archived_ids(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
     """Return the ids of an archived day; none if the archive does not have it."""
-    from outbox_pipelines.archive.reader import Archive
+    from outbox_pipelines.days.archive.reader import Archive
 
     archive = Archive(Store(named(settings)))
     if day in archive.manifests:
@@ -89,7 +89,7 @@ def _fill(space: Workspace, rows: Iterator[pa.RecordBatch], progress: Callable[[
 
 
 def _of_archive(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
-    from outbox_pipelines.archive.reader import Archive
+    from outbox_pipelines.days.archive.reader import Archive
 
     if not settings.archives:
         raise SetupError(

@@ -2,7 +2,7 @@
 
 from typing import Final, LiteralString
 
-from outbox_pipelines.partitions.queries import ATTACHED
+from outbox_pipelines.days.partitions.queries import ATTACHED
 
 # --- PostgreSQL: the outbox -----------------------------------------------------------------------------
 

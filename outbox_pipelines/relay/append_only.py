@@ -11,12 +11,12 @@ from uuid import UUID
 import psycopg
 
 from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import measurements, rules
 from outbox_pipelines.quality import status as rendering
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.kinds import Status
-from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:

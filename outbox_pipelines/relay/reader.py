@@ -23,8 +23,8 @@ from outbox_pipelines.core import sequence
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.database import Connection
+from outbox_pipelines.days.partitions.ahead import top_up
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.partitions.ahead import top_up
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.cdc.source import CdcSource
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream

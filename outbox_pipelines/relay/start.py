@@ -15,12 +15,11 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 
-from outbox_pipelines import slot_reader
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import Connection, connect, slot_reader
+from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import kinds, queries
 from outbox_pipelines.relay.cdc.behind import position_behind
-from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
 NOW: Final = "now"

@@ -8,7 +8,7 @@ from functools import partial
 
 import psycopg
 
-from outbox_pipelines import log
+from outbox_pipelines.core import log
 from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.relay.core.errors import ShardLostError
 

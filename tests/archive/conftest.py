@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings, load_settings
 from tests.archive import flights

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 from psycopg.types.json import Jsonb
 
-from outbox_pipelines.archive.manifest import Manifest, read_manifest
-from outbox_pipelines.archive.store import key, manifest_key
+from outbox_pipelines.days.archive.manifest import Manifest, read_manifest
+from outbox_pipelines.days.archive.store import key, manifest_key
 from outbox_pipelines.settings import Settings
 from tests.schema.events import Written, insert
 from tests.schema.servers import Connection, Database

@@ -19,8 +19,8 @@ import psycopg
 
 from examples.airline import airline
 from examples.airline.flights import ARRIVED, CANCELLED, DEPARTED, SCHEDULED, Operation, operations
-from outbox_pipelines import schema
-from outbox_pipelines.archive import day as days
+from outbox_pipelines.database import schema
+from outbox_pipelines.days.archive import day as days
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings, load_settings
 

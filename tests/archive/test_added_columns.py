@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from outbox_pipelines.archive import day as days
-from outbox_pipelines.archive import drop, open_archive, restore
+from outbox_pipelines.days.archive import day as days
+from outbox_pipelines.days.archive import drop, open_archive, restore
+from outbox_pipelines.days.partitions import calendar
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.partitions import calendar
 from outbox_pipelines.settings import Settings
 from tests.archive.days import (
     directory,

@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from outbox_pipelines import __version__
-from outbox_pipelines.archive import day as days
-from outbox_pipelines.archive import export, identity, queries
-from outbox_pipelines.archive.columns import SCHEMA
-from outbox_pipelines.archive.manifest import Manifest, digest
+from outbox_pipelines.days.archive import day as days
+from outbox_pipelines.days.archive import export, identity, queries
+from outbox_pipelines.days.archive.columns import SCHEMA
+from outbox_pipelines.days.archive.manifest import Manifest, digest
+from outbox_pipelines.days.partitions.calendar import working_at
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
-from outbox_pipelines.partitions.calendar import working_at
 from outbox_pipelines.settings import Settings
 from tests.archive.days import (
     SHAPES,
@@ -262,7 +262,7 @@ def test_a_dropped_day_is_not_archived_again(database: Database, settings: Setti
 SLOW = """
 import sys
 from datetime import date
-from outbox_pipelines.archive import day, export
+from outbox_pipelines.days.archive import day, export
 from outbox_pipelines.settings import load_settings
 export._PROGRESS_ROWS = 1000
 export._BATCH_BYTES = 30_000

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from outbox_pipelines.archive import day as days
-from outbox_pipelines.archive import export
+from outbox_pipelines.days.archive import day as days
+from outbox_pipelines.days.archive import export
 from outbox_pipelines.settings import Settings
 from tests.archive.days import (
     days_ago,

@@ -9,11 +9,11 @@ from datetime import date
 import psycopg
 import pytest
 
-from outbox_pipelines.archive import day as days
-from outbox_pipelines.archive import drop
-from outbox_pipelines.archive.history import history
+from outbox_pipelines.days.archive import day as days
+from outbox_pipelines.days.archive import drop
+from outbox_pipelines.days.archive.history import history
+from outbox_pipelines.days.partitions import calendar, close
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.partitions import calendar, close
 from outbox_pipelines.reconciliation import events, known
 from outbox_pipelines.reconciliation.workspace import workspace
 from outbox_pipelines.settings import Settings

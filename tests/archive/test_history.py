@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.archive import day as days
-from outbox_pipelines.archive.history import Happened, history
+from outbox_pipelines.days.archive import day as days
+from outbox_pipelines.days.archive.history import Happened, history
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit

@@ -10,9 +10,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_pipelines.archive import day as days
-from outbox_pipelines.archive import drop, identity
-from outbox_pipelines.archive.store import IDENTITY
+from outbox_pipelines.days.archive import day as days
+from outbox_pipelines.days.archive import drop, identity
+from outbox_pipelines.days.archive.store import IDENTITY
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.settings import Settings
 from tests.archive.days import days_ago, make_days, past_day, publish, write

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from outbox_pipelines.archive import export, sums
-from outbox_pipelines.archive.columns import SCHEMA
+from outbox_pipelines.days.archive import export, sums
+from outbox_pipelines.days.archive.columns import SCHEMA
 from tests.archive.reading import ONE, event
 
 pytestmark = pytest.mark.slow

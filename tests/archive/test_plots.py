@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import image
 
-from outbox_pipelines.archive import open_archive
+from outbox_pipelines.days.archive import open_archive
 
 PLOTS = Path(__file__).parents[2] / "examples" / "plots.py"
 

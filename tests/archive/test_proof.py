@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from outbox_pipelines.archive import columns, manifest, sums
-from outbox_pipelines.archive import day as days
-from outbox_pipelines.archive.columns import SCHEMA
-from outbox_pipelines.archive.store import key
+from outbox_pipelines.days.archive import columns, manifest, sums
+from outbox_pipelines.days.archive import day as days
+from outbox_pipelines.days.archive.columns import SCHEMA
+from outbox_pipelines.days.archive.store import key
 from outbox_pipelines.settings import Settings
 from tests.archive.days import (
     SEPARATED,

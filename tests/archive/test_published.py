@@ -11,9 +11,9 @@ from datetime import UTC, date, datetime, timedelta
 import numpy as np
 import pytest
 
-from outbox_pipelines.archive import day as days
-from outbox_pipelines.archive.published import Published, earliest
 from outbox_pipelines.core.position import Snapshot
+from outbox_pipelines.days.archive import day as days
+from outbox_pipelines.days.archive.published import Published, earliest
 from outbox_pipelines.settings import Settings
 from tests.archive.days import at, days_ago, make_days, progress, publish, rows, write, writing
 from tests.schema.events import insert

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from outbox_pipelines.archive import open_archive
 from outbox_pipelines.cli.main import cli
+from outbox_pipelines.days.archive import open_archive
 from tests.archive.reading import ONE, TWO, bucket, event, objects, put_day, three_days
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from outbox_pipelines.archive import open_archive
-from outbox_pipelines.archive.columns import SCHEMA, VERSION
-from outbox_pipelines.archive.store import key, manifest_key
+from outbox_pipelines.days.archive import open_archive
+from outbox_pipelines.days.archive.columns import SCHEMA, VERSION
+from outbox_pipelines.days.archive.store import key, manifest_key
 from outbox_pipelines.errors import SetupError
 from tests.archive.reading import ONE, THREE, TWO, bucket, event, objects, put_day, three_days
 from tests.archive.test_query import ask
@@ -279,7 +279,7 @@ def test_parsing_keeps_no_second_copy(tmp_path: Path) -> None:
         at_once.add(events.num_rows)
         return text
 
-    with patch("outbox_pipelines.archive.reader._parsed", parsed):
+    with patch("outbox_pipelines.days.archive.reader._parsed", parsed):
         frame = archive.dataframe(columns=["payload", "seq"], parse=True)
     assert (list(frame.columns), len(frame)) == (["payload", "seq"], 20_000)
     assert max(at_once) <= 10_000
@@ -288,7 +288,7 @@ def test_parsing_keeps_no_second_copy(tmp_path: Path) -> None:
 def test_the_package_is_light() -> None:
     """Guards against DuckDB and pandas in every process that has to do with the archive."""
     heavy = "{'duckdb', 'pandas', 'pyarrow', 'fsspec'}"
-    code = f"import sys, outbox_pipelines.archive; sys.exit(bool({heavy} & set(sys.modules)))"
+    code = f"import sys, outbox_pipelines.days.archive; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -12,7 +12,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from outbox_pipelines.archive import rendering
+from outbox_pipelines.days.archive import rendering
 from outbox_pipelines.local.postgres import Postgres
 from tests.archive.reading import three_days
 from tests.archive.test_query import ask

@@ -8,10 +8,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import drop, queries, restore
+from outbox_pipelines.days.archive import day as archive
+from outbox_pipelines.days.archive import drop, queries, restore
+from outbox_pipelines.days.partitions import calendar
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.partitions import calendar
 from outbox_pipelines.settings import Settings
 from tests.archive.days import past_day, rows
 from tests.schema.servers import Database

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.archive import day as days
-from outbox_pipelines.archive.store import Store, key, manifest_key
 from outbox_pipelines.config.fields import Readers
+from outbox_pipelines.days.archive import day as days
+from outbox_pipelines.days.archive.store import Store, key, manifest_key
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import load_settings
 from tests.archive import buckets

@@ -10,8 +10,8 @@ from typing import Any
 import duckdb
 import pytest
 
-from outbox_pipelines.archive import Archive, open_archive
 from outbox_pipelines.catalog.document import read_catalog
+from outbox_pipelines.days.archive import Archive, open_archive
 from tests.archive.reading import ONE, event, put_day
 from tests.archive.test_query import ask
 

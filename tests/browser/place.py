@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from examples.airline.pages import serving
 from examples.airline.sessions import environment, make_home
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local.server import free_port
 from outbox_pipelines.relay.service import relay

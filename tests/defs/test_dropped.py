@@ -9,7 +9,7 @@ from typing import cast
 import dagster as dg
 import pytest
 
-from outbox_pipelines.archive import day as days
+from outbox_pipelines.days.archive import day as days
 from outbox_pipelines.defs.outbox import Outbox as Served
 from tests.archive.days import days_ago, make_days, publish, write_shapes
 from tests.defs.conftest import failure_of, job_of, metadata_of, schedule_of, serving

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from outbox_pipelines.archive import day as days
+from outbox_pipelines.days.archive import day as days
 from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.errors import SetupError
 from tests.archive.days import days_ago, make_days, publish, write
@@ -72,8 +72,8 @@ def job(name: str, dsn: str, archive: str) -> dg.JobDefinition:
 @pytest.mark.parametrize(
     ("name", "function"),
     [
-        ("archive_day", "outbox_pipelines.archive.day.verify"),
-        ("maintain_partitions", "outbox_pipelines.partitions.purge.purge"),
+        ("archive_day", "outbox_pipelines.days.archive.day.verify"),
+        ("maintain_partitions", "outbox_pipelines.days.partitions.purge.purge"),
     ],
 )
 def test_a_run_is_repeated_from_its_failure(

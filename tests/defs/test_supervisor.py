@@ -16,7 +16,7 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.defs import places
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.defs.places import SHARD

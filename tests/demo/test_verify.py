@@ -18,8 +18,7 @@ from examples.airline.flights import operations
 from examples.airline.ledger import DISORDER, MISSING, PHANTOM, TORN, Verdict
 from examples.airline.place import topics
 from examples.airline.verify import verify
-from outbox_pipelines import schema
-from outbox_pipelines.database import connect
+from outbox_pipelines.database import connect, schema
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay.service import relay
 from outbox_pipelines.settings import Settings, load_settings

@@ -14,8 +14,8 @@ import dagster as dg
 import psycopg
 import pytest
 
-from outbox_pipelines import grants, schema
 from outbox_pipelines.consumer import Consumer, Event, migrate
+from outbox_pipelines.database import grants, schema
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.errors import RefusedError, SetupError
 from outbox_pipelines.local import postgres

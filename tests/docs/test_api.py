@@ -11,9 +11,10 @@ import psycopg
 import pytest
 from sqlalchemy import orm
 
-from outbox_pipelines import archive, consumer, writer
+from outbox_pipelines import consumer, writer
 from outbox_pipelines.consumer import Consumer
 from outbox_pipelines.consumer.testing import handle, make_event
+from outbox_pipelines.days import archive
 from tests.conftest import Outbox
 from tests.writer import targets
 
@@ -83,7 +84,7 @@ def test_the_example_of_the_consumer_runs(outbox: Outbox, monkeypatch: pytest.Mo
 
 def test_the_example_of_the_archive_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """It names a bucket that does not exist: what it calls must be there, with these arguments."""
-    from outbox_pipelines.archive import reader
+    from outbox_pipelines.days.archive import reader
 
     asked: list[dict[str, object]] = []
 

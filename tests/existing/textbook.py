@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.settings import Settings

@@ -11,9 +11,9 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from outbox_pipelines.archive.columns import SCHEMA, VERSION, schema_with
-from outbox_pipelines.archive.manifest import Column, Manifest, Source
-from outbox_pipelines.archive.store import key, manifest_key
+from outbox_pipelines.days.archive.columns import SCHEMA, VERSION, schema_with
+from outbox_pipelines.days.archive.manifest import Column, Manifest, Source
+from outbox_pipelines.days.archive.store import key, manifest_key
 from outbox_pipelines.settings import Settings, load_settings
 
 DAY = date(2026, 11, 20)

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.expectations import checkpoint, day, day_suite, sample
+from outbox_pipelines.quality.expectations import checkpoint, day, day_suite, sample
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.settings import Settings
 from tests.catalog.conftest import CATALOG

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from outbox_pipelines.cli.main import cli
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.expectations import hour
+from outbox_pipelines.quality.expectations import hour
 from outbox_pipelines.settings import load_settings
 from tests.schema.servers import Database
 

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 import psycopg
 import pytest
 
-from outbox_pipelines.fleet.service import relay_all
 from outbox_pipelines.local import Stack
+from outbox_pipelines.relay.fleet.service import relay_all
 from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.settings import load_settings
 from tests.conftest import ADOPT, Outbox, fresh_database, topic_prefix

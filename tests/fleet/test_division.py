@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from outbox_pipelines.fleet.division import SETTLE_SECONDS, Division, Unit
-from outbox_pipelines.fleet.turns import FleetTurn
+from outbox_pipelines.relay.fleet.division import SETTLE_SECONDS, Division, Unit
+from outbox_pipelines.relay.fleet.turns import FleetTurn
 
 UNITS = [Unit(f"o{n}", 0) for n in range(10)]
 

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.fleet import watch
 from outbox_pipelines.relay import service
+from outbox_pipelines.relay.fleet import watch
 from tests.conftest import Outbox, wait_until
 from tests.fleet.conftest import fleet
 from tests.relay.threads import owners
@@ -91,7 +91,9 @@ def test_one_that_cannot_be_relayed_does_not_stop_the_others(
 
 
 def _errors(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if record.name == "outbox_pipelines.fleet.member"]
+    return [
+        record.message for record in caplog.records if record.name == "outbox_pipelines.relay.fleet.member"
+    ]
 
 
 def test_none_is_an_error(outboxes: list[Outbox]) -> None:

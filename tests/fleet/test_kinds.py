@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.fleet.questions import Database
-from outbox_pipelines.fleet.standby import Standby
-from outbox_pipelines.fleet.watch import FleetWatch
 from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.local.server import Server
 from outbox_pipelines.relay import service
+from outbox_pipelines.relay.fleet.questions import Database
+from outbox_pipelines.relay.fleet.standby import Standby
+from outbox_pipelines.relay.fleet.watch import FleetWatch
 from outbox_pipelines.relay.shards import resharding
 from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.settings import load_settings

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psycopg
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.settings import load_settings
 from tests.conftest import drop_database
 from tests.history import business, consumers, effects, questions, reader, standstill, steps, tapes, watched

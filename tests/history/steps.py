@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from outbox_pipelines.days.partitions import queries as partition_queries
 from outbox_pipelines.existing import queries as claim_queries
-from outbox_pipelines.partitions import queries as partition_queries
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.parking import queries as parked_queries
 

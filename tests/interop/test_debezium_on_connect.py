@@ -19,7 +19,7 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.debezium.connect import Connect
 from outbox_pipelines.debezium.names import connector_name
 from outbox_pipelines.debezium.reading import read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.debezium.reading import read
 from outbox_pipelines.local import kafka, postgres
 from outbox_pipelines.settings import load_settings

@@ -9,7 +9,7 @@ from confluent_kafka.admin import NewTopic
 
 from benchmarks import debezium
 from benchmarks.debezium import Debezium
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.start import start_at

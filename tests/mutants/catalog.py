@@ -27,15 +27,15 @@ AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "relay": (
         (
             *("relay/queries.py", "relay/parking/queries.py", "relay/shards/*.py", "relay/*.py"),
-            *("relay/kafka/*.py", "relay/parking/prober.py", "core/session.py", "database.py"),
+            *("relay/kafka/*.py", "relay/parking/prober.py", "core/session.py", "database/__init__.py"),
         ),
         ("relay/test_*.py", "test_session_settings.py"),
     ),
     "marked": (("existing/*.py",), ("existing",)),
-    "partitions": (("partitions/*.py",), ("partitions", "relay/test_bad_input.py")),
+    "partitions": (("days/partitions/*.py",), ("partitions", "relay/test_bad_input.py")),
     # The model of its database is compared with the real one, by its statements.
     "consumer": (("consumer/*.py",), ("consumer", "model/consumer/test_database.py")),
-    "archive": (("archive/*.py",), ("archive", "partitions")),
+    "archive": (("days/archive/*.py",), ("archive", "partitions")),
     "schema": (("sql/*.sql",), ("schema", "relay", "partitions")),
     "cdc": (("relay/cdc/*.py",), ("relay/cdc",)),
 }
@@ -43,7 +43,7 @@ AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 # Dictionaries and calls of settings: every entry is removed, and changed.
 _SETTINGS: Final = {
     "core/session.py": ("CONNECTION", "SHARED", "OWN"),
-    "database.py": ("connect", "_DRIVER_NEEDS"),
+    "database/__init__.py": ("connect", "_DRIVER_NEEDS"),
     "relay/kafka/client.py": ("_FIXED", "_DEFAULTS"),
     "relay/kafka/progress_topic.py": ("create_topic", "read_last"),
     "relay/transactional_producer.py": ("begin",),
@@ -55,7 +55,7 @@ _NUMBERS: Final = {
     "relay/kafka/progress_topic.py": ("_LOOK_BACK",),
     "relay/transactional_producer.py": ("_COMMIT_SECONDS",),
     "relay/queries.py": ("MOST_METADATA",),
-    "archive/queries.py": ("RESTORED_TX",),
+    "days/archive/queries.py": ("RESTORED_TX",),
 }
 _CALLS: Final = ("connect", "producer", "dict", "Consumer", "Producer", "AdminClient", "NewTopic")
 
@@ -63,15 +63,15 @@ _CALLS: Final = ("connect", "producer", "dict", "Consumer", "Producer", "AdminCl
 # Where no statement shows which tests may find a setting, or SQL in a message: parts of the names of those
 # that do, for a file or one name in it.
 FINDERS: Final = {
-    "outbox_pipelines/partitions/close.py:_close": ("test_close",),
+    "outbox_pipelines/days/partitions/close.py:_close": ("test_close",),
     "outbox_pipelines/relay/kafka/client.py": ("test_client_settings", "test_routing"),
     "outbox_pipelines/relay/kafka/progress_topic.py": ("test_exactly_once", "test_client_settings"),
     "outbox_pipelines/relay/": ("test_client_settings", "test_transactional_producer", "test_exactly_once"),
     "outbox_pipelines/core/session.py": ("test_session_settings",),
-    "outbox_pipelines/database.py": ("test_session_settings", "test_pooler"),
+    "outbox_pipelines/database/__init__.py": ("test_session_settings", "test_pooler"),
     "outbox_pipelines/consumer/": ("test_client", "test_membership", "test_consumer", "test_dead_letters"),
-    "outbox_pipelines/partitions/": ("test_purge",),
-    "outbox_pipelines/archive/": ("test_restore",),
+    "outbox_pipelines/days/partitions/": ("test_purge",),
+    "outbox_pipelines/days/archive/": ("test_restore",),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
-from outbox_pipelines.partitions import ahead, close
+from outbox_pipelines.days.partitions import ahead, close
 from outbox_pipelines.settings import Settings
 from tests.schema.servers import Connection, Database
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import drop, export, store
-from outbox_pipelines.partitions import calendar, close
+from outbox_pipelines.days.archive import day as archive
+from outbox_pipelines.days.archive import drop, export, store
+from outbox_pipelines.days.partitions import calendar, close
 from outbox_pipelines.settings import load_settings
 from tests import forks
 

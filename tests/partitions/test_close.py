@@ -10,10 +10,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_pipelines.archive import day as archive
 from outbox_pipelines.core.position import Snapshot
+from outbox_pipelines.days.archive import day as archive
+from outbox_pipelines.days.partitions import ahead, calendar, close, queries
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.partitions import ahead, calendar, close, queries
 from tests.conftest import wait_until
 from tests.partitions import days
 from tests.partitions.days import DAY, TODAY

@@ -14,11 +14,11 @@ from unittest.mock import Mock
 import psycopg
 import pytest
 
-from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import drop, proof
 from outbox_pipelines.database import Connection
+from outbox_pipelines.days.archive import day as archive
+from outbox_pipelines.days.archive import drop, proof
+from outbox_pipelines.days.partitions import attach, calendar, queries
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
-from outbox_pipelines.partitions import attach, calendar, queries
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.settings import Settings
 from tests.conftest import wait_until

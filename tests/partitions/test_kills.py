@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.archive import day as archive
-from outbox_pipelines.partitions.calendar import leaf_of
+from outbox_pipelines.days.archive import day as archive
+from outbox_pipelines.days.partitions.calendar import leaf_of
 from tests import forks
 from tests.conftest import clean_environment, wait_until
 from tests.partitions import days

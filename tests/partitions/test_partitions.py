@@ -11,10 +11,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import drop
+from outbox_pipelines.days.archive import day as archive
+from outbox_pipelines.days.archive import drop
+from outbox_pipelines.days.partitions import ahead, calendar, close
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.partitions import ahead, calendar, close
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.quality.measured import Late
 from outbox_pipelines.writer import emit

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import drop
+from outbox_pipelines.days.archive import day as archive
+from outbox_pipelines.days.archive import drop
+from outbox_pipelines.days.partitions import calendar, close
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.partitions import calendar, close
 from tests.partitions import days
 from tests.partitions.days import DAY
 from tests.schema.servers import Connection, Database

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import drop
+from outbox_pipelines.days.archive import day as archive
+from outbox_pipelines.days.archive import drop
+from outbox_pipelines.days.partitions import close, purge, queries
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.partitions import close, purge, queries
 from outbox_pipelines.writer import emit
 from tests.partitions import days
 from tests.partitions.days import DAY

@@ -7,11 +7,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_pipelines import schema
-from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import drop
+from outbox_pipelines.database import schema
+from outbox_pipelines.days.archive import day as archive
+from outbox_pipelines.days.archive import drop
+from outbox_pipelines.days.partitions import ahead, calendar
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.partitions import ahead, calendar
 from tests.partitions import days
 from tests.partitions.days import DAY, TODAY
 from tests.schema.servers import Database

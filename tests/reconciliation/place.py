@@ -14,7 +14,7 @@ from typing import Any, Final
 from confluent_kafka import TopicPartition
 
 from outbox_pipelines.consumer import migrate
-from outbox_pipelines.partitions import ahead
+from outbox_pipelines.days.partitions import ahead
 from outbox_pipelines.reconciliation import day as days
 from outbox_pipelines.reconciliation.ids import DAY_MS, bounds
 from outbox_pipelines.reconciliation.report import Finding, Report, Side

@@ -8,10 +8,10 @@ from uuid import UUID
 import pytest
 from confluent_kafka import TopicPartition
 
-from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import drop
+from outbox_pipelines.days.archive import day as archive
+from outbox_pipelines.days.archive import drop
+from outbox_pipelines.days.partitions import close
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.partitions import close
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import day as days
 from outbox_pipelines.reconciliation import topics

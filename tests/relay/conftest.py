@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.local.kafka import Kafka, running
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.settings import load_settings

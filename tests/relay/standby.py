@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.local import Stack, user
 from outbox_pipelines.local.postgres import Postgres, find_programs
 from outbox_pipelines.settings import Settings, load_settings

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from benchmarks import debezium
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings

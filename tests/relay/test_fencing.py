@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_pipelines.partitions import queries as partition_queries
+from outbox_pipelines.days.partitions import queries as partition_queries
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.shards import rebase_queries
 from tests.conftest import Outbox, wait_until

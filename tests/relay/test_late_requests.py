@@ -14,7 +14,7 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.local.server import Server
 from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service

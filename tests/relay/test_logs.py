@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines import log
+from outbox_pipelines.core import log
 from outbox_pipelines.relay.telemetry.observers import observer
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit

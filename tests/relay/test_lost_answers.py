@@ -13,11 +13,11 @@ import pytest
 
 from outbox_pipelines.core import answers
 from outbox_pipelines.core.answers import Session, limited_after
-from outbox_pipelines.fleet.service import relay_all
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay import queries, service
 from outbox_pipelines.relay.cdc import cutover
 from outbox_pipelines.relay.cdc.setup import remove
+from outbox_pipelines.relay.fleet.service import relay_all
 from outbox_pipelines.settings import Settings
 from tests.conftest import EITHER_DELIVERY, Outbox, fresh_database, topic_prefix, wait_until
 from tests.existing import textbook

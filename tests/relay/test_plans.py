@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from outbox_pipelines.core.position import Position, Snapshot
-from outbox_pipelines.partitions import ahead
-from outbox_pipelines.partitions.calendar import leaf_of
+from outbox_pipelines.days.partitions import ahead
+from outbox_pipelines.days.partitions.calendar import leaf_of
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.parking import queries as parking
 from outbox_pipelines.relay.shard import Shard

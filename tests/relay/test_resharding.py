@@ -15,8 +15,8 @@ from typing import LiteralString
 import pytest
 
 from outbox_pipelines.core.position import Snapshot
+from outbox_pipelines.days.partitions import queries as partition_queries
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.partitions import queries as partition_queries
 from outbox_pipelines.relay import queries, service
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.shards import resharding

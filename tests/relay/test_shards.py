@@ -13,8 +13,8 @@ from typing import Final
 import psycopg
 import pytest
 
-from outbox_pipelines import schema
 from outbox_pipelines.core.position import Position, Snapshot
+from outbox_pipelines.database import schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import postgres
 from outbox_pipelines.quality import measurements

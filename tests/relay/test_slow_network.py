@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service

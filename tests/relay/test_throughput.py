@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core import transaction_size
 from outbox_pipelines.relay.core.transaction_size import MOST_BYTES, MOST_EVENTS, TransactionSize

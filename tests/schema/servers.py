@@ -24,8 +24,8 @@ import pytest
 from click.testing import CliRunner, Result
 from psycopg import sql
 
-from outbox_pipelines import schema
 from outbox_pipelines.cli.main import cli
+from outbox_pipelines.database import schema
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings, load_settings
 from tests.conftest import ADOPT, Lasting, create_database, drop_database, may_log_in, quicken_logins

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.postgres import Postgres
 from tests.schema.servers import Database, fresh

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from tests.conftest import wait_until
 from tests.schema.events import insert, one
 from tests.schema.servers import Connection, Database

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from outbox_pipelines import grants
+from outbox_pipelines.database import grants
 from outbox_pipelines.errors import SetupError
 from tests.schema.events import insert
 from tests.schema.servers import Database

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from tests.schema.events import insert, one
 from tests.schema.servers import Database
 

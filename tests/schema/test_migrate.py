@@ -11,8 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_pipelines import schema
 from outbox_pipelines.core import scripts
+from outbox_pipelines.database import schema
 from outbox_pipelines.errors import UnavailableError
 from tests.conftest import wait_until
 from tests.schema.events import insert

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from tests.conftest import clean_environment, command, wait_until
 from tests.schema.servers import Database
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from tests.schema.events import insert
 from tests.schema.servers import Database
 

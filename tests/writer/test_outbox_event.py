@@ -13,7 +13,7 @@ import sqlalchemy
 from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as sqlalchemy_asyncio
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.writer import AutocommitError, OutboxError, PayloadTooLargeError, correlated, emit
 from outbox_pipelines.writer.sqlalchemy import OutboxEvent, OutboxEventMixin, outbox_table
 from tests.schema.servers import Database

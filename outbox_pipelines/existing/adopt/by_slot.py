@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from outbox_pipelines import slot_reader
 from outbox_pipelines.config.table_mapping import Mapping
-from outbox_pipelines.database import Connection
+from outbox_pipelines.database import Connection, slot_reader
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing.adopt import rest, unsent
 from outbox_pipelines.existing.adopt import slot as slots

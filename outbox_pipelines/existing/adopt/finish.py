@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines.archive import rows
-from outbox_pipelines.archive.store import Store, open_store
 from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
+from outbox_pipelines.days.archive import rows
+from outbox_pipelines.days.archive.store import Store, open_store
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing import queries as marked
 from outbox_pipelines.existing.adopt import facts as catalog

@@ -13,9 +13,8 @@ from typing import Final
 
 import psycopg
 
-from outbox_pipelines import slot_reader
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.database import Connection
+from outbox_pipelines.database import Connection, slot_reader
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.adopt import queries
 from outbox_pipelines.existing.adopt import slot as slots

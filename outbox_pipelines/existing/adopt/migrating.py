@@ -12,8 +12,8 @@ from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
-from outbox_pipelines import log
 from outbox_pipelines.config.file import read_file
+from outbox_pipelines.core import log
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing.adopt import steps
 from outbox_pipelines.settings import Settings, load_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from outbox_pipelines.locks import AdvisoryLock
+from outbox_pipelines.database.locks import AdvisoryLock
 
 # --- pg_catalog -----------------------------------------------------------------------------------------
 

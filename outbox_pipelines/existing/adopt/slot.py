@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_pipelines import slot_reader
-from outbox_pipelines.database import Connection
+from outbox_pipelines.database import Connection, slot_reader
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing.adopt import queries
 from outbox_pipelines.existing.adopt.facts import Facts

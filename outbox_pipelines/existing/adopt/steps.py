@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 
 from psycopg import sql
 
-from outbox_pipelines import schema, slot_reader
 from outbox_pipelines.config.table_mapping import Mapping
-from outbox_pipelines.database import Connection
+from outbox_pipelines.database import Connection, schema, slot_reader
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing.adopt import by_marks, by_slot, holding, planning, queries, renaming, rules
 from outbox_pipelines.existing.adopt import facts as catalog

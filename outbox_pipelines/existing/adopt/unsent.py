@@ -16,10 +16,9 @@ from typing import Final
 
 import psycopg
 
-from outbox_pipelines import slot_reader
 from outbox_pipelines.config.table_mapping import REQUIRED, Mapping
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.database import Connection
+from outbox_pipelines.database import Connection, slot_reader
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing.adopt import queries
 from outbox_pipelines.existing.adopt import slot as slots

@@ -17,9 +17,9 @@ from typing import Final
 
 from psycopg import sql
 
-from outbox_pipelines.archive import rows as archive
-from outbox_pipelines.archive.store import Store
 from outbox_pipelines.database import Connection
+from outbox_pipelines.days.archive import rows as archive
+from outbox_pipelines.days.archive.store import Store
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.cleaning import queries
 from outbox_pipelines.existing.cleaning.rows import Deleter, Leaf, Versions, leaves, place, windows

@@ -12,8 +12,8 @@ from typing import Final
 
 from psycopg import sql
 
-from outbox_pipelines.archive.store import open_store
 from outbox_pipelines.database import Connection, connect, refuse_standby
+from outbox_pipelines.days.archive.store import open_store
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.cleaning import archiving, months, queries, rows, target
 from outbox_pipelines.existing.cleaning.target import Target

@@ -20,11 +20,10 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines import locks
-from outbox_pipelines.archive import rows as archive
-from outbox_pipelines.archive.store import Store
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.database import Connection
+from outbox_pipelines.database import Connection, locks
+from outbox_pipelines.days.archive import rows as archive
+from outbox_pipelines.days.archive.store import Store
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.cleaning import queries
 from outbox_pipelines.existing.cleaning.rows import ATTEMPTS, BRIEFLY, CANCEL_MS, PAUSE

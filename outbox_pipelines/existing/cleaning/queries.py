@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from outbox_pipelines.locks import AdvisoryLock
+from outbox_pipelines.database.locks import AdvisoryLock
 
 # One clean-up of a table at a time. Not the locks of relays: they continue.
 LOCK: Final = AdvisoryLock("%(key)s::bigint")

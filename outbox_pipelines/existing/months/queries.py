@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from outbox_pipelines.locks import AdvisoryLock
+from outbox_pipelines.database.locks import AdvisoryLock
 
 LOCK: Final = AdvisoryLock("%(key)s::bigint")
 # How the table is partitioned, and by whom it can be changed.

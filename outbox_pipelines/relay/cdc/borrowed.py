@@ -13,8 +13,7 @@ from typing import Final
 
 import psycopg
 
-from outbox_pipelines import slot_reader
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import Connection, connect, slot_reader
 from outbox_pipelines.relay.cdc.stream import Stream
 from outbox_pipelines.settings import Settings
 

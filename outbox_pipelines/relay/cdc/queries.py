@@ -2,7 +2,7 @@
 
 from typing import Final, LiteralString
 
-from outbox_pipelines.locks import AdvisoryLock
+from outbox_pipelines.database.locks import AdvisoryLock
 from outbox_pipelines.relay.queries import OPEN
 
 # Which of these transactions have rows here: in one statement, so in one snapshot.

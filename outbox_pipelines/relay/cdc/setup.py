@@ -20,14 +20,13 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import DiagnosticField, ExecStatus
 
-from outbox_pipelines import slot_reader
 from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.core.secret import redacted
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import Connection, connect, slot_reader
+from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.relay.cdc import queries
 from outbox_pipelines.relay.shards.rebase import refuse_copy
-from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
 _NAME: Final = re.compile(r"[a-z0-9_]{1,63}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import closing
 
 from outbox_pipelines.database import connect
+from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.quality import queries
 from outbox_pipelines.quality.measurements import slots
 from outbox_pipelines.quality.slots import Slots
-from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
 

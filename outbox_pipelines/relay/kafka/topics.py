@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_pipelines import log
+from outbox_pipelines.core import log
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.refusal import Refusal
 from outbox_pipelines.relay.kafka import errors

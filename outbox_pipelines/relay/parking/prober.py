@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from outbox_pipelines import log
 from outbox_pipelines.config.topics import IllegalTopicError
+from outbox_pipelines.core import log
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.errors import UnavailableError

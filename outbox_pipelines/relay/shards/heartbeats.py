@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from outbox_pipelines import log
+from outbox_pipelines.core import log
 from outbox_pipelines.relay.core.errors import ShardLostError
 
 

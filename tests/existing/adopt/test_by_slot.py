@@ -19,7 +19,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import JSON, Column, String, Uuid, create_engine, orm
 
-from outbox_pipelines import schema, slot_reader
+from outbox_pipelines.database import schema, slot_reader
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing.adopt import by_marks, finish, planning, rest, steps, unsent
 from outbox_pipelines.existing.adopt import slot as slots

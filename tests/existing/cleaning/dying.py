@@ -19,7 +19,7 @@ import pandas  # noqa: F401
 import psycopg
 import pyarrow.parquet  # noqa: F401
 
-from outbox_pipelines.archive.store import Store
+from outbox_pipelines.days.archive.store import Store
 from outbox_pipelines.existing.cleaning.clean import clean
 from outbox_pipelines.settings import load_settings
 from tests import forks

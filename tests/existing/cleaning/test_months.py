@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.archive import rows
+from outbox_pipelines.days.archive import rows
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.cleaning import months
 from outbox_pipelines.existing.cleaning.clean import Cleaned, clean

@@ -9,8 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines import slot_reader
-from outbox_pipelines.database import connect
+from outbox_pipelines.database import connect, slot_reader
 from outbox_pipelines.relay.cdc.stream import Stream
 from outbox_pipelines.settings import Settings
 

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from outbox_pipelines import slot_reader
-from outbox_pipelines.database import connect
+from outbox_pipelines.database import connect, slot_reader
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.cdc import pgoutput

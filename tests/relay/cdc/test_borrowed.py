@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines import slot_reader
+from outbox_pipelines.database import slot_reader
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.relay.cdc.borrowed import InUseError, borrowed
 from outbox_pipelines.relay.cdc.setup import remove, set_up

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from outbox_pipelines import slot_reader
+from outbox_pipelines.database import slot_reader
 from outbox_pipelines.quality.slots import Slots
 from outbox_pipelines.relay.cdc import cutover, queries
 from outbox_pipelines.relay.cdc.status import read
@@ -26,7 +26,7 @@ from tests.relay.topic import create_topic
 _PROGRAM = """
 import os, signal, sys
 import psycopg
-from outbox_pipelines import slot_reader
+from outbox_pipelines.database import slot_reader
 from outbox_pipelines.relay.cdc import queries
 deadly, when = sys.argv[1:3]
 named = {**vars(queries), **vars(slot_reader)}
@@ -67,7 +67,7 @@ class Point:
 def points(stride: int) -> Iterator[Point]:
     """Each point, or every so many of them."""
     unknown = {name for _, _, name in _POINTS} - {*vars(queries), *vars(slot_reader)}
-    assert not unknown, f"no statements of relay/cdc/queries.py or slot_reader.py: {unknown}"
+    assert not unknown, f"no statements of relay/cdc/queries.py or database/slot_reader.py: {unknown}"
     # Neighbors are alike.
     return iter([Point(*point, when) for point in _POINTS for when in ("before", "after")][::stride])
 

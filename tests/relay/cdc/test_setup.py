@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from outbox_pipelines import schema
+from outbox_pipelines.database import schema
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local.postgres import Postgres, running

@@ -15,9 +15,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines import schema
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.position import Position, Snapshot
+from outbox_pipelines.database import schema
 from outbox_pipelines.local import postgres
 from outbox_pipelines.relay.cdc import source
 from outbox_pipelines.relay.cdc.setup import remove

@@ -13,9 +13,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from outbox_pipelines import schema
 from outbox_pipelines.core.secret import Secret
-from outbox_pipelines.database import connect
+from outbox_pipelines.database import connect, schema
 from outbox_pipelines.relay.cdc import cutover
 from outbox_pipelines.relay.cdc.setup import remove
 from outbox_pipelines.relay.cdc.status import read

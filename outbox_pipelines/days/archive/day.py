@@ -1,0 +1,223 @@
+"""Archive a closed day, and prove it.
+
+Invariants:
+- A day has one valid file: the one that its manifest names. The manifest is written last, and the database
+  keeps its digest.
+- Only one process at a time works on a day. A day that is already archived does not change.
+- A file with rows that the table does not have is never removed: it is moved to `_outbox/kept`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from outbox_pipelines import __version__
+from outbox_pipelines.database import Connection
+from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.days.archive import identity, proof, queries, sums
+from outbox_pipelines.days.archive.columns import VERSION, schema_with
+from outbox_pipelines.days.archive.manifest import Manifest, Sum, digest, now, read_manifest
+from outbox_pipelines.days.archive.proof import Proof
+from outbox_pipelines.days.archive.store import Store, Stored, key, manifest_key, open_store
+from outbox_pipelines.days.partitions import close
+from outbox_pipelines.days.partitions.calendar import leaf_of, place_of, require_day, working_at
+from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """The result of `archive`."""
+
+    manifest: Manifest
+    written: bool
+    """False if the day was already archived."""
+    address: str
+    """The path or URL of the file."""
+
+
+def archive(
+    settings: Settings, day: date, progress: Callable[[int], None] = lambda rows: None, again: bool = False
+) -> Archived:
+    """Write the file and the manifest of a day; an archived day does not change. Closes an open day first.
+
+    Args:
+        progress: called about every 500,000 rows with the number of rows written.
+        again: also write a day that is already archived; the new file replaces the old one, which is moved
+            to `_outbox/kept` if it has other rows.
+
+    Raises:
+        NotReadyError: the day is not over, some of its events are not published, or its rows are dropped.
+        SetupError: OUTBOX_ARCHIVE is not set, or the archive belongs to another outbox; the manifest is not
+            the one that was written.
+        UnavailableError: the database or the archive does not answer.
+    """
+    store = open_store(settings)
+    require_schema(settings)
+    with working_at(settings, day) as connection:
+        _require_closed(settings, connection, day)
+        if place_of(connection, day) != "gone":
+            close.require_published(connection, day)
+        place = identity.require_or_make(store, connection)
+        before = store.read(manifest_key(day))
+        row = require_day(connection, day)
+        state, known = row.state, row.manifest_sha256
+        if state == "dropped" and (again or before is None):
+            raise NotReadyError(f"{day} is dropped: its archive file is final and cannot be written again")
+        if known is not None and not again and state != "dropped":
+            _require_known(store, day, before, known)
+        if before is not None and not again:
+            manifest = read_manifest(before.content, day)
+            if state == "dropped":
+                return Archived(manifest, False, store.address(key(day, manifest.file)))
+            # Written by a run that crashed before it recorded the day in the database, or by another process.
+            if known is None and not proof.prove(store, day, connection, leaf_of(day), None).equal:
+                raise SetupError(
+                    f"{store.url} (OUTBOX_ARCHIVE) has other events of {day}, of {manifest.source}: "
+                    f"choose another location, or replace them with `outbox archive day {day} --again`"
+                )
+            _record(connection, manifest, before.content, place)
+            _tidy(store, manifest, before)
+            return Archived(manifest, False, store.address(key(day, manifest.file)))
+        if before is not None and known is not None and _is_restored(store, connection, day, known):
+            manifest = read_manifest(before.content, day)
+            _LOG.warning("%s was restored from this file, which has more data than the rows: file kept", day)
+            _tidy(store, manifest, before)
+            return Archived(manifest, False, store.address(key(day, manifest.file)))
+        manifest = _write(settings, connection, store, day, progress)
+        content = manifest.to_bytes()
+        store.write(manifest_key(day), content, before)
+        _record(connection, manifest, content, place)
+        _tidy(store, manifest, before)
+        return Archived(manifest, True, store.address(key(day, manifest.file)))
+
+
+def verify(settings: Settings, day: date) -> Proof:
+    """Prove that an archived day's file equals its rows; for a dropped day, that the file has not changed.
+
+    Raises:
+        NotReadyError: the day is not archived.
+        SetupError, UnavailableError: as `archive`.
+    """
+    store = open_store(settings)
+    require_schema(settings)
+    with working_at(settings, day) as connection:
+        row = require_day(connection, day)
+        manifest_sha256 = row.manifest_sha256
+        if manifest_sha256 is None:
+            raise NotReadyError(f"{day} is {row.state}, not archived: run `outbox archive day {day}`")
+        identity.require(store, connection)
+        if row.state == "dropped":
+            return proof.verify(store, day, manifest_sha256)
+        found = proof.prove(store, day, connection, leaf_of(day), manifest_sha256)
+        connection.execute(queries.PROVEN, {"day": day, "equal": found.equal, "digest": manifest_sha256})
+        return found
+
+
+def _require_closed(settings: Settings, connection: Connection, day: date) -> None:
+    if require_day(connection, day).state == "open":
+        (closing,) = close.close(settings, day)
+        if not closing.closed:
+            raise NotReadyError(f"{day} is not closed: {closing.why_not}")
+
+
+def _require_known(store: Store, day: date, before: Stored | None, known: str) -> None:
+    """Raise `SetupError` if the manifest is not the one that was written: its file may have more rows."""
+    if before is not None and digest(before.content) == known:
+        return
+    what = "is missing in" if before is None else "has changed in"
+    raise SetupError(
+        f"the manifest of {day} {what} {store.url} (OUTBOX_ARCHIVE) since it was written: find out why and "
+        f"restore it. To write the day again from its rows, run `outbox archive day {day} --again`; a file "
+        "with other rows is kept in _outbox/kept"
+    )
+
+
+def _is_restored(store: Store, connection: Connection, day: date, known: str) -> bool:
+    """Return whether the rows were restored from the file: only the file has their publishing times."""
+    ((restored,),) = connection.execute(queries.of_leaf(queries.IS_RESTORED, leaf_of(day)))
+    return restored and proof.prove(store, day, connection, leaf_of(day), known).equal
+
+
+def _tidy(store: Store, manifest: Manifest, before: Stored | None) -> None:
+    """Remove the day's superseded files; move unreadable ones and those with other rows to `_outbox/kept`."""
+    day = manifest.day
+    for name in store.others(day, manifest.file):
+        with store.local(name) as file:
+            is_equal = _sums_or_none(file, manifest) == manifest.buckets
+        if is_equal:
+            store.remove(name)
+            continue
+        kept = store.set_aside(day, name)
+        if before is not None and name.rsplit("/", 1)[-1].encode() in before.content:
+            store.write(f"{kept}.json", before.content, store.read(f"{kept}.json"))
+        address = store.address(kept)
+        _LOG.warning("%s: %s has different rows, or cannot be read: kept as %s", day, name, address)
+    store.clear(day)
+
+
+def _sums_or_none(file: Path, manifest: Manifest) -> dict[int, Sum] | None:
+    """Return the sums of a file; None if it cannot be read, or its columns differ from the manifest's."""
+    try:
+        if pq.read_schema(file).names != schema_with(manifest.columns).names:
+            return None
+        return sums.of_file(file, manifest.columns)
+    except (OSError, pa.ArrowException, sums.UnreadableError):
+        return None
+
+
+def _record(connection: Connection, manifest: Manifest, content: bytes, archive: UUID) -> None:
+    given = {"day": manifest.day, "events": manifest.rows, "digest": digest(content), "archive": archive}
+    if not connection.execute(queries.ARCHIVED, given).fetchall():
+        raise NotReadyError(f"{manifest.day} was reopened while it was archived: close it, and run again")
+
+
+def _write(
+    settings: Settings,
+    connection: Connection,
+    store: Store,
+    day: date,
+    progress: Callable[[int], None],
+) -> Manifest:
+    """Write the file under a name derived from its content; return its manifest."""
+    from outbox_pipelines.days.archive.export import export
+
+    with store.workplace(day) as directory:
+        file = directory / "events.parquet"
+        columns = sums.added_columns(connection, leaf_of(day))
+        exported = export(settings, connection, day, leaf_of(day), columns, file, progress)
+        with file.open("rb") as stream:
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        manifest = Manifest(
+            day=day,
+            file=f"events-{sha256[:16]}.parquet",
+            size=file.stat().st_size,
+            sha256=sha256,
+            rows=exported.rows,
+            first_seq=exported.first_seq,
+            last_seq=exported.last_seq,
+            first_created_at=exported.first_created_at,
+            last_created_at=exported.last_created_at,
+            first_id=exported.first_id,
+            last_id=exported.last_id,
+            statuses=exported.statuses,
+            buckets=sums.of_file(file, columns),
+            schema_version=VERSION,
+            columns=columns,
+            tool=f"outbox-pipelines {__version__}",
+            source=identity.source_of(connection),
+            written_at=now(),
+        )
+        store.adopt(file, key(day, manifest.file))
+    return manifest

@@ -1,0 +1,296 @@
+"""Write a closed day to a Parquet file: a batch of rows is compressed while the next one is read.
+
+Invariants:
+- Memory usage is a few batches, regardless of the day's size.
+- A file exists only if it is complete: a writer that fails leaves no file.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import adbc_driver_manager
+import adbc_driver_postgresql
+import adbc_driver_postgresql.dbapi
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from psycopg import sql
+
+from outbox_pipelines.core import session
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.database import Connection, reading_dsn
+from outbox_pipelines.days.archive import queries
+from outbox_pipelines.days.archive.columns import SCHEMA, schema_with
+from outbox_pipelines.days.archive.manifest import Column
+from outbox_pipelines.days.archive.published import Published, earliest
+from outbox_pipelines.errors import UnavailableError
+from outbox_pipelines.settings import Settings
+
+_BATCH_BYTES: Final = 16_000_000
+GROUP_ROWS: Final = 25_000
+"""Maximum rows of a row group, the smallest unit that is read for one aggregate. With 100,000, four times as
+much is read and files are no smaller; with 5,000, a file's footer costs more than its rows."""
+# A limit for large payloads: the writer and each thread of a reader keep a whole group in memory.
+_GROUP_BYTES: Final = 16_000_000
+# A page of 1 MB ends at a multiple of this many rows; a reader keeps a whole page in memory.
+_PAGE_ROWS: Final = 16
+_PROGRESS_ROWS: Final = 500_000
+# Batches queued for the file.
+_AHEAD: Final = 2
+_STATUS: Final = SCHEMA.get_field_index("status")
+
+
+@dataclass(slots=True)
+class Exported:
+    """Counts and ranges of the rows in the file."""
+
+    rows: int = 0
+    first_seq: int | None = None
+    last_seq: int | None = None
+    first_created_at: datetime | None = None
+    last_created_at: datetime | None = None
+    first_id: str | None = None
+    last_id: str | None = None
+    statuses: dict[str, int] = field(default_factory=dict)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add the counts and ranges of these rows."""
+        self.rows += batch.num_rows
+        self.first_seq, self.last_seq = _ends(batch.column("seq"), self.first_seq, self.last_seq)
+        self.first_created_at, self.last_created_at = _ends(
+            batch.column("created_at"), self.first_created_at, self.last_created_at
+        )
+        # Ids of version 7 contain the time when they were generated.
+        ids = batch.column("id").filter(pc.match_substring_regex(batch.column("id"), "^.{14}7"))
+        if len(ids):
+            self.first_id, self.last_id = _ends(ids, self.first_id, self.last_id)
+        for counted in pc.value_counts(batch.column("status")):
+            status = counted["values"].as_py()
+            self.statuses[status] = self.statuses.get(status, 0) + counted["counts"].as_py()
+
+
+def export(
+    settings: Settings,
+    connection: Connection,
+    day: date,
+    leaf: str,
+    columns: Sequence[Column],
+    file: Path,
+    progress: Callable[[int], None],
+) -> Exported:
+    """Write the rows of a partition to a new file, ordered by aggregate and seq.
+
+    Args:
+        columns: the columns added by users, which are also written.
+        progress: called about every 500,000 rows with the number of rows written.
+
+    Raises:
+        UnavailableError: the database is unavailable or reports an error.
+        OSError: the file cannot be written.
+    """
+    published = _published(connection, day)
+    exported = Exported()
+    most = sql.Literal(queries.MOST_TYPES)
+    ((types, count),) = connection.execute(queries.of_leaf(queries.TYPES, leaf, most=most))
+    order = queries.BY_FEW_TYPES if count <= queries.MOST_TYPES else queries.BY_MANY_TYPES
+    aggregate = sql.SQL(order).format(types=sql.Literal(types or []))
+    schema = schema_with(columns)
+    with (
+        closing(_batches(settings, leaf, aggregate, list(published), columns)) as batches,
+        _Writer(file, schema) as writer,
+    ):
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            whole = _complete(batch, published, schema)
+            writer.write(whole)
+            before = exported.rows
+            exported.add(whole)
+            if before // _PROGRESS_ROWS < exported.rows // _PROGRESS_ROWS:
+                progress(exported.rows)
+    return exported
+
+
+def _published(connection: Connection, day: date) -> dict[int, dict[int, Published]]:
+    """Return the publishing times, by number of shards and shard."""
+    found: dict[int, dict[int, Published]] = {}
+    for (shards,) in connection.execute(queries.DIVISIONS).fetchall():
+        rows: dict[int, list[Any]] = {}
+        for shard, *row in connection.execute(queries.PROGRESS, {"shards": shards, "day": day}):
+            rows.setdefault(shard, []).append(row)
+        found[shards] = {shard: Published(each) for shard, each in rows.items()}
+    return found
+
+
+def _batches(
+    settings: Settings,
+    leaf: str,
+    aggregate: sql.Composable,
+    divisions: list[int],
+    columns: Sequence[Column],
+) -> Generator[pa.RecordBatch, None, None]:
+    shards = sql.SQL("").join(
+        sql.SQL(queries.SHARD).format(shards=sql.Literal(shards)) for shards in divisions if shards > 1
+    )
+    parts = {"shards": shards, "aggregate": aggregate, "extra": queries.values(columns)}
+    rows = queries.of_leaf(queries.ROWS, leaf, **parts).as_string()
+    dsn = reading_dsn(settings.require_dsn())
+    hint = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
+    try:
+        with (
+            adbc_driver_postgresql.dbapi.connect(dsn, autocommit=True) as connection,
+            connection.cursor(adbc_stmt_kwargs=hint) as cursor,
+        ):
+            tune = f"{queries.PRINT};{queries.TUNE}".split(";")
+            for statement in [*session.pin_own(settings.db_schema), *tune]:
+                cursor.execute(statement)
+            cursor.execute(rows)
+            yield from cursor.fetch_record_batch()
+    # A server that ends the connection between two batches is an OSError.
+    except (adbc_driver_manager.Error, OSError) as error:
+        raise UnavailableError(f"the database ended the export: {first_line(error)}") from None
+
+
+def _complete(
+    batch: pa.RecordBatch, published: Mapping[int, Mapping[int, Published]], schema: pa.Schema
+) -> pa.RecordBatch:
+    """Return the columns of the file, with the publishing times that the relay's progress shows."""
+    columns = batch.columns
+    width = len(schema)
+    tx, seq = (columns[n].to_numpy() for n in (width, SCHEMA.get_field_index("seq")))
+    place = SCHEMA.get_field_index("published_at")
+    if times := _times(tx, seq, columns[width + 1 :], published):
+        at, unknown = earliest(times)
+        released = columns[place]
+        # A parked event was published when it was released, after the position had passed it. An event that
+        # was never published has no time.
+        processed = pc.equal(columns[_STATUS], "PROCESSED")
+        of_position = pa.array(at, pa.timestamp("us", tz="UTC"), mask=unknown)
+        # Current positions do not show when the events of a restored day were published.
+        known = pc.and_(processed, pa.array(tx != queries.RESTORED_TX))
+        of_position = pc.if_else(known, of_position, None)
+        columns[place] = pc.coalesce(released, of_position)
+    return pa.RecordBatch.from_arrays(
+        [column.cast(field.type) for column, field in zip(columns, schema, strict=False)], schema=schema
+    )
+
+
+def _times(
+    tx: Any, seq: Any, shard_columns: list[pa.Array], published: Mapping[int, Mapping[int, Published]]
+) -> list[Any]:
+    times = []
+    columns = iter(shard_columns)
+    for shards, each in published.items():
+        shard_of = np.zeros(len(tx), np.int64) if shards == 1 else next(columns).to_numpy()
+        at = np.full(len(tx), np.iinfo(np.int64).max)
+        for shard, series in each.items():
+            mine = shard_of == shard
+            at[mine] = series.at(tx[mine], seq[mine])
+        times.append(at)
+    return times
+
+
+def _ends(column: pa.Array, first: Any, last: Any) -> tuple[Any, Any]:
+    """Return the least and the greatest value of a column and the previous ends."""
+    ends = pc.min_max(column)
+    least, greatest = ends["min"].as_py(), ends["max"].as_py()
+    return (least if first is None else min(least, first)), (
+        greatest if last is None else max(greatest, last)
+    )
+
+
+def new_file(file: Path, schema: pa.Schema = SCHEMA) -> pq.ParquetWriter:
+    """Create a Parquet file of the archive; write rows in order of aggregates, `GROUP_ROWS` at a time."""
+    return pq.ParquetWriter(
+        file,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        write_page_index=True,
+        write_page_checksum=True,
+        write_batch_size=_PAGE_ROWS,
+        # In the other columns every value is different.
+        use_dictionary=[
+            field.name for field in schema if field.name not in ("id", "seq", "payload", "idempotency_key")
+        ],
+        sorting_columns=pq.SortingColumn.from_ordering(
+            schema, [("aggregate_type", "ascending"), ("aggregate_id", "ascending"), ("seq", "ascending")]
+        ),
+    )
+
+
+class _Writer:
+    """A Parquet file that is compressed in its own thread."""
+
+    def __init__(self, file: Path, schema: pa.Schema) -> None:
+        self._file = file
+        self._schema = schema
+        self._queue: queue.Queue[pa.RecordBatch | None] = queue.Queue(_AHEAD)
+        self._error: BaseException | None = None
+        self._writer = new_file(file, schema)
+        self._thread = threading.Thread(target=self._run, name="outbox archive", daemon=True)
+
+    def __enter__(self) -> _Writer:
+        self._thread.start()
+        return self
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Queue a batch; wait while the queue is full."""
+        while True:
+            if self._error is not None:
+                raise self._error
+            try:
+                self._queue.put(batch, timeout=0.5)
+                return
+            except queue.Full:
+                continue
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._put_end()
+        self._thread.join()
+        try:
+            self._writer.close()
+        except BaseException as error:  # noqa: BLE001  (raised below, behind what came first)
+            self._error = self._error or error
+        # A closed writer has written a footer, so even an incomplete file is valid Parquet: remove it.
+        if kind is not None or self._error is not None:
+            self._file.unlink()
+        if kind is None and self._error is not None:
+            raise self._error
+
+    def _put_end(self) -> None:
+        while self._thread.is_alive():
+            try:
+                self._queue.put(None, timeout=0.5)
+                return
+            except queue.Full:
+                continue
+
+    def _run(self) -> None:
+        waiting: list[pa.RecordBatch] = []
+        try:
+            while (batch := self._queue.get()) is not None:
+                waiting.append(batch)
+                rows, size = (sum(getattr(each, of) for each in waiting) for of in ("num_rows", "nbytes"))
+                if rows >= GROUP_ROWS or size >= _GROUP_BYTES:
+                    self._group(waiting)
+            self._group(waiting)
+        except BaseException as error:  # noqa: BLE001  (raised in the writing thread)
+            self._error = error
+
+    def _group(self, batches: list[pa.RecordBatch]) -> None:
+        if batches:
+            table = pa.Table.from_batches(batches, self._schema)
+            # Groups of equal size, rather than full ones and a small rest.
+            groups = -(-table.num_rows // GROUP_ROWS)
+            self._writer.write_table(table, row_group_size=-(-table.num_rows // groups))
+            batches.clear()

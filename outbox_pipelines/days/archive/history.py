@@ -1,0 +1,123 @@
+"""The history of one aggregate, from the table and the archive.
+
+Invariants:
+- Each event appears once, in the order of `seq`. Attached days are read from the table, other days from the
+  archive; a day that is dropped in between is read from one of the two.
+- A dropped day that is missing in the archive is an error, because the history would be incomplete. So is a
+  day whose partition is detached and that is not archived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, date, datetime
+from typing import Any, Final, Literal
+
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.days.archive import queries
+from outbox_pipelines.days.archive.store import Store
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.settings import NO_ARCHIVE, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An event of the aggregate."""
+
+    seq: int
+    id: str
+    created_at: datetime
+    """UTC."""
+    event_type: str
+    payload: str
+    """JSON."""
+    headers: str | None
+    """JSON, an object of texts."""
+    idempotency_key: str | None
+    correlation_id: str | None
+    causation_id: str | None
+    traceparent: str | None
+    version: int | None
+    status: str
+    """PENDING, PROCESSED, FAILED or DISCARDED; in the archive, as it was when the file was written."""
+    published_at: datetime | None
+    """UTC, to the second; None if not known."""
+    attempts: int
+    last_error: str | None
+    place: Literal["table", "archive"]
+    """Where the event was read."""
+
+
+COLUMNS: Final = [field.name for field in fields(Happened)]
+_STORED: Final = COLUMNS[:-1]
+
+
+def history(settings: Settings, aggregate_type: str, aggregate_id: str) -> list[Happened]:
+    """Return the events of one aggregate, by `seq`; an empty list if it has none.
+
+    Raises:
+        SetupError: the archive does not have all dropped days, or OUTBOX_ARCHIVE is not set.
+        UnavailableError: the database or the archive does not answer.
+    """
+    require_schema(settings)
+    aggregate = {"aggregate_type": aggregate_type, "aggregate_id": aggregate_id}
+    # The days are read before and after: one that changes in between is also read from the archive.
+    with connect(settings, name="outbox archive history") as connection, connection.transaction():
+        connection.execute("SET LOCAL TimeZone = 'UTC'")
+        before = _attached(connection)
+        of_table = connection.execute(queries.HISTORY, aggregate).fetchall()
+        attached = before & _attached(connection)
+        days = connection.execute(queries.WHERE_DAYS_ARE).fetchall()
+    only_archived = [day for day, _, archived, _ in days if archived and day not in attached]
+    for day, _, archived, exists in days:
+        if exists and not archived and day not in attached:
+            raise SetupError(
+                f"the partition of {day} is detached, and the day is not archived: run "
+                f"`outbox partitions attach {day}`"
+            )
+    of_archive = _archived(settings, attached, only_archived, aggregate)
+    found = {row[0]: Happened(*(*row, "archive")) for row in of_archive}
+    found |= {row[0]: Happened(*(*row, "table")) for row in of_table}
+    return [found[seq] for seq in sorted(found)]
+
+
+def _attached(connection: Connection) -> set[date]:
+    return {day for day, is_attached, *_ in connection.execute(queries.WHERE_DAYS_ARE) if is_attached}
+
+
+def _archived(
+    settings: Settings, attached: set[date], required: Sequence[date], aggregate: dict[str, str]
+) -> list[tuple[Any, ...]]:
+    """Return the rows of days that are not in the table."""
+    from outbox_pipelines.days.archive.reader import Archive
+
+    if settings.archive in ("", NO_ARCHIVE):
+        if required:
+            raise SetupError(
+                f"{_some(required)} not in the table, only in the archive: set OUTBOX_ARCHIVE to its location"
+            )
+        return []
+    archive = Archive(Store(settings.archive))
+    archive.require(required)
+    if missing := [day for day in required if day not in archive.manifests]:
+        raise SetupError(f"{_some(missing)} not in the table, and not in {settings.archive} (OUTBOX_ARCHIVE)")
+    if not (days := [day for day in archive.manifests if day not in attached]):
+        return []
+    rows = archive.of_days(
+        days,
+        columns=_STORED,
+        aggregate_type=aggregate["aggregate_type"],
+        aggregate_id=aggregate["aggregate_id"],
+    )
+    return [tuple(_utc(value) for value in row) for row in rows.fetchall()]
+
+
+def _utc(value: Any) -> Any:
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+def _some(days: Sequence[date]) -> str:
+    first = str(days[0])
+    return f"{first} is" if len(days) == 1 else f"{first} and {len(days) - 1} more days are"

@@ -1,0 +1,188 @@
+"""The identity of an archive, which prevents writing to an unmounted disk or to another outbox's archive.
+
+Invariants:
+- An archive belongs to one outbox. Its identity is generated once, stored in the archive, and recorded by the
+  outbox with each archived day. A complete copy of an archive has the same identity.
+- Only `adopt` changes the recorded identity, when an operator moves the archive.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Literal
+
+import psycopg
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.days.archive import queries
+from outbox_pipelines.days.archive.manifest import Source, digest, now
+from outbox_pipelines.days.archive.store import IDENTITY, Store, manifest_key, open_store
+from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.settings import Settings
+
+
+class Identity(BaseModel):
+    """The content of `_outbox/archive.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    archive: uuid.UUID
+    source: Source
+    """The outbox that the archive belongs to."""
+    made_at: datetime
+
+    def to_bytes(self) -> bytes:
+        """Return the stored form."""
+        return self.model_dump_json(indent=1, by_alias=True).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """The result of `adopt`."""
+
+    archive: uuid.UUID
+    days: int
+    """Archived days of the outbox that the archive has."""
+    missing: tuple[date, ...]
+    """Archived days of the outbox that the archive does not have."""
+
+
+def require(store: Store, connection: Connection) -> None:
+    """Raise `SetupError` if this location is not the archive of the outbox's archived days."""
+    row = connection.execute(queries.KNOWN_ARCHIVE).fetchone()
+    if row is None:
+        return
+    known, days = row
+    found = _read(store)
+    if found is not None and found.archive == known:
+        return
+    what = (
+        "has no archive (_outbox/archive.json is missing)"
+        if found is None
+        else f"has another archive, of {found.source}"
+    )
+    raise SetupError(
+        f"{store.url} (OUTBOX_ARCHIVE) {what}, but {days} days of this outbox are archived: mount the disk, "
+        "or correct the setting. If you moved the archive deliberately, run `outbox archive adopt`"
+    )
+
+
+def require_or_make(store: Store, connection: Connection) -> uuid.UUID:
+    """Return the identity of the archive; create it if the outbox has none yet and the location is free.
+
+    Raises:
+        SetupError: as `require`; the location belongs to another outbox, or already has days.
+    """
+    with _alone(connection):
+        require(store, connection)
+        found, source = _read(store), source_of(connection)
+        if found is None:
+            if store.days():
+                raise SetupError(
+                    f"{store.url} (OUTBOX_ARCHIVE) has archived days, but no _outbox/archive.json: restore "
+                    "this file. If the archive belongs to this outbox, run `outbox archive adopt`"
+                )
+            found = _make(store, source)
+        elif found.source != source and connection.execute(queries.KNOWN_ARCHIVE).fetchone() is None:
+            raise _others(store, found)
+        return found.archive
+
+
+def adopt(settings: Settings, force: bool = False) -> Adopted:
+    """Make the location of the settings the archive of this outbox.
+
+    Args:
+        force: also if archived days are missing there, or the archive belongs to another outbox, which is
+            rejected from then on.
+
+    Raises:
+        NotReadyError: archived days are missing there.
+        SetupError: the archive belongs to another outbox; OUTBOX_ARCHIVE is not set.
+        UnavailableError: the database or the archive does not answer.
+    """
+    store = open_store(settings)
+    require_schema(settings)
+    with connect(settings, name="outbox archive adopt") as connection, _alone(connection):
+        archived = connection.execute(queries.ARCHIVED_DAYS).fetchall()
+        missing = tuple(day for day, known in archived if not _has(store, day, known))
+        if missing and not force:
+            raise NotReadyError(
+                f"{store.url} (OUTBOX_ARCHIVE) lacks the manifests of {len(missing)} of {len(archived)} "
+                f"archived days, first {missing[0]}: copy them there, with their files. To continue without "
+                "them, run `outbox archive adopt --force`"
+            )
+        try:
+            found = _read(store)
+        except SetupError:
+            # `adopt` replaces an unreadable identity.
+            found = None
+        source = source_of(connection)
+        is_ours = found is not None and (found.source == source or bool(archived and not missing))
+        if found is not None and not is_ours and not force:
+            raise _others(store, found)
+        if found is None or not is_ours:
+            found = _make(store, source)
+        try:
+            connection.execute(queries.ADOPT, {"archive": found.archive})
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise SetupError(
+                f"{first_line(error)}: only the owner of the outbox can adopt an archive"
+            ) from None
+        return Adopted(found.archive, len(archived) - len(missing), missing)
+
+
+def source_of(connection: Connection) -> Source:
+    """Return the identity of this outbox."""
+    ((system, database, schema),) = connection.execute(queries.SOURCE)
+    return Source(system_identifier=system, database=database, schema=schema)
+
+
+@contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    """Lock the identity: two days that are archived concurrently must not create two identities."""
+    with connection.transaction():
+        connection.execute(queries.LOCK_ARCHIVE)
+        yield
+
+
+def _read(store: Store) -> Identity | None:
+    stored = store.read(IDENTITY)
+    if stored is None:
+        return None
+    try:
+        return Identity.model_validate_json(stored.content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        what = ": ".join((*map(str, problem["loc"]), problem["msg"]))
+        raise SetupError(
+            f"{store.address(IDENTITY)} cannot be read: {what}. Restore it, or run `outbox archive adopt`, "
+            "which writes a new one"
+        ) from None
+
+
+def _make(store: Store, source: Source) -> Identity:
+    store.clear(IDENTITY.rsplit("/", 1)[-1])
+    made = Identity(archive=uuid.uuid4(), source=source, made_at=now())
+    store.write(IDENTITY, made.to_bytes(), store.read(IDENTITY))
+    return made
+
+
+def _has(store: Store, day: date, manifest_sha256: str) -> bool:
+    stored = store.read(manifest_key(day))
+    return stored is not None and digest(stored.content) == manifest_sha256
+
+
+def _others(store: Store, found: Identity) -> SetupError:
+    return SetupError(
+        f"{store.url} (OUTBOX_ARCHIVE) is the archive of another outbox, {found.source}: choose another "
+        "location; each outbox needs its own archive. If this database was restored from that one, and that "
+        "one is no longer in use, run `outbox archive adopt --force`"
+    )

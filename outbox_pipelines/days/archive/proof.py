@@ -1,0 +1,199 @@
+"""Prove that a day's file and its rows are equal, or show where they differ.
+
+Invariants:
+- The two sides are computed by different engines from different bytes: PostgreSQL from the table, DuckDB from
+  the file in the archive. The manifest replaces neither side; it must agree with both.
+- It writes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Final
+
+from psycopg import sql
+
+from outbox_pipelines.database import Connection
+from outbox_pipelines.days.archive import queries, sums
+from outbox_pipelines.days.archive.manifest import Column, Manifest, Sum, digest, read_manifest
+from outbox_pipelines.days.archive.store import Store, key, manifest_key
+from outbox_pipelines.errors import SetupError, UnavailableError
+
+# Limits of the report; enough to see what is wrong.
+_BUCKETS: Final = 3
+_ROWS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The result of a proof."""
+
+    day: date
+    rows: int
+    """Rows of the table; of the manifest if there was no table."""
+    differences: tuple[str, ...]
+    """One line each; empty if proven equal."""
+
+    @property
+    def equal(self) -> bool:
+        return not self.differences
+
+
+def prove(store: Store, day: date, connection: Connection, leaf: str, manifest_sha256: str | None) -> Proof:
+    """Compare a partition with its file.
+
+    Args:
+        manifest_sha256: the manifest's digest in the database; None accepts any manifest.
+    """
+    manifest, differences = _manifest(store, day, manifest_sha256)
+    in_table = sums.added_columns(connection, leaf)
+    # A column that was dropped from the table since is not a difference: the file has more data.
+    names = {column.name for column in in_table}
+    columns = in_table if manifest is None else tuple(each for each in manifest.columns if each.name in names)
+    with ThreadPoolExecutor(1) as threads:
+        of_table = threads.submit(sums.of_table, connection, leaf, columns)
+        found, of_file = (None, []) if manifest is None else _file(store, manifest)
+        table = of_table.result()
+    differences += of_file
+    if manifest is not None:
+        differences += _not_in_file(connection, leaf, in_table, manifest)
+        if columns == manifest.columns:
+            differences += _against_manifest("the rows", table, manifest)
+        if found is not None:
+            with store.local(key(day, manifest.file)) as file:
+                if columns != manifest.columns:
+                    found = sums.of_file(file, columns)
+                if found != table:
+                    differences += _named(connection, leaf, file, columns, table, found)
+    return Proof(day, sum(each.rows for each in table.values()), tuple(differences))
+
+
+def verify(store: Store, day: date, manifest_sha256: str | None) -> Proof:
+    """Compare a file with its manifest, if the rows no longer exist."""
+    manifest, differences = _manifest(store, day, manifest_sha256)
+    if manifest is None:
+        return Proof(day, 0, tuple(differences))
+    return Proof(day, manifest.rows, (*differences, *_file(store, manifest)[1]))
+
+
+def load(store: Store, day: date) -> tuple[Manifest, bytes] | None:
+    """Return the manifest of a day and its bytes; None if the day has none.
+
+    Raises:
+        SetupError: it cannot be read, or belongs to another day.
+    """
+    stored = store.read(manifest_key(day))
+    return None if stored is None else (read_manifest(stored.content, day), stored.content)
+
+
+def _manifest(store: Store, day: date, manifest_sha256: str | None) -> tuple[Manifest | None, list[str]]:
+    """Return the manifest, and what is wrong with it."""
+    try:
+        loaded = load(store, day)
+    except UnavailableError:
+        raise
+    except SetupError as error:
+        return None, [str(error)]
+    if loaded is None:
+        return None, [f"{day} has no manifest in {store.url}"]
+    manifest, stored = loaded
+    if manifest_sha256 is not None and digest(stored) != manifest_sha256:
+        return manifest, [f"the manifest of {day} is not the one that was written: its digest differs"]
+    return manifest, []
+
+
+def _file(store: Store, manifest: Manifest) -> tuple[dict[int, Sum] | None, list[str]]:
+    """Return the sums of the manifest's file, and how file and manifest differ."""
+    try:
+        with store.local(key(manifest.day, manifest.file)) as file:
+            differences = _bytes(file, manifest)
+            try:
+                found = sums.of_file(file, manifest.columns)
+            except sums.UnreadableError as error:
+                return None, [*differences, f"{manifest.file} cannot be read: {error}"]
+    except FileNotFoundError:
+        return None, [f"{manifest.file} is missing in {store.url}"]
+    return found, differences + _against_manifest(manifest.file, found, manifest)
+
+
+def _not_in_file(
+    connection: Connection, leaf: str, in_table: Sequence[Column], manifest: Manifest
+) -> list[str]:
+    """Return the columns with values that the file lacks, because they were added or renamed since."""
+    in_file = {column.name for column in manifest.columns}
+    differences = []
+    for name in (column.name for column in in_table if column.name not in in_file):
+        query = queries.of_leaf(queries.HAS_VALUES, leaf, name=sql.Identifier(name))
+        if connection.execute(query).fetchall()[0][0]:
+            differences.append(f"the rows have a column {name}, which {manifest.file} does not have")
+    return differences
+
+
+def _bytes(file: Path, manifest: Manifest) -> list[str]:
+    size = file.stat().st_size
+    if size != manifest.size:
+        return [f"{manifest.file} has {size:,} bytes, not {manifest.size:,}"]
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != manifest.sha256:
+        return [f"{manifest.file} has changed since it was written: its sha256 is {found[:12]}…"]
+    return []
+
+
+def _against_manifest(what: str, found: dict[int, Sum], manifest: Manifest) -> list[str]:
+    rows = sum(each.rows for each in found.values())
+    differences = [] if rows == manifest.rows else [f"{what}: {rows:,}, in the manifest {manifest.rows:,}"]
+    wrong = sorted(
+        bucket for bucket in found | manifest.buckets if found.get(bucket) != manifest.buckets.get(bucket)
+    )
+    if wrong:
+        differences.append(f"{what}: sums differ from the manifest's in the buckets {_some(wrong)}")
+    return differences
+
+
+def _named(
+    connection: Connection,
+    leaf: str,
+    file: Path,
+    columns: Sequence[Column],
+    table: dict[int, Sum],
+    found: dict[int, Sum],
+) -> list[str]:
+    """Return the rows that differ between table and file, in the first buckets with differences."""
+    wrong = sorted(bucket for bucket in table | found if table.get(bucket) != found.get(bucket))
+    differences = [f"table and file differ in the buckets {_some(wrong)}"]
+    for bucket in wrong[:_BUCKETS]:
+        rows = Counter(sums.rows_of_table(connection, leaf, bucket, columns))
+        in_file = Counter(sums.rows_of_file(file, bucket, columns))
+        lines = _rows(list((rows - in_file).elements()), list((in_file - rows).elements()))
+        differences += [f"bucket {bucket}: {line}" for line in lines[:_ROWS]]
+        if len(lines) > _ROWS:
+            differences.append(f"bucket {bucket}: and {len(lines) - _ROWS:,} more")
+    return differences
+
+
+def _rows(only_table: list[tuple[str, int, int]], only_file: list[tuple[str, int, int]]) -> list[str]:
+    in_table = {(id, seq) for id, seq, _ in only_table}
+    in_file = {(id, seq) for id, seq, _ in only_file}
+    twice = Counter((id, seq) for id, seq, _ in only_file)
+    lines = []
+    for event in sorted(in_table | in_file, key=lambda event: event[1]):
+        name = f"event {event[0]} (seq {event[1]})"
+        if event not in in_file:
+            lines.append(f"{name} is missing in the file")
+        elif event not in in_table:
+            lines.append(f"{name} is in the file {'once too often' if twice[event] == 1 else 'too often'}")
+        else:
+            lines.append(f"{name} differs")
+    return lines
+
+
+def _some(buckets: list[int]) -> str:
+    shown = ", ".join(map(str, buckets[:_ROWS]))
+    return shown if len(buckets) <= _ROWS else f"{shown} and {len(buckets) - _ROWS} more"

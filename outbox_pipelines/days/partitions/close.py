@@ -1,0 +1,223 @@
+"""Close past days: from then on they never change.
+
+Invariants:
+- Sealing waits at most 50 ms for the partition's lock, because writers queue behind it.
+- A day is sealed when no transaction that began before its end still runs, and closed when every event in it
+  is published, a dead letter or discarded. Each step is durable: the next run continues from there.
+- The partition's lock proves that no session writes into it. The check of pg_stat_activity is not needed for
+  correctness: it avoids rejecting the late insert of a running transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Final
+
+import psycopg
+
+from outbox_pipelines import locks
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.days.partitions import queries
+from outbox_pipelines.days.partitions.calendar import leaf_of, require_day, working_at
+from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
+from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+# A longer lock request would make writers wait. If all tries fail, a transaction with rows in the day owns
+# the lock.
+_TRIES: Final = 20
+_PAUSE_SECONDS: Final = 0.1
+# Sessions of other roles hide when their transaction began: wait this long for those that run now.
+_HIDDEN_SECONDS: Final = 10.0
+# Allowed difference between the clocks: a clock that is ahead would close a day too early.
+_CLOCKS_MINUTES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The result of closing one day."""
+
+    day: date
+    closed: bool
+    why_not: str = ""
+    """Why the day stays open, and what to do."""
+
+
+def close(settings: Settings, day: date | None = None) -> list[Closing]:
+    """Close the past days that are still open, the oldest first, or only `day`.
+
+    A day that cannot be closed yet is not an error: the next call tries again.
+
+    Raises:
+        SetupError: this role does not own the outbox; the clocks differ; the outbox has no such day.
+        UnavailableError: the database does not answer.
+    """
+    require_schema(settings)
+    with connect(settings, name="outbox partitions close") as connection:
+        compare_clocks(connection)
+        wait = {"minutes": settings.close_after_minutes}
+        over = [found for (found,) in connection.execute(queries.OVER, wait)]
+        if day is not None:
+            if day not in over:
+                return [_not_over(connection, day, settings)]
+            over = [day]
+        return [_close(connection, each) for each in over]
+
+
+def reopen(settings: Settings, day: date) -> None:
+    """Reopen a closed day that is not archived yet, such as one that a fast clock closed too early.
+
+    Relays restart, because they no longer read the day. They then publish rows that bypassed the guards.
+
+    Raises:
+        SetupError: the day is archived or dropped, or was never closed.
+    """
+    require_schema(settings)
+    with working_at(settings, day) as connection, connection.transaction():
+        connection.execute(queries.LOCK_CALENDAR)
+        row = require_day(connection, day)
+        state, sealed_at = row.state, row.sealed_at
+        if state not in ("open", "closed") or sealed_at is None:
+            raise SetupError(f"{day} is {state}: only a closed day that is not archived can be reopened")
+        # No writer waits behind this lock: the closed day rejects inserts.
+        connection.execute("SET LOCAL lock_timeout = '2s'")
+        connection.execute(queries.DECLARE_REBASE)
+        connection.execute(queries.named(queries.TO_BE_PUBLISHED, leaf_of(day)), {"day": day})
+        connection.execute(queries.named(queries.UNSEAL, leaf_of(day)))
+        connection.execute(queries.REOPEN, {"day": day})
+
+
+def require_published(connection: Connection, day: date) -> None:
+    """Raise `NotReadyError` if a closed day has unpublished rows that bypassed the guards."""
+    try:
+        query = queries.named(queries.PAST_GUARDS, leaf_of(day))
+        ((rows, id),) = connection.execute(query, {"day": day}).fetchall()
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SetupError(
+            f"{first_line(error)}: only the role that owns the outbox can archive and drop days"
+        ) from None
+    if not rows:
+        return
+    if require_day(connection, day).state == "closed":
+        remedy = f"to publish them, run `outbox partitions reopen {day}`"
+    else:
+        remedy = f"insert them as new events, and delete them from {leaf_of(day)}: see docs/days.md"
+    raise NotReadyError(
+        f"{day} has {rows} unpublished rows that bypassed the guards after the day was closed "
+        f"(event {id}): {remedy}"
+    )
+
+
+def _close(connection: Connection, day: date) -> Closing:
+    try:
+        why_not = _seal(connection, day)
+        ((committed,),) = connection.execute(queries.COMMITTED)
+        why_not = why_not or _unpublished(connection, day)
+        if not why_not:
+            with connection.transaction():
+                connection.execute(queries.LOCK_CALENDAR)
+                connection.execute(queries.CLOSED, {"day": day, "committed": committed})
+    except psycopg.errors.UndefinedTable:
+        why_not = (
+            "its partition does not exist (it was dropped manually): to remove the day, run "
+            f"DELETE FROM outbox_days WHERE day = '{day}'"
+        )
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SetupError(f"{first_line(error)}: only the role that owns the outbox can close days") from None
+    if why_not:
+        _LOG.info("%s stays open: %s", day, why_not)
+    return Closing(day, not why_not, why_not)
+
+
+def _seal(connection: Connection, day: date) -> str:
+    """Make the day reject inserts; return an empty string, or the reason if that is not possible yet."""
+    row = connection.execute(queries.DAY, {"day": day}).fetchone()
+    assert row is not None
+    if row[1] is not None:
+        return ""
+    if why_not := _still_running(connection, day):
+        return why_not
+    for attempt in locks.briefly(times=_TRIES, pause=(_PAUSE_SECONDS, _PAUSE_SECONDS)):
+        with attempt:
+            with connection.transaction():
+                connection.execute(queries.SHORT_LOCK)
+                connection.execute(queries.named(queries.SEAL, leaf_of(day)))
+                connection.execute(queries.SEALED, {"day": day})
+            return ""
+    return _who_locks(connection, day)
+
+
+def _still_running(connection: Connection, day: date) -> str:
+    """Return why a transaction from before the day's end still runs; wait for those with a hidden start."""
+    deadline = time.monotonic() + _HIDDEN_SECONDS
+    hidden: set[str] | None = None
+    while True:
+        rows = connection.execute(queries.RUNNING, {"day": day}).fetchall()
+        if old := [row for row in rows if row[1] is not None]:
+            _, since, pid, user = old[0]
+            return (
+                f"a transaction of {user} (pid {pid}) runs since {since:%Y-%m-%d %H:%M:%S} UTC and can still "
+                f"write into it: end it, or run SELECT pg_terminate_backend({pid})"
+            )
+        now = {row[0] for row in rows}
+        hidden = now if hidden is None else hidden & now
+        if not hidden:
+            return ""
+        if time.monotonic() > deadline:
+            pids = ", ".join(str(row[2]) for row in rows if row[0] in hidden)
+            return (
+                f"this role cannot see when transactions of other roles began (pid {pids}): "
+                "GRANT pg_read_all_stats to it, or end them"
+            )
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _who_locks(connection: Connection, day: date) -> str:
+    rows = connection.execute(queries.HOLDERS, {"leaf": leaf_of(day)}).fetchall()
+    prepared = [gid for _, gid in rows if gid]
+    if prepared:
+        return f"a prepared transaction has written into it: COMMIT or ROLLBACK PREPARED '{prepared[0]}'"
+    pids = ", ".join(str(pid) for pid, _ in rows if pid)
+    return f"its partition is locked by pid {pids or 'unknown'}, which writes into it or maintains it"
+
+
+def _unpublished(connection: Connection, day: date) -> str:
+    """Return which events of a sealed day are not yet published, dead letters or discarded."""
+    for shard, count in connection.execute(queries.named(queries.BEHIND, leaf_of(day))):
+        return (
+            f"shard {shard} has not published {count}{' or more' if count >= 1000 else ''} of its events: "
+            "see `outbox status`"
+        )
+    row = connection.execute(queries.ON_THEIR_WAY, {"day": day}).fetchone()
+    assert row is not None
+    if row[0]:
+        return f"{row[0]} of its events are parked and will be tried again: see `outbox status`"
+    return ""
+
+
+def _not_over(connection: Connection, day: date, settings: Settings) -> Closing:
+    row = connection.execute(queries.DAY, {"day": day}).fetchone()
+    if row is None:
+        raise SetupError(f"{day} is not a day of the outbox: see `outbox partitions list`")
+    if row[0] != "open":
+        return Closing(day, True)
+    return Closing(
+        day, False, f"it ends at midnight UTC and can be closed {settings.close_after_minutes:g} min later"
+    )
+
+
+def compare_clocks(connection: Connection) -> None:
+    """Raise `UnavailableError` if the clocks of the database and this machine differ by over ten minutes."""
+    row = connection.execute(queries.CLOCK).fetchone()
+    assert row is not None
+    apart = abs((row[0] - datetime.now(UTC)).total_seconds()) / 60
+    if apart > _CLOCKS_MINUTES:
+        raise UnavailableError(
+            f"the clocks of the database and of this machine differ by {apart:.0f} minutes: no day is closed "
+            "or dropped, and nothing is purged, until the clocks are synchronized"
+        )

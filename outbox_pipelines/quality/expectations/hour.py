@@ -1,0 +1,83 @@
+"""Validate the measurements of the last hour: the distribution of the lag, and the failures of each minute.
+
+Invariants:
+- Nothing is measured here: relays record their progress every second, and failures have their times.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_pipelines.core.table_locks import reading_only
+from outbox_pipelines.database import connect
+from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.quality.expectations import checkpoint, queries
+from outbox_pipelines.quality.expectations.checkpoint import Finding, suite_name
+from outbox_pipelines.quality.rules import rules
+from outbox_pipelines.relay import kinds
+from outbox_pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MEDIAN: Final = 1.0
+"""Seconds of lag: most events are published within milliseconds."""
+_MOST_LATE: Final = 100
+"""Events that were rejected before they were published."""
+
+
+def validate(settings: Settings) -> list[Finding]:
+    """Validate the last hour by Checkpoints; the suite of the lag is left out if nothing was published.
+
+    Raises:
+        SetupError: the database is unavailable or has no outbox, or the project cannot be used.
+    """
+    if not kinds.of(settings).has_positions:
+        raise SetupError("an existing table (OUTBOX_TABLE) has no measurements of the last hour")
+    published, failed = read(settings)
+    name = suite_name(settings, "hour")
+    found = []
+    if len(published):
+        found += checkpoint.run(
+            name, published, _of_lag(settings), own=f"{name}_own", project=settings.expectations
+        )
+    return found + checkpoint.run(f"{name}_failures", failed, _of_failures(), project=settings.expectations)
+
+
+@reading_only()
+def read(settings: Settings) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return what was published, by second and shard, and what failed, by minute."""
+    import pandas as pd
+
+    require_schema(settings)
+    frames = []
+    with connect(settings, name="outbox quality: last hour") as connection:
+        for query in (queries.PUBLISHED, queries.FAILED):
+            found = connection.execute(query)
+            names = [column.name for column in found.description or ()]
+            frames.append(pd.DataFrame(found.fetchall(), columns=names))
+    published, failed = frames
+    return published, failed
+
+
+def _of_lag(settings: Settings) -> list[Any]:
+    from great_expectations import expectations as gxe
+
+    (limits,) = (rule for rule in rules(settings) if rule.name == "lag")
+    said: dict[str, Any] = {"column": "lag_seconds", "severity": "warning"}
+    expected: list[Any] = [gxe.ExpectColumnMedianToBeBetween(max_value=_MEDIAN, **said)]
+    if limits.warn is not None:
+        expected.append(gxe.ExpectColumnValuesToBeBetween(max_value=limits.warn, mostly=0.95, **said))
+    if limits.error is not None:
+        expected.append(gxe.ExpectColumnMaxToBeBetween(max_value=limits.error, **said))
+    return expected
+
+
+def _of_failures() -> list[Any]:
+    from great_expectations import expectations as gxe
+
+    return [
+        gxe.ExpectColumnSumToBeBetween(column="dead_letters", max_value=0, severity="warning"),
+        gxe.ExpectColumnSumToBeBetween(column="published_late", max_value=_MOST_LATE, severity="warning"),
+    ]

@@ -1,0 +1,78 @@
+"""The process as its relays see it: implements `relay.host.Host` for one outbox."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from outbox_pipelines.database import Connection
+from outbox_pipelines.relay.fleet import queries
+from outbox_pipelines.relay.fleet.division import Division, Unit
+from outbox_pipelines.relay.fleet.standby import fleet_key
+from outbox_pipelines.relay.fleet.turns import FleetTurn
+from outbox_pipelines.relay.fleet.watch import FleetWatch
+from outbox_pipelines.relay.fleet.watcher import Watcher
+from outbox_pipelines.relay.host import Host, Turn, Watch
+from outbox_pipelines.relay.ownership import Ownership
+from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.settings import Settings
+
+# How often a relay looks whether another one wants its shard.
+_LOOK_SECONDS: Final = 2.0
+
+
+class FleetHost(Host):
+    """Of one relay.
+
+    Args:
+        suspicion: shared by all relays of the process: see `turns.py`.
+        stands_by: whether this process stands by for other shards of the outbox.
+    """
+
+    # The waits of 0.2 s become 1 s: what matters wakes the thread.
+    patience = 5.0
+    # Events come every 20 ms at most.
+    report_poll = 0.01
+
+    def __init__(
+        self,
+        settings: Settings,
+        unit: Unit,
+        watcher: Watcher,
+        division: Division,
+        suspicion: threading.Lock,
+        stands_by: Callable[[], bool],
+    ) -> None:
+        self._stands_by = stands_by
+        self._unit = unit
+        self._fleet = fleet_key(settings)
+        self._watcher = watcher
+        self._division = division
+        self._suspicion = suspicion
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+
+    def watch(
+        self, shard: Shard, connection: Connection, *, ending: Callable[[], bool], end: threading.Event
+    ) -> Watch:
+        info = connection.info
+        database = shard.identity.rpartition("-")[0], info.host, info.port, info.user
+        return FleetWatch(self._watcher.lend, connection, database, ending)
+
+    def must_hand_over(self, owned: Ownership) -> bool:
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        self._look_at = now + _LOOK_SECONDS
+        if owned.is_awaited():
+            # A relay of its own: processes of a fleet do not wait in this way.
+            return True
+        ((is_alone,),) = owned.execute(queries.NONE_STANDS_BY, self._fleet)
+        ((standbys,),) = [(0,)] if is_alone else owned.execute(queries.STANDBYS, self._fleet)
+        others = max(0, standbys - self._stands_by())
+        self._division.saw(self._unit, others=others, is_free=False)
+        return self._division.must_pass_on(self._unit)
+
+    def turn(self) -> Turn:
+        return FleetTurn(self._suspicion)
