@@ -20,9 +20,8 @@ import pyarrow.compute as pc
 from benchmarks.table import Row
 from outbox_pipelines import __version__
 from outbox_pipelines.days.archive import Archive, open_archive
-from outbox_pipelines.days.archive.columns import SCHEMA, VERSION
 from outbox_pipelines.days.archive.export import GROUP_ROWS, new_file
-from outbox_pipelines.days.archive.manifest import Manifest, Source
+from outbox_pipelines.days.archive.manifest import SCHEMA, VERSION, Manifest, Source
 from outbox_pipelines.days.archive.store import key, manifest_key
 from outbox_pipelines.settings import Settings
 

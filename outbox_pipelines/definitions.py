@@ -6,7 +6,7 @@ Beside definitions of your own, call `outbox_pipelines.defs.outbox_definitions` 
 import dagster as dg
 
 from outbox_pipelines.defs import outbox_definitions
-from outbox_pipelines.defs.served import served
+from outbox_pipelines.defs.build import served
 
 # An object, not a function with Dagster's decorator: in a module that imports such a function, Dagster loads
 # that one and ignores the module's own definitions without an error. Two objects are an error.

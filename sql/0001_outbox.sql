@@ -100,7 +100,7 @@ END $$;
 -- each index costs every business transaction.
 -- The first two end with the aggregate's lane, so that one of several shards finds its rows without a look at those of
 -- the others. In the second one it is written in another way, so that no read by tx fits this index. The third one has a
--- hash: an index has no room for a long id. A query by aggregate says the hash too; see HISTORY in archive/queries.py.
+-- hash: an index has no room for a long id. A query by aggregate says the hash too; see HISTORY in archive/archive_sql.py.
 CREATE INDEX outbox_tx ON outbox (tx, seq, hashtextextended(aggregate_id, hashtext(aggregate_type)));
 CREATE INDEX outbox_seq_order ON outbox (seq, (hashtextextended(aggregate_id, hashtext(aggregate_type)) + 0));
 CREATE INDEX outbox_aggregate ON outbox (hashtextextended(aggregate_id, 0), seq);

@@ -17,9 +17,8 @@ import mistune
 import pytest
 from click.testing import CliRunner
 
-from outbox_pipelines.catalog.document import Catalog
+from outbox_pipelines.catalog.document import Catalog, parse
 from outbox_pipelines.catalog.page import page
-from outbox_pipelines.catalog.yaml_file import parse
 from outbox_pipelines.cli.main import cli
 from outbox_pipelines.core import log, metrics_server
 from outbox_pipelines.core.text import markdown, plain, plain_lines, short, to_json

@@ -31,8 +31,7 @@ def validator(
     The result raises `ValueError`; its message names the place in the payload and the problem.
     """
     # Here, because `outbox` loads this package for each of its commands.
-    from outbox_pipelines.catalog.document import read_catalog
-    from outbox_pipelines.catalog.validation import compiled
+    from outbox_pipelines.catalog.document import compiled, read_catalog
     from outbox_pipelines.errors import SetupError
 
     try:

@@ -1,28 +1,41 @@
-"""Read the event catalog, the file that OUTBOX_CATALOG_FILE names.
+"""Read the event catalog, the file that OUTBOX_CATALOG_FILE names, and check payloads against it.
 
 Invariants:
 - A `Catalog` is complete: every schema exists, is a JSON Schema and has no references outside itself, so
   nothing is fetched to check a payload.
-- `comparison` compares it with the table.
+- YAML is read with the types of JSON: no dates, no boolean `on`, no duplicate names.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import yaml
+from jsonschema.exceptions import best_match
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from outbox_pipelines.catalog.schemas import check_schema
-from outbox_pipelines.catalog.yaml_file import parse
+from outbox_pipelines.catalog.schemas import check_schema, checker, place
 from outbox_pipelines.config.topics import is_topic
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
 Lifecycle = Literal["proposed", "active", "deprecated", "retired"]
+
+
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# A hundred times the size of a large catalog.
+_MOST_CHARACTERS: Final = 10_000_000
+_MOST_NODES: Final = 500_000
+_DEEPEST: Final = 100
+_TOO_DEEP: Final = f"is nested more than {_DEEPEST} deep: flatten it"
+_TEXT: Final = "tag:yaml.org,2002:str"
+# Messages repeat the value, which can be the whole payload.
+_LONGEST: Final = 200
 
 
 class EventType(BaseModel):
@@ -153,3 +166,101 @@ def _one_line(error: ValidationError) -> str:
         said = problem["msg"].removeprefix("Value error, ")
         remedy = f"is {problem['input']!r}: {said[0].lower()}{said[1:]}"
     return f"{where} {remedy}"
+
+
+def parse(text: str) -> Any:
+    """Return the parsed text.
+
+    Raises:
+        yaml.YAMLError: it is not YAML.
+        ValueError: it is too large or nested too deeply, also through its aliases.
+        ValueError: it has a duplicate name, of which YAML's parsers would keep the last.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f"has {len(text):,} characters: {_MOST_CHARACTERS:,} is the limit")
+    loader = _LOADER(text)
+    try:
+        _require_shallow(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _size(node, {}) > _MOST_NODES:
+            raise ValueError(f"has over {_MOST_NODES:,} values with its aliases written out: use fewer")
+        _mend(node, set())
+        return loader.construct_document(node)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    finally:
+        loader.dispose()
+
+
+def _require_shallow(text: str) -> None:
+    """Check the depth before nodes are built, because that takes a frame of the C stack for each level."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _DEEPEST:
+                raise ValueError(_TOO_DEEP)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _size(node: Any, known: dict[int, float]) -> float:
+    """Return the number of values with all aliases expanded; infinite for a cycle."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else []
+        parts = node.value if isinstance(node, yaml.SequenceNode) else parts
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
+
+
+def _mend(node: Any, seen: set[int]) -> None:
+    """Make names and dates strings before values are built; aliases can point to an enclosing node."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        names: set[str] = set()
+        for name, value in node.value:
+            if isinstance(name, yaml.ScalarNode) and not name.tag.endswith(":merge"):
+                name.tag = _TEXT
+                if name.value in names:
+                    line = name.start_mark.line + 1
+                    raise ValueError(f"has {name.value} twice, again in line {line}: keep one of them")
+                names.add(name.value)
+            _mend(value, seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _mend(value, seen)
+    elif node.tag.endswith(":timestamp"):
+        node.tag = _TEXT
+
+
+def compiled(catalog: Catalog, *, refuses_unknown: bool) -> Callable[[str, object], None]:
+    """See `outbox_pipelines.catalog.validator`."""
+    checkers = {
+        name: checker(each.payload) for name, each in catalog.events.items() if each.payload is not None
+    }
+    retired = {name for name, each in catalog.events.items() if each.lifecycle == "retired"}
+
+    def check(event_type: str, payload: object) -> None:
+        found = checkers.get(event_type)
+        if event_type in retired:
+            raise ValueError("this event type is retired: use another one, or change its lifecycle")
+        if found is None:
+            if refuses_unknown and event_type not in catalog.events:
+                raise ValueError("event type is not in the event catalog: document it, or correct the name")
+            return
+        error = best_match(found.iter_errors(payload))
+        if error is not None:
+            raise ValueError(f"{place(error.absolute_path, 'payload')}: {_short(error.message)}")
+
+    return check
+
+
+def _short(message: str) -> str:
+    """Shorten a message; keep its beginning (the value) and its end (the problem)."""
+    half = _LONGEST // 2
+    return message if len(message) <= _LONGEST else f"{message[:half]} … {message[-half:]}"

@@ -12,7 +12,7 @@ import sys
 import click
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local import client, foreground
+from outbox_pipelines.local import client
 from outbox_pipelines.local.client import Stack
 from outbox_pipelines.local.state import KEEP
 from outbox_pipelines.settings import load_settings
@@ -55,7 +55,7 @@ def run(command: tuple[str, ...]) -> None:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         with client.stack(settings, _say) as servers:
-            code = foreground.run(command, {**os.environ, **_variables(servers)})
+            code = client.run(command, {**os.environ, **_variables(servers)})
     finally:
         if not (settings.dsn and settings.kafka):
             client.stop(client.home_of(settings), even_if_kept=False)

@@ -146,9 +146,9 @@ def attach_day(settings: Settings, day: date) -> None:
 @click.pass_obj
 def purge_rows(settings: Settings, as_json: bool) -> None:
     """Delete idempotency keys older than OUTBOX_KEY_RETENTION_DAYS and the progress of archived days."""
-    from outbox_pipelines.days.partitions import purge
+    from outbox_pipelines.days.partitions import close
 
-    purged = dataclasses.asdict(purge.purge(settings))
+    purged = dataclasses.asdict(close.purge(settings))
     click.echo(
         json.dumps(purged) if as_json else ", ".join(f"{count:,} {what}" for what, count in purged.items())
     )

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import dagster as dg
 
-    from outbox_pipelines.defs.archive_resource import ArchiveResource as ArchiveResource
+    from outbox_pipelines.defs.archive import ArchiveResource as ArchiveResource
     from outbox_pipelines.defs.component import OutboxComponent as OutboxComponent
     from outbox_pipelines.defs.outbox import Outbox as Outbox
     from outbox_pipelines.defs.overview_component import OutboxesOverview as OutboxesOverview
 
 _PLACES = {
-    "ArchiveResource": "archive_resource",
+    "ArchiveResource": "archive",
     "Outbox": "outbox",
     "OutboxComponent": "component",
     "OutboxesOverview": "overview_component",

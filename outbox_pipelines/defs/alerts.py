@@ -13,8 +13,8 @@ import dagster as dg
 
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs import ours, places, ticks
-from outbox_pipelines.defs.failures import said
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.pages import said
 from outbox_pipelines.defs.runs import DAY
 from outbox_pipelines.errors import SetupError
 

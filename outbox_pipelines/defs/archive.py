@@ -1,20 +1,27 @@
-"""Closed days as Parquet files: the asset, the check that verifies them, the job and its schedule."""
+"""Closed days as Parquet files: the asset, its check, job and schedule, and the resource for others."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import time
+from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
+from pydantic import Field
 
 from outbox_pipelines.core.text import markdown, plain
 from outbox_pipelines.defs import pages, places, ticks
-from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.pages import day_of, one_line
 from outbox_pipelines.defs.runs import NO_DAYS, requests
 from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
+    import duckdb
+    import pandas as pd
+
+    from outbox_pipelines.days.archive import Archive
     from outbox_pipelines.settings import Settings
+
 
 _ARCHIVE: Final = """\
 A Parquet file for each past day, in the directory or bucket of OUTBOX_ARCHIVE.
@@ -28,6 +35,33 @@ Materialize: each gets its own run.
 When it fails: the error says in one line why the day is not ready and what to do, or reports the error of the
 archive or the database. No incomplete file counts as an archive: run the job again. To replace an existing
 file, use `outbox archive day DAY --again` on a command line.
+"""
+
+
+_ARCHIVE_EQUALS_TABLE: Final = """\
+Whether the file of a day and its rows in the table are equal, value by value.
+
+PostgreSQL sums the rows, DuckDB sums the file in the archive; the sums must match each other and the
+manifest, whose digest the database keeps. For a dropped day, the file is compared with its manifest. Each day
+has its own result: the success of a later day hides no failure.
+
+When it fails: the metadata names the buckets and the events that differ. Find out first who changed what.
+While the rows still exist, `outbox archive day DAY --again` writes the file again. A day that is not proven
+equal is never dropped.
+"""
+_ARCHIVE_DAY: Final = """\
+Archives a day and checks it: the asset `outbox/archive`, then its checks. Whether the file equals the rows,
+and what Great Expectations finds in the day's events. A failed check does not undo the archive.
+
+Use: the schedule `archive_days` launches it for each closed day. By hand: choose a day or a range of days in
+the launchpad; each gets its own run. Safe for a day that is already archived.
+
+When it fails: the run says in one line what prevents it and what to do; run it again afterwards. When
+the check fails, its metadata names the events that differ.
+"""
+_ARCHIVE_DAYS: Final = """\
+Launches `archive_day` every hour for each day that is closed and not archived. Leave it on. A day that fails
+is retried an hour later, and stays in the table until it is archived. A skipped tick says what to correct.
 """
 
 
@@ -74,19 +108,6 @@ def archive(outbox: Outbox) -> dg.AssetsDefinition:
     return archive
 
 
-_ARCHIVE_EQUALS_TABLE: Final = """\
-Whether the file of a day and its rows in the table are equal, value by value.
-
-PostgreSQL sums the rows, DuckDB sums the file in the archive; the sums must match each other and the
-manifest, whose digest the database keeps. For a dropped day, the file is compared with its manifest. Each day
-has its own result: the success of a later day hides no failure.
-
-When it fails: the metadata names the buckets and the events that differ. Find out first who changed what.
-While the rows still exist, `outbox archive day DAY --again` writes the file again. A day that is not proven
-equal is never dropped.
-"""
-
-
 def archive_equals_table(outbox: Outbox) -> dg.AssetChecksDefinition:
     """Return the check `archive_equals_table`."""
 
@@ -121,18 +142,6 @@ def archive_equals_table(outbox: Outbox) -> dg.AssetChecksDefinition:
     return archive_equals_table
 
 
-_ARCHIVE_DAY: Final = """\
-Archives a day and checks it: the asset `outbox/archive`, then its checks. Whether the file equals the rows,
-and what Great Expectations finds in the day's events. A failed check does not undo the archive.
-
-Use: the schedule `archive_days` launches it for each closed day. By hand: choose a day or a range of days in
-the launchpad; each gets its own run. Safe for a day that is already archived.
-
-When it fails: the run says in one line what prevents it and what to do; run it again afterwards. When
-the check fails, its metadata names the events that differ.
-"""
-
-
 def archive_day(outbox: Outbox) -> Any:
     """Return the job `archive_day`."""
 
@@ -143,12 +152,6 @@ def archive_day(outbox: Outbox) -> Any:
         executor_def=outbox.executor,
         description=outbox.text(_ARCHIVE_DAY),
     )
-
-
-_ARCHIVE_DAYS: Final = """\
-Launches `archive_day` every hour for each day that is closed and not archived. Leave it on. A day that fails
-is retried an hour later, and stays in the table until it is archived. A skipped tick says what to correct.
-"""
 
 
 def archive_days(outbox: Outbox) -> dg.ScheduleDefinition:
@@ -165,3 +168,56 @@ def archive_days(outbox: Outbox) -> dg.ScheduleDefinition:
 
     # Not on the hour, when many other jobs start.
     return ticks.schedule(outbox, "archive_days", "archive_day", "37 * * * *", _ARCHIVE_DAYS, one)
+
+
+class ArchiveResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """The archived days of one outbox, read-only.
+
+    Example:
+        ```python
+        @dg.asset(partitions_def=orders.days, deps=[orders.key("archive")])
+        def revenue(context: dg.AssetExecutionContext, archive: ArchiveResource) -> None:
+            placed = archive.dataframe(context.partition_key, event_type="order.placed", parse=True)
+        ```
+    """
+
+    url: str = Field(description="The location of the archive, as in OUTBOX_ARCHIVE.")
+
+    def open(self) -> "Archive":
+        """Return the archive with all its days.
+
+        Raises:
+            SetupError: there is no archive, or it has no days.
+            UnavailableError: the bucket does not answer.
+        """
+        # Imported here so that definitions load without DuckDB and pandas.
+        from outbox_pipelines.days.archive import open_archive
+
+        return open_archive(self.url)
+
+    def dataframe(self, day: date | str, **options: Any) -> "pd.DataFrame":
+        """Return the events of a day as a DataFrame.
+
+        Args:
+            day: a date, or the key of a partition.
+            options: `columns`, `aggregate_type`, `aggregate_id`, `event_type` and `parse`, as in
+                `Archive.dataframe`.
+
+        Raises:
+            SetupError: the day is not archived.
+        """
+        return self._having(day).dataframe(since=day, until=day, **options)
+
+    def relation(self, day: date | str, **options: Any) -> "duckdb.DuckDBPyRelation":
+        """Return the same as a DuckDB relation; nothing is read before rows are fetched."""
+        return self._having(day).relation(since=day, until=day, **options)
+
+    def _having(self, day: date | str) -> "Archive":
+        from outbox_pipelines.errors import SetupError
+
+        archive = self.open()
+        if str(day) not in map(str, archive.days):
+            raise SetupError(
+                f"{day} is not in the archive {self.url}: materialize the partition of its asset first"
+            )
+        return archive

@@ -1,26 +1,26 @@
-"""All definitions of some outboxes, from the modules of the parts."""
+"""All definitions of some outboxes, from the modules of the parts; and the outboxes of this code location."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import dagster as dg
 
+from outbox_pipelines.config.file import config_path
+from outbox_pipelines.config.types import OUTBOX_NAME
 from outbox_pipelines.defs import (
     alerts,
     archive,
     catalog,
-    cleaning,
     connector,
     day_quality,
-    dropped,
-    events,
+    existing_table,
     health,
     history,
     inbox,
-    months,
     overview,
     partitions,
     reconciliation,
@@ -28,10 +28,9 @@ from outbox_pipelines.defs import (
     storage,
     topics,
 )
-from outbox_pipelines.defs.outbox import Outbox, Part
+from outbox_pipelines.defs.outbox import ONLY, Outbox, Part
 from outbox_pipelines.defs.relay import assets as relay
 from outbox_pipelines.defs.relay import cutover, dead_letters, sensors
-from outbox_pipelines.defs.relay import jobs as relay_jobs
 from outbox_pipelines.errors import SetupError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ _LOG: Final = logging.getLogger(__name__)
 _ASSETS: dict[Part, list[Callable[[Outbox], Any]]] = {
     "checks": [health.health],
     "inbox": [inbox.inbox],
-    "archive": [archive.archive, dropped.dropped],
+    "archive": [archive.archive, partitions.dropped],
     "reconciliation": [reconciliation.reconciliation],
 }
 _CHECKS: dict[Part, list[Callable[[Outbox], Any]]] = {
@@ -49,11 +48,11 @@ _CHECKS: dict[Part, list[Callable[[Outbox], Any]]] = {
     "inbox": [inbox.handled],
 }
 JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
-    "relay": [relay_jobs.relay_session, relay_jobs.relay_once],
+    "relay": [relay.relay_session, relay.relay_once],
     "partitions": [partitions.maintain_partitions],
-    "archive": [archive.archive_day, dropped.drop_day],
-    "clean_table": [cleaning.clean_table],
-    "make_months": [months.make_months],
+    "archive": [archive.archive_day, partitions.drop_day],
+    "clean_table": [existing_table.clean_table],
+    "make_months": [existing_table.make_months],
     "reconciliation": [reconciliation.reconcile_day],
     "catalog": [catalog.check_catalog],
     "checks": [health.check_health],
@@ -64,9 +63,9 @@ JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
 }
 SCHEDULES: dict[Part, list[Callable[[Outbox], Any]]] = {
     "partitions": [partitions.maintain_partitions_schedule],
-    "archive": [archive.archive_days, dropped.drop_days],
-    "clean_table": [cleaning.clean_table_schedule],
-    "make_months": [months.make_months_schedule],
+    "archive": [archive.archive_days, partitions.drop_days],
+    "clean_table": [existing_table.clean_table_schedule],
+    "make_months": [existing_table.make_months_schedule],
     "catalog": [catalog.check_catalog_schedule],
     "checks": [health.check_health_schedule],
     "history": [history.purge_history_schedule],
@@ -129,8 +128,8 @@ def _definitions(outbox: Outbox, *, resolves: bool) -> dg.Definitions:
     """Return all definitions of an outbox except its sensors."""
     has_connector = outbox.has("checks") and outbox.is_set("connect")
     assets: list[Any] = [
-        events.application_tables(outbox),
-        events.events(outbox),
+        topics.application_tables(outbox),
+        topics.events(outbox),
         relay.relay(outbox),
         *_made(outbox, _ASSETS),
         *([connector.connector(outbox)] if has_connector else []),
@@ -173,3 +172,23 @@ def _sensors(outboxes: Sequence[Outbox], jobs: dict[str, Any]) -> list[dg.Sensor
         *([alerts.alerts_sensor(having("alerts"))] if having("alerts") else []),
         *overview.sensors(outboxes, outboxes[0].sensor_status),
     ]
+
+
+def served() -> list[Outbox]:
+    """Return the outboxes. One that cannot be loaded reports why, and the others are served."""
+    try:
+        if config_path() is None:
+            return [_only(os.environ.get("OUTBOX_NAME") or ONLY)]
+        from outbox_pipelines.outboxes import load_outboxes
+
+        found = load_outboxes()
+    except SetupError as error:
+        return [Outbox(automation="running", error=str(error))]
+    # A name that cannot be one in Dagster has no place to be shown.
+    return [Outbox(name=name, automation="running") for name in found.names if OUTBOX_NAME.fullmatch(name)]
+
+
+def _only(name: str) -> Outbox:
+    if OUTBOX_NAME.fullmatch(name):
+        return Outbox(name=name, automation="running")
+    return Outbox(automation="running", error=f"OUTBOX_NAME={name} cannot be a name: see docs/outboxes.md")

@@ -7,8 +7,8 @@ import dagster as dg
 
 from outbox_pipelines.core.text import markdown
 from outbox_pipelines.defs import pages, places, ticks
-from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.pages import one_line
 
 if TYPE_CHECKING:
     from outbox_pipelines.catalog.comparison import Compared

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import dagster as dg
 
-from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.pages import one_line
 
 if TYPE_CHECKING:
     from outbox_pipelines.debezium.state import Connector

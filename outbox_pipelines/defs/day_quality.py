@@ -10,9 +10,9 @@ import dagster as dg
 
 from outbox_pipelines.core.text import markdown
 from outbox_pipelines.defs import pages, places
-from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.outbox import Outbox
-from outbox_pipelines.quality.expectations.day_suite import CHECKS, OWN
+from outbox_pipelines.defs.pages import day_of, one_line
+from outbox_pipelines.quality.expectations.day import CHECKS, OWN
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.expectations.day import Result

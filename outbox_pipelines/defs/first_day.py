@@ -1,14 +1,17 @@
-"""The first day of an outbox, read when the definitions load.
+"""The first day of an outbox, read when the definitions load, and once for the runs that load them again.
 
 Invariants:
 - Definitions load even if the settings or the database are faulty: then no day is left out.
 - A database that does not answer costs the load a few seconds, once for all outboxes on its host.
+- A run has the days that the code server shows.
+- Without a record, for example in a test or with another version of Dagster, everything is read again.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +20,7 @@ from outbox_pipelines.errors import SetupError
 if TYPE_CHECKING:
     from outbox_pipelines.defs.outbox import Outbox
     from outbox_pipelines.settings import Settings
+
 
 # No outbox is older than the first release.
 _EARLIEST: Final = date(2026, 1, 1)
@@ -68,3 +72,19 @@ def _read(settings: Settings) -> date:
     if isinstance(found[0], Exception):
         raise found[0]
     return found[0]
+
+
+def recorded(outbox: str, read: Callable[[], date]) -> date:
+    """Return the first day of an outbox: in the code server, what `read` returns; in a run, the same."""
+    # Imported here so that a version of Dagster that moves them costs time, and no definitions.
+    try:
+        from outbox_pipelines.defs.dagster_internals import DefinitionsLoadContext, DefinitionsLoadType
+    except ImportError:
+        return read()
+    context, key = DefinitionsLoadContext.get(), f"outbox_pipelines/first_day/{outbox}"
+    if context.load_type is DefinitionsLoadType.INITIALIZATION:
+        found = read()
+        context.add_to_pending_reconstruction_metadata(key, str(found))
+        return found
+    known = context.reconstruction_metadata.get(key)
+    return date.fromisoformat(known) if known else read()

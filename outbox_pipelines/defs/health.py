@@ -12,8 +12,8 @@ import dagster as dg
 
 from outbox_pipelines.core.text import markdown, plain
 from outbox_pipelines.defs import connector, pages, places, ticks
-from outbox_pipelines.defs.failures import one_line, said
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.pages import one_line, said
 from outbox_pipelines.defs.reports import HOUR, Reported
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES, Rule, Status, judge
@@ -303,8 +303,7 @@ def _evaluate(reading: ticks.Reading) -> tuple["Measurements | None", dict[str, 
     # Imported here so that definitions load without the drivers.
     import psycopg
 
-    from outbox_pipelines.quality.rules import chapter
-    from outbox_pipelines.quality.runbook import chapter_text
+    from outbox_pipelines.quality.rules import chapter, chapter_text
 
     settings, found = None, None
     try:

@@ -11,8 +11,8 @@ import dagster as dg
 
 from outbox_pipelines.core.text import markdown
 from outbox_pipelines.defs import places, ticks
-from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import NAME, Outbox
+from outbox_pipelines.defs.pages import one_line
 from outbox_pipelines.defs.reports import HOUR, Reported
 from outbox_pipelines.defs.runs import IN_FLIGHT
 from outbox_pipelines.quality.rules import Status

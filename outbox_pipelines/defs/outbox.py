@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import dagster as dg
 
 from outbox_pipelines.config.types import OUTBOX_NAME
-from outbox_pipelines.defs import attributes, recorded, sources, storage
-from outbox_pipelines.defs.first_day import first_day
+from outbox_pipelines.defs import attributes, sources, storage
+from outbox_pipelines.defs.first_day import first_day, recorded
 from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ class Outbox:
     def days(self) -> dg.DailyPartitionsDefinition:
         """The past days of the outbox; UTC, like the table's partitions."""
         # Other days would show as missing, and a run of one would fail.
-        start = self.partition_start or recorded.day(self.name, lambda: first_day(self))
+        start = self.partition_start or recorded(self.name, lambda: first_day(self))
         return dg.DailyPartitionsDefinition(start_date=str(start), timezone="UTC")
 
     @property

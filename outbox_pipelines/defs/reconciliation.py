@@ -9,11 +9,11 @@ import dagster as dg
 
 from outbox_pipelines.core.text import markdown, plain
 from outbox_pipelines.defs import pages, places
-from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.pages import day_of, one_line
 
 if TYPE_CHECKING:
-    from outbox_pipelines.reconciliation.report import Report
+    from outbox_pipelines.reconciliation.findings import Report
 
 # Every process that loads the definitions would print it.
 warnings.filterwarnings("ignore", "Specifying a partitions_def on an AssetCheckSpec", dg.PreviewWarning)

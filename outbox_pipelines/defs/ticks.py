@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import dagster as dg
 
-from outbox_pipelines.defs import failures
+from outbox_pipelines.defs import pages
 from outbox_pipelines.defs.outbox import Outbox, plain_line
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import kinds
@@ -264,14 +264,14 @@ def listed(names: Sequence[str]) -> str:
 
 def _why(outbox: Outbox, error: Exception) -> str:
     """Return an error in one line; only the kind of an unexpected one, which may repeat a secret."""
-    if (said := failures.said(outbox, error)) is not None:
+    if (said := pages.said(outbox, error)) is not None:
         return said
     return f"{type(error).__name__}: see the code server's log"
 
 
 def _log_place(outbox: Outbox, error: Exception) -> None:
     """Log where an unexpected error was raised, without its text."""
-    if failures.said(outbox, error) is None:
+    if pages.said(outbox, error) is None:
         place = "".join(traceback.format_tb(error.__traceback__))
         _LOG.error("outbox %s: %s in a tick\n%s", outbox.name, type(error).__name__, place)
 

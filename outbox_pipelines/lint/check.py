@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.lint import apart, hooks, module, publishing, results, rows, suppressions, transactions
+from outbox_pipelines.lint import finding, module, publishing, transactions
 from outbox_pipelines.lint.effects import Effects
+from outbox_pipelines.lint.files import newer
 from outbox_pipelines.lint.finding import CHANGED, DEFAULT, PAST_HELPER, UNREADABLE, Finding, at
 from outbox_pipelines.lint.module import Module
 from outbox_pipelines.lint.names import imports, statements
-from outbox_pipelines.lint.newer import newer
 from outbox_pipelines.lint.project import Facts, Project
 from outbox_pipelines.lint.story import Story
 
@@ -38,15 +38,15 @@ _CHECKS: Final[tuple[Callable[[Story, Module], Iterable[transactions.Found]], ..
     transactions.outside,
     transactions.after_commit,
     transactions.elsewhere,
-    results.not_awaited,
-    results.swallowed,
-    rows.past_helper,
-    rows.changed,
+    transactions.not_awaited,
+    transactions.swallowed,
+    transactions.past_helper,
+    transactions.changed,
 )
 _CHECKS_OF_MESSAGES: Final[tuple[Callable[[Story, Module, Effects], Iterable[transactions.Found]], ...]] = (
     publishing.before_commit,
-    hooks.in_hook,
-    apart.beside_commit,
+    publishing.in_hook,
+    publishing.beside_commit,
 )
 
 
@@ -103,7 +103,7 @@ def check_sources(sources: dict[str, bytes], options: Options = Options()) -> li
     for path, findings in found.items():
         findings = [one for one in findings if _is_asked_for(one, read.facts, options)]
         if path in read.modules:
-            findings = suppressions.apply(sources[path], path, findings, options.selected)
+            findings = finding.apply(sources[path], path, findings, options.selected)
         kept += [one for one in findings if one.code in options.selected]
     return sorted(set(kept))
 
@@ -151,7 +151,7 @@ def read_sources(sources: dict[str, bytes], options: Options = Options()) -> Rea
                 continue
             if each is not None:
                 if _CONNECTING.search(sources[path]):
-                    each.hooks = dict(hooks.connected(each.tree, each))
+                    each.hooks = dict(publishing.connected(each.tree, each))
                 modules[path] = each
         effects.forget()
         publishing |= {name.encode() for name in effects.publishing()}

@@ -12,7 +12,6 @@ import ast
 from dataclasses import replace
 from typing import Final
 
-from outbox_pipelines.lint.handlers import is_broad
 from outbox_pipelines.lint.libraries import APPLICATION, DJANGO_CONNECTION, Library, Role, Thing
 from outbox_pipelines.lint.methods import (
     CONSTRUCTS,
@@ -29,7 +28,7 @@ from outbox_pipelines.lint.methods import (
     WANTING,
 )
 from outbox_pipelines.lint.names import keyword, path_of, statements
-from outbox_pipelines.lint.scope import Scope, entered
+from outbox_pipelines.lint.scope import Scope, entered, is_broad
 from outbox_pipelines.lint.statements import Effect, Touch, effect, touch
 from outbox_pipelines.lint.story import Act, Arm, Around, Shelter, Step, Story
 

@@ -1,20 +1,27 @@
-"""Messages sent to a broker before their transaction has committed: the dual write.
+"""Messages sent to a broker before their transaction has committed (the dual write), or apart from it.
 
 Invariants:
 - A function that handles the rows of an outbox or a queue is a relay: it must publish.
 - A publish after the commit is not reported here: the message can be lost, but it is never wrong. Celery
   tasks are not reported either: there are many reasons to queue them during a transaction.
+- A hook cannot know whether the row's transaction will commit: the message is sent in any case.
+- A place is reported only if rows are certainly written, and certainly committed apart from the message.
+- The function that does both is reported, not its callers.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
 
-from outbox_pipelines.lint.effects import Effect, Effects
-from outbox_pipelines.lint.finding import DUAL_WRITE
+from outbox_pipelines.lint.effects import Effect, Effects, is_statement
+from outbox_pipelines.lint.finding import APART, DUAL_WRITE, IN_HOOK
 from outbox_pipelines.lint.libraries import Library, Role, Thing
+from outbox_pipelines.lint.methods import ROW_WRITES
 from outbox_pipelines.lint.module import Module
+from outbox_pipelines.lint.names import path_of
 from outbox_pipelines.lint.statements import Touch
 from outbox_pipelines.lint.story import Act, Around, Ending, Shelter, Step, Story, follows
 from outbox_pipelines.lint.transactions import Found, is_callers
@@ -22,6 +29,15 @@ from outbox_pipelines.lint.transactions import Found, is_callers
 # Statements of a module that do no work.
 _ELSEWHERE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _WHY = "the message is sent even if the transaction {} rolls back"
+
+
+_SIGNALS: Final = {
+    f"django.db.models.signals.{when}_{what}" for when in ("pre", "post") for what in ("save", "delete")
+} | {"django.db.models.signals.m2m_changed"}
+_EVENTS: Final = {
+    f"{when}_{what}" for when in ("before", "after") for what in ("insert", "update", "delete", "flush")
+} | {"before_commit", "after_flush_postexec"}
+AFTER_COMMIT: Final = "after_commit"
 
 
 def before_commit(story: Story, module: Module, effects: Effects) -> Iterator[Found]:
@@ -145,3 +161,168 @@ def _is_left_open(story: Story, thing: Thing, publish: Step) -> bool:
 def _is_certain(commit: Step, thing: Thing) -> bool:
     """Return whether a step ends a transaction; a block's end may, if the connection is in autocommit."""
     return not commit.implicit or thing.autocommit is False
+
+
+def in_hook(story: Story, module: Module, effects: Effects) -> Iterator[Found]:
+    """Yield publishes in a hook."""
+    hook = hook_of(story, module)
+    if hook in ("", AFTER_COMMIT) or is_relay(story):
+        return
+    for step in story.steps:
+        if is_message(step, story, module, effects) and not is_after_commit(step):
+            why = f"{hook} runs before the row's transaction commits; the message is sent even on rollback"
+            yield IN_HOOK, step.node, why + told(step, story, module, effects)
+
+
+def is_message(step: Step, story: Story, module: Module, effects: Effects) -> bool:
+    """Return whether a step sends a message; a queued task is not a message."""
+    if step.act not in (Act.PUBLISH, Act.CALL) or (step.thing and step.thing.library is Library.CELERY):
+        return False
+    site = effects.of_step(step, story, module.path).publishes
+    return site is not None and not site.is_task
+
+
+def hook_of(story: Story, module: Module) -> str:
+    """Return which hook a function is; empty if it is not a hook."""
+    node = story.node
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return ""
+    if story.owner is not None:
+        is_model = module.project.is_django_model(f"{module.path}::{story.owner.name}")
+        return f"`{story.name}` of a model" if is_model and story.name in ROW_WRITES else ""
+    for decorator in node.decorator_list:
+        if isinstance(decorator, ast.Call) and (found := _hook(module, decorator.func, decorator.args)):
+            return found
+    return module.hooks.get(story.name, "")
+
+
+def connected(tree: ast.Module, module: Module) -> Iterator[tuple[str, str]]:
+    """Functions that are made hooks by a call: `post_save.connect(f)`, `event.listen(Session, "…", f)`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=signal, attr="connect"), args=[ast.Name(id=name), *_]):
+                if dotted := _signal(module, signal):
+                    yield name, dotted
+            case ast.Call(args=[*named, ast.Name(id=name)]) if found := _hook(module, node.func, named):
+                yield name, found
+
+
+def _hook(module: Module, function: ast.expr, arguments: list[ast.expr]) -> str:
+    called = _imported(module, function)
+    if called == "django.dispatch.receiver" and arguments:
+        signals = arguments[0].elts if isinstance(arguments[0], ast.List | ast.Tuple) else [arguments[0]]
+        return next((found for one in signals if (found := _signal(module, one))), "")
+    if called.startswith("sqlalchemy.event.") and called.endswith((".listens_for", ".listen")):
+        for one in arguments:
+            if isinstance(one, ast.Constant) and one.value in (*_EVENTS, AFTER_COMMIT):
+                return str(one.value)
+    return ""
+
+
+def _signal(module: Module, node: ast.expr) -> str:
+    dotted = _imported(module, node)
+    return dotted.rpartition(".")[2] if dotted in _SIGNALS else ""
+
+
+def _imported(module: Module, node: ast.expr) -> str:
+    names = module.project.names(module.path)
+    root, dot, rest = (path_of(node) or "").partition(".")
+    return names.imports.get(root, "") + dot + rest if names and root in names.imports else ""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A step with its effects."""
+
+    step: Step
+    effect: Effect
+
+    @property
+    def writes_at_once(self) -> bool:
+        """Whether its rows are committed when it ends."""
+        committed = self.effect.commits or self.effect.statement
+        return self.effect.writes is not None and committed
+
+    @property
+    def is_both(self) -> bool:
+        """Whether the function that it calls is a place of its own."""
+        return self.effect.publishes is not None and (self.effect.writes is not None or self.effect.commits)
+
+
+def beside_commit(story: Story, module: Module, effects: Effects) -> Iterator[Found]:
+    """Yield messages after a commit, and messages before a commit that does not include them."""
+    done = steps(story, module, effects)
+    if is_relay(story) or not any(one.effect.publishes for one in done):
+        return
+    told_already = {id(node) for _, node, _ in before_commit(story, module, effects)}
+    told_already |= {id(node) for _, node, _ in in_hook(story, module, effects)}
+    is_hook = hook_of(story, module) != ""
+    for one in done:
+        publish = one.step
+        if one.effect.publishes is None or one.is_both or id(publish.node) in told_already:
+            continue
+        where = told(publish, story, module, effects)
+        if is_hook or is_after_commit(publish):
+            yield APART, publish.node, f"a crash after the commit loses the message{where}"
+        elif block := block_of(publish, story, module, effects):
+            line = getattr(block.node, "lineno", 0)
+            yield (
+                APART,
+                publish.node,
+                f"the task is queued even if the transaction of line {line} rolls back{where}",
+            )
+        elif line := _committed_before(publish, done):
+            yield APART, publish.node, f"a crash after the commit of line {line} loses the message{where}"
+        elif line := _committed_behind(publish, done):
+            yield APART, publish.node, f"the message is sent even if line {line} fails{where}"
+
+
+def steps(story: Story, module: Module, effects: Effects) -> list[Done]:
+    """Return the steps that write, commit or publish."""
+    found = (Done(step, effects.of_step(step, story, module.path)) for step in story.steps)
+    return [one for one in found if one.effect != Effect()]
+
+
+def _committed_before(publish: Step, done: list[Done]) -> int:
+    """The line of a commit, or of a write that is committed at once, after which it comes."""
+    for one in done:
+        if one.is_both or not follows(publish, one.step):
+            continue
+        if one.writes_at_once and not _shares_a_block(one.step, publish):
+            return one.step.node.lineno
+        if _is_commit(one) and any(_goes_before(write, one) for write in done):
+            return one.step.node.lineno
+    return 0
+
+
+def _committed_behind(publish: Step, done: list[Done]) -> int:
+    """The line of a write behind it that is committed, and not in a transaction around both."""
+    for one in done:
+        if one.is_both or not follows(one.step, publish):
+            continue
+        if one.writes_at_once and not _shares_a_block(one.step, publish):
+            return one.step.node.lineno
+        if _is_commit(one) and any(
+            write.effect.writes and follows(write.step, publish) and _goes_before(write, one)
+            for write in done
+        ):
+            return one.step.node.lineno
+    return 0
+
+
+def _is_commit(one: Done) -> bool:
+    return one.effect.commits and (one.step.act is Act.COMMIT or one.step.act is Act.CALL)
+
+
+def _goes_before(write: Done, commit: Done) -> bool:
+    """Return whether a commit ends what was written, or is known to end a change made elsewhere."""
+    if commit.step.act is Act.COMMIT and not commit.step.implicit and commit.step.thing is not None:
+        return True
+    return write.effect.writes is not None and (write.step is commit.step or follows(commit.step, write.step))
+
+
+def _shares_a_block(write: Step, publish: Step) -> bool:
+    """Return whether both are in one transaction, which is another rule's."""
+    return is_statement(write) is False and any(
+        one.shelter is Shelter.TRANSACTION and one in publish.around for one in write.around
+    )

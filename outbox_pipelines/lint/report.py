@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from outbox_pipelines.lint import apart, hooks, publishing
-from outbox_pipelines.lint.apart import Done
+from outbox_pipelines.lint import publishing
 from outbox_pipelines.lint.effects import Site
+from outbox_pipelines.lint.publishing import Done
 from outbox_pipelines.lint.story import Story
 
 if TYPE_CHECKING:
@@ -50,15 +50,15 @@ def places(read: Read) -> list[Place]:
 
 
 def _place(story: Story, module: Module, read: Read) -> Place | None:
-    done = apart.steps(story, module, read.effects)
+    done = publishing.steps(story, module, read.effects)
     published = [one for one in done if one.effect.publishes and not one.is_both]
     written = [one for one in done if (one.effect.writes or one.effect.commits) and not one.is_both]
-    hook = hooks.hook_of(story, module)
+    hook = publishing.hook_of(story, module)
     if not published or not (written or hook) or publishing.is_relay(story):
         return None
     codes = {
         rule.code
-        for look in (publishing.before_commit, hooks.in_hook, apart.beside_commit)
+        for look in (publishing.before_commit, publishing.in_hook, publishing.beside_commit)
         for rule, _, _ in look(story, module, read.effects)
     }
     line = getattr(story.node, "lineno", 1)

@@ -38,6 +38,35 @@ _CONTAINERS: Final = {
 }
 
 
+# A handler of any other class is a decision about that error.
+_BROAD: Final = {
+    "Exception",
+    "BaseException",
+    "outbox_pipelines.writer.OutboxError",
+    "outbox_pipelines.writer.AutocommitError",
+    "psycopg.Error",
+    "asyncpg.PostgresError",
+    "sqlalchemy.exc.SQLAlchemyError",
+    "sqlalchemy.exc.DBAPIError",
+    "django.db.Error",
+    "django.db.DatabaseError",
+}
+_TELLING: Final = {
+    "debug",
+    "info",
+    "warning",
+    "warn",
+    "error",
+    "exception",
+    "critical",
+    "log",
+    "print",
+    "print_exc",
+    "capture_exception",
+    "capture_message",
+}
+
+
 def _instruments(name: str) -> bool:
     """Return whether a function gives back what it is given, with more around it: tracing, say."""
     return name.rpartition(".")[2].startswith(("instrument", "wrap"))
@@ -305,3 +334,25 @@ class Scope:
         """The text of an expression, where that is known."""
         text = text_of(node, self.texts)
         return text if text is not None and len(text) <= _LONGEST else None
+
+
+def swallows(handler: ast.ExceptHandler, scope: Scope) -> bool:
+    """Return whether the handler catches any error and at most logs it."""
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(is_broad(error, scope) for error in caught) and all(map(_only_tells, handler.body))
+
+
+def is_broad(error: ast.expr | None, scope: Scope) -> bool:
+    """Return whether all errors of `emit` are of this class; None is the bare `except:`."""
+    return error is None or (scope.qualified(error) or path_of(error)) in _BROAD
+
+
+def _only_tells(node: ast.stmt) -> bool:
+    match node:
+        case ast.Pass() | ast.Continue() | ast.Return(value=None | ast.Constant(value=None)):
+            return True
+        case ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))):
+            return name in _TELLING
+    return False

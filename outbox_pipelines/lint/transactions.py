@@ -1,5 +1,7 @@
 """Events apart from their rows: outside any transaction, after the commit, or on another connection.
 
+Also calls of `emit` whose result is lost, and statements on the outbox's own rows.
+
 Invariants:
 - A function that receives a connection does not own its transaction: a transaction that a caller may have
   opened, or may still commit, is never reported.
@@ -11,11 +13,21 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from outbox_pipelines.lint.finding import AFTER_COMMIT, ELSEWHERE, OUTSIDE, Rule
+from outbox_pipelines.lint.finding import (
+    AFTER_COMMIT,
+    CHANGED,
+    ELSEWHERE,
+    NOT_AWAITED,
+    OUTSIDE,
+    PAST_HELPER,
+    SWALLOWED,
+    Rule,
+)
 from outbox_pipelines.lint.libraries import Library, Thing
 from outbox_pipelines.lint.module import Module
 from outbox_pipelines.lint.names import is_task, path_of
-from outbox_pipelines.lint.story import Act, Shelter, Step, Story, follows
+from outbox_pipelines.lint.statements import Touch
+from outbox_pipelines.lint.story import Act, Around, Shelter, Step, Story, follows
 
 Found = tuple[Rule, ast.expr | ast.stmt, str]
 _IN_BLOCK: Final = (Shelter.TRANSACTION, Shelter.PERHAPS)
@@ -133,3 +145,57 @@ def _are_apart(one: Thing, other: Thing) -> bool:
     if one.origin == other.origin:
         return False
     return one.role is other.role or not (is_callers(one) and is_callers(other))
+
+
+def not_awaited(story: Story, _: Module) -> Iterator[Found]:
+    """Yield coroutines that are never awaited."""
+    for emit in story.of(Act.EMIT):
+        if emit.dropped and emit.thing and emit.thing.is_async:
+            yield (
+                NOT_AWAITED,
+                emit.node,
+                "on an asynchronous connection nothing is written until it is awaited",
+            )
+
+
+def swallowed(story: Story, _: Module) -> Iterator[Found]:
+    """Yield events whose failure does not roll back their rows."""
+    for emit in story.of(Act.EMIT):
+        for depth, block in enumerate(emit.around):
+            if block.shelter is Shelter.SWALLOW and not _ends_with_it(story, emit, depth, block):
+                line = getattr(block.node, "lineno", 0)
+                yield (
+                    SWALLOWED,
+                    emit.node,
+                    f"line {line} swallows the error: rows without their event",
+                )
+                break
+
+
+def _ends_with_it(story: Story, emit: Step, depth: int, swallow: Around) -> bool:
+    """Return whether the `try` contains the whole transaction: then an error rolls it back with the event."""
+    if any(one.shelter in (Shelter.TRANSACTION, Shelter.CONNECTION) for one in emit.around[depth:]):
+        return True
+    commits = [step for step in story.of(Act.COMMIT) if swallow in step.around]
+    return any(
+        follows(commit, emit) and (commit.thing is None or emit.thing is None or commit.works_on(emit.thing))
+        for commit in commits
+    )
+
+
+def past_helper(story: Story, _: Module) -> Iterator[Found]:
+    """Yield events written without the checks of `emit`."""
+    for step in story.steps:
+        if step.touch is Touch.INSERT:
+            yield (
+                PAST_HELPER,
+                step.node,
+                "the event is written without `emit` and its checks of transaction and content",
+            )
+
+
+def changed(story: Story, _: Module) -> Iterator[Found]:
+    """Yield changes and deletions of rows in the append-only table."""
+    for step in story.steps:
+        if step.touch is Touch.CHANGE:
+            yield CHANGED, step.node, "the outbox is append-only: do not change or delete its rows"

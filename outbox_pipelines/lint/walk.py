@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from outbox_pipelines.lint.expressions import Expressions
-from outbox_pipelines.lint.handlers import swallows
 from outbox_pipelines.lint.libraries import Library, Role, Thing
 from outbox_pipelines.lint.names import path_of
-from outbox_pipelines.lint.scope import Scope
+from outbox_pipelines.lint.scope import Scope, swallows
 from outbox_pipelines.lint.story import Act, Arm, Around, Shelter, Story, ending
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

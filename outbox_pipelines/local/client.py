@@ -9,20 +9,29 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local import detach, jars, kafka, lease, postgres
+from outbox_pipelines.local import jars, kafka, lease, postgres, state
 from outbox_pipelines.local.state import KAFKA, KEEP, POSTGRES, STOP, Home, State
 from outbox_pipelines.settings import Settings
 
 ATTEMPTS = 3
 # Longer than killing two servers takes.
 STOP_SECONDS = 60.0
+
+
+# A terminal sends these to the command as well as to us.
+FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+FROM_OTHERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,7 @@ def _serves(state: State, wanted: list[str]) -> bool:
 
 def _start(home: Home, settings: Settings) -> bool:
     """Start a supervisor; return False if another client is starting one."""
-    plan = detach.Plan(
+    plan = state.Plan(
         directory=str(home.path),
         jars=str(settings.local_jars.expanduser().absolute()),
         postgres=str(settings.local_postgres.expanduser().absolute()) if settings.local_postgres else "",
@@ -151,5 +160,49 @@ def _start(home: Home, settings: Settings) -> bool:
         with lease.locked(home.lock) as lock:
             if lock is None:
                 return False
-            detach.spawn(plan, lock)
+            state.spawn(plan, lock)
             return True
+
+
+def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run to the end; the exit code as a shell gives it: 128 + n for a command that signal n ended.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if number in FROM_TERMINAL and _terminal_is_ours():
+            return
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (*FROM_TERMINAL, *FROM_OTHERS)}
+    try:
+        child = subprocess.Popen(command, env=environment)
+        # A signal may have arrived before the child process was known.
+        for number in early:
+            child.send_signal(number)
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _terminal_is_ours() -> bool:
+    """Return whether keys such as Ctrl-C reach our process group, and with it the command."""
+    try:
+        terminal = os.open(os.ctermid(), os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

@@ -19,7 +19,7 @@ from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.database import connect
 from outbox_pipelines.debezium import reading
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality import queries
+from outbox_pipelines.quality import quality_sql
 from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
 from outbox_pipelines.quality.slots import OtherSlot, Slots
 from outbox_pipelines.settings import Settings
@@ -58,7 +58,7 @@ def read(settings: Settings) -> Measurements:
     with connect(settings, name="outbox: status") as connection:
         connection.execute(TUNE)
         try:
-            row = connection.cursor(row_factory=dict_row).execute(queries.MEASURE, given).fetchone()
+            row = connection.cursor(row_factory=dict_row).execute(quality_sql.MEASURE, given).fetchone()
         except _NO_OUTBOX:
             raise SetupError(
                 f"no outbox in schema {settings.db_schema!r} (OUTBOX_SCHEMA): run `outbox migrate`"
@@ -97,7 +97,7 @@ def read_what_is_not_locked(settings: Settings) -> dict[str, Any]:
     found = {}
     with connect(settings, name="outbox: status") as connection:
         connection.execute("SET lock_timeout = 100")
-        for name, query in queries.ALONE.items():
+        for name, query in quality_sql.ALONE.items():
             with suppress(psycopg.errors.LockNotAvailable):
                 row = connection.execute(query, {"cap": CAP, "lock": lock}).fetchone()
                 found[name] = row[0] if row else None
@@ -105,5 +105,5 @@ def read_what_is_not_locked(settings: Settings) -> dict[str, Any]:
 
 
 def slots(found: dict[str, Any]) -> Slots:
-    """Return the slots that concern the outbox, from the row of `queries.SLOTS`."""
+    """Return the slots that concern the outbox, from the row of `quality_sql.SLOTS`."""
     return Slots(**{**found, "others": [OtherSlot(**other) for other in found["others"]]})

@@ -7,9 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 from outbox_pipelines.config import parsed
@@ -18,7 +21,40 @@ from outbox_pipelines.quality.measured import CAP, Measurements, age
 from outbox_pipelines.quality.slots import size
 from outbox_pipelines.settings import Settings
 
+_PACKAGE: Final = Path(__file__).parents[1]
+# In a checkout the page is where the other pages are.
+_PLACES: Final = (_PACKAGE / "operating.md", _PACKAGE.parent / "docs" / "operating.md")
+_LINK: Final = re.compile(r"\[([^\]]+)\]\((#?[^)]*)\)")
+
+
 _RUNBOOK: Final = "docs/operating.md"
+OF_CONNECTOR: Final = frozenset(("connector", "connector_lag"))
+"""The rules that apply with OUTBOX_CONNECT only."""
+OF_TABLES: Final = OF_CONNECTOR | {"lag", "backlog", "dead_letters", "shards_relayed", "kafka"}
+"""The rules that apply to an existing table (OUTBOX_TABLE): it has no days, keys or parked events."""
+
+
+def chapter_text(name: str) -> str:
+    """Return a check's chapter as Markdown; empty if there is none."""
+    return _chapters().get(name, "")
+
+
+@cache
+def _chapters() -> dict[str, str]:
+    page = next((place for place in _PLACES if place.is_file()), None)
+    if page is None:
+        return {}
+    found = {}
+    for section in re.split(r"^#{2,3} ", page.read_text(), flags=re.MULTILINE)[1:]:
+        title, _, text = section.partition("\n")
+        # Links of the page lead nowhere without it.
+        found[title.strip()] = _LINK.sub(_words, text).strip()
+    return found
+
+
+def _words(link: re.Match[str]) -> str:
+    text, address = link.groups()
+    return link[0] if address.startswith("https://") else text
 
 
 def chapter(settings: Settings, name: str) -> str:
@@ -247,10 +283,6 @@ RULES: Final = (
     ),
 )
 
-OF_CONNECTOR: Final = frozenset(("connector", "connector_lag"))
-"""The rules that apply with OUTBOX_CONNECT only."""
-OF_TABLES: Final = OF_CONNECTOR | {"lag", "backlog", "dead_letters", "shards_relayed", "kafka"}
-"""The rules that apply to an existing table (OUTBOX_TABLE): it has no days, keys or parked events."""
 _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
     "partitions_ahead": lambda found: _each(shard.top_up_error for shard in found.shards),
     "shards_relayed": lambda found: _each(

@@ -16,18 +16,8 @@ from pathlib import Path
 from outbox_pipelines.config.consumers import Consumer
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.reconciliation import (
-    consumers,
-    events,
-    findings,
-    ids,
-    known,
-    messages,
-    processed,
-    queries,
-    topics,
-)
-from outbox_pipelines.reconciliation.report import Report, Side
+from outbox_pipelines.reconciliation import events, findings, ids, processed, reconciliation_sql, topics
+from outbox_pipelines.reconciliation.findings import Report, Side
 from outbox_pipelines.reconciliation.workspace import Workspace, workspace
 from outbox_pipelines.relay import kinds
 from outbox_pipelines.settings import Settings
@@ -55,7 +45,7 @@ def reconcile(
     if not kinds.of(settings).has_days:
         raise SetupError("only the pipeline's own tables can be reconciled: unset OUTBOX_TABLE")
     settings.require_kafka()
-    wanted = consumers.chosen(settings, names)
+    wanted = processed.chosen(settings, names)
     require_schema(settings)
     with workspace() as space:
         source, is_over = events.load(settings, day, space, progress)
@@ -63,17 +53,17 @@ def reconcile(
         topic_side, read, notes = _topics(settings, day, span, space, progress)
         if not is_over:
             notes.insert(0, "the day is not over: the result is preliminary")
-        space.run(queries.MAKE_HANDLED)
+        space.run(reconciliation_sql.MAKE_HANDLED)
         sides = [topic_side, *(_consumer(settings, day, each, span, space, progress) for each in wanted)]
         if handled is not None:
-            space.write(queries.HANDLED, handled)
+            space.write(reconciliation_sql.HANDLED, handled)
     return Report(day, source, count, read, sides, notes, round(time.monotonic() - started, 3))
 
 
 def _span(space: Workspace, day: date) -> tuple[int, tuple[str, str]]:
     """Return the number of events, and the range of times in which the relevant ids were generated."""
     start, end = ids.bounds(day)
-    count, first, last = space.row(queries.SPAN)
+    count, first, last = space.row(reconciliation_sql.SPAN)
     if first is not None:
         # Transactions begin before their ids are generated, and applications can supply their own ids.
         start, end = min(start, ids.milliseconds(first)), max(end, ids.milliseconds(last) + 1)
@@ -87,7 +77,7 @@ def _topics(
     numbers = topics.route(settings, space)
     with closing(topics.consumer(settings)) as kafka:
         found, gone = topics.find(settings, kafka, numbers, start, progress)
-        read, first = messages.load(settings, kafka, found, span, (start, end), space, progress)
+        read, first = topics.load(settings, kafka, found, span, (start, end), space, progress)
     notes = [f"topic {name} does not exist" for name in gone]
     for topic in found:
         of_topic = {partition: ms for (number, partition), ms in first.items() if number == topic.number}
@@ -96,15 +86,15 @@ def _topics(
             notes.append(f"topic {topic.name} has messages since {ids.at(kept_from):%Y-%m-%d %H:%M:%S}")
         if topic.doubt is not None:
             notes.append(f"topic {topic.name}: {topic.doubt}")
-        space.run(queries.DOUBT, topic=topic.number, kept_from=kept_from, doubt=topic.doubt)
-    space.run(queries.COMPARE)
-    space.run(queries.SET_ASTRAY_ASIDE)
-    space.run(queries.FIND_LATE)
+        space.run(reconciliation_sql.DOUBT, topic=topic.number, kept_from=kept_from, doubt=topic.doubt)
+    space.run(reconciliation_sql.COMPARE)
+    space.run(reconciliation_sql.SET_ASTRAY_ASIDE)
+    space.run(reconciliation_sql.FIND_LATE)
     of_day = {"first": ids.floor(start), "end": ids.floor(end), "start_ms": start, "end_ms": end}
-    space.run(queries.FIND_UNKNOWN.format(**of_day))
-    notes += known.forget(settings, day, "topics", space)
+    space.run(reconciliation_sql.FIND_UNKNOWN.format(**of_day))
+    notes += events.forget(settings, day, "topics", space)
     progress("topics compared")
-    (published,) = space.row(queries.PUBLISHED)
+    (published,) = space.row(reconciliation_sql.PUBLISHED)
     return Side("topics", published, findings.of_topics(space)), read, notes
 
 
@@ -118,11 +108,13 @@ def _consumer(
 ) -> Side:
     handled = processed.load(settings, day, consumer, span, space, progress)
     notes = list(handled.notes)
-    space.run(queries.KEEP_HANDLED, consumer=consumer.name)
+    space.run(reconciliation_sql.KEEP_HANDLED, consumer=consumer.name)
     if not consumer.handles_others:
         start, end = ids.bounds(day)
         side = findings.side(consumer)
-        space.run(queries.FIND_STRANGE.format(side=side, first=ids.floor(start), end=ids.floor(end)))
-        notes += known.forget(settings, day, side, space)
-    (expected,) = space.row(queries.EXPECTED)
+        space.run(
+            reconciliation_sql.FIND_STRANGE.format(side=side, first=ids.floor(start), end=ids.floor(end))
+        )
+        notes += events.forget(settings, day, side, space)
+    (expected,) = space.row(reconciliation_sql.EXPECTED)
     return Side(consumer.name, expected, findings.of_consumer(space, consumer, handled), notes)

@@ -1,7 +1,12 @@
 """Read the events of the day from the table or, if the day is dropped, from the archive.
 
+Ids that belong to an event of another day are found too, since they are not phantoms.
+
 Invariants:
 - An event and its state are read in the same snapshot; for an archived event, its current state is read.
+- The table is queried again, with all its days, so that events written since are known too.
+- Days that are not in the table are read from the archive if the ids can belong to them. The manifests show
+  their ranges of ids, because a backfilled event has an id of another day.
 """
 
 from __future__ import annotations
@@ -17,15 +22,18 @@ from outbox_pipelines.database import connect
 from outbox_pipelines.days.archive.store import Store, named
 from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of, require_day
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.reconciliation import queries
-from outbox_pipelines.reconciliation.stream import reading
-from outbox_pipelines.reconciliation.workspace import Workspace
+from outbox_pipelines.reconciliation import reconciliation_sql
+from outbox_pipelines.reconciliation.workspace import Workspace, reading
 from outbox_pipelines.settings import Settings
 
 _COLUMNS: Final = ("id", "seq", "aggregate_type", "aggregate_id", "event_type", "created_at", "status")
 _STATES: Final = {"PROCESSED": "published", "FAILED": "failed", "DISCARDED": "discarded"}
 _ROWS: Final = 100_000
 _TOLD: Final = 1_000_000
+
+
+# Few enough for the server to use the index.
+_AT_ONCE: Final = 1_000
 
 
 def load(
@@ -40,11 +48,13 @@ def load(
     """
     with connect(settings, name=f"outbox reconcile: {day}") as connection:
         state, *_ = require_day(connection, day)
-        ((is_attached, is_readable, today),) = connection.execute(queries.WHERE_IT_IS, {"leaf": leaf_of(day)})
+        ((is_attached, is_readable, today),) = connection.execute(
+            reconciliation_sql.WHERE_IT_IS, {"leaf": leaf_of(day)}
+        )
     if day > today:
         raise SetupError(f"{day} has not begun: choose a past day, or today")
     start, stop = map(sql.Literal, bounds_of(day))
-    query = queries.OPEN_EVENTS if state == "open" else queries.CLOSED_EVENTS
+    query = reconciliation_sql.OPEN_EVENTS if state == "open" else reconciliation_sql.CLOSED_EVENTS
     with reading(settings.require_dsn(), settings.db_schema) as read:
         # An interrupted drop detached the partition; the rows still exist.
         table = sql.Identifier("outbox" if is_attached else leaf_of(day))
@@ -52,12 +62,12 @@ def load(
         of_table = sql.SQL(query).format(start=start, stop=stop, table=table)
         _fill(space, read(of_table) if in_table else _of_archive(settings, day), progress)
         if not in_table:
-            space.run(queries.MAKE_PARKED)
-            for batch in read(sql.SQL(queries.PARKED).format(start=start, stop=stop)):
-                space.add(queries.ADD_PARKED, batch)
-            space.run(queries.REVISE)
-        for batch in read(sql.SQL(queries.REPLAYED).format(start=start)):
-            space.add(queries.ADD_REPLAYED, batch)
+            space.run(reconciliation_sql.MAKE_PARKED)
+            for batch in read(sql.SQL(reconciliation_sql.PARKED).format(start=start, stop=stop)):
+                space.add(reconciliation_sql.ADD_PARKED, batch)
+            space.run(reconciliation_sql.REVISE)
+        for batch in read(sql.SQL(reconciliation_sql.REPLAYED).format(start=start)):
+            space.add(reconciliation_sql.ADD_REPLAYED, batch)
     return "table" if in_table else "archive", day < today
 
 
@@ -81,8 +91,8 @@ def archived_ids(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
 def _fill(space: Workspace, rows: Iterator[pa.RecordBatch], progress: Callable[[str], None]) -> None:
     events = 0
     for batch in rows:
-        space.add(queries.ADD_KINDS, batch)
-        space.add(queries.ADD_EVENTS, batch)
+        space.add(reconciliation_sql.ADD_KINDS, batch)
+        space.add(reconciliation_sql.ADD_EVENTS, batch)
         before, events = events, events + batch.num_rows
         if before // _TOLD < events // _TOLD:
             progress(f"{events:,} events read")
@@ -102,3 +112,44 @@ def _of_archive(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
     for batch in archive.of_days([day], columns=_COLUMNS).to_arrow_reader(_ROWS):
         states = [_STATES[status] for status in batch.column("status").to_pylist()]
         yield batch.drop_columns(["status"]).append_column("state", pa.array(states))
+
+
+def forget(settings: Settings, day: date, side: str, space: Workspace) -> list[str]:
+    """Remove the known ids from `unknown`; return notes about days that could not be read."""
+    notes: list[str] = []
+    unknown = reconciliation_sql.UNKNOWN.format(side=side)
+    if not space.rows(f"{unknown} LIMIT 1"):
+        return notes
+    space.run(reconciliation_sql.MAKE_FOUND)
+    with connect(settings, name=f"outbox reconcile: {day}") as connection:
+        for chunk in space.chunks(unknown, _AT_ONCE):
+            found = connection.execute(reconciliation_sql.KNOWN, {"ids": [id for (id,) in chunk]}).fetchall()
+            space.add(
+                reconciliation_sql.ADD_FOUND, pa.table({"id": pa.array([id for (id,) in found], pa.string())})
+            )
+        others = connection.execute(reconciliation_sql.OTHERS, {"day": day}).fetchall()
+    space.run(reconciliation_sql.FORGET_FOUND.format(side=side))
+    first, last, any_untimed, left = space.row(reconciliation_sql.UNKNOWN_SPAN.format(side=side))
+    if not left:
+        return notes
+    archived = {other for other, is_archived, _ in others if is_archived}
+    readable = archived_spans(settings, archived) if settings.archives and archived else {}
+    for other, _, is_beside in others:
+        if other not in readable:
+            if is_beside:
+                notes.append(f"events of {other} are unavailable: those with an id of {day} count as phantom")
+            continue
+        # A backfilled event has an id of the day on which it was written, not of its own day.
+        least, greatest = readable[other]
+        is_near = is_beside and any_untimed
+        if is_near or (first and least and greatest and least <= last and greatest >= first):
+            for batch in archived_ids(settings, other):
+                space.add(reconciliation_sql.ADD_FOUND, batch)
+    space.run(reconciliation_sql.FORGET_FOUND.format(side=side))
+    gone = [other for other, _, is_beside in others if other not in readable and not is_beside]
+    if gone and space.rows(f"{unknown} LIMIT 1"):
+        notes.append(
+            f"{len(gone)} other days are not in a readable archive ({gone[0]} to {gone[-1]}): "
+            "an event that was backfilled into one of them counts as phantom"
+        )
+    return notes

@@ -1,4 +1,4 @@
-"""The findings of a reconciliation: each is a query, a name, and what to do.
+"""The findings of a reconciliation (each a query, a name, and what to do), and the report of them.
 
 Invariants:
 - A finding without events is omitted.
@@ -6,18 +6,167 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Final
+import dataclasses
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any, Final
 
 from outbox_pipelines.config.consumers import Consumer
 from outbox_pipelines.quality.rules import Status
-from outbox_pipelines.reconciliation import queries
+from outbox_pipelines.reconciliation import reconciliation_sql
 from outbox_pipelines.reconciliation.processed import Handled
-from outbox_pipelines.reconciliation.report import EXAMPLES, Example, Finding, Kind
 from outbox_pipelines.reconciliation.workspace import Workspace
+
+EXAMPLES: Final = 10
+"""Maximum examples of each finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of finding."""
+
+    name: str
+    status: Status
+    """Severity; OK means information only."""
+    text: str
+    help: str = ""
+    """What to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One event or message; a field that is not known is None."""
+
+    id: str | None
+    seq: int | None = None
+    event_type: str | None = None
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    detail: str | None = None
+
+    def __str__(self) -> str:
+        place = self.topic
+        if self.offset is not None:
+            place = f"{self.topic}, partition {self.partition}, offset {self.offset}"
+        seq = None if self.seq is None else f"seq {self.seq}"
+        return "  ".join(filter(None, (self.id, seq, self.event_type, place, self.detail)))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A kind of finding with its count and examples."""
+
+    kind: Kind
+    count: int
+    examples: list[Example] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The topics, or one consumer."""
+
+    name: str
+    compared: int
+    """Events that belong there and can be verified."""
+    findings: list[Finding]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> Status:
+        """The highest severity of its findings."""
+        return max((each.kind.status for each in self.findings), default=Status.OK)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The report of one day."""
+
+    day: date
+    source: str
+    """Where the events were read: table or archive."""
+    events: int
+    messages: int
+    """Messages read in the topics, of any day."""
+    sides: list[Side]
+    """The topics first."""
+    notes: list[str]
+    seconds: float
+
+    @property
+    def status(self) -> Status:
+        """The highest severity of all sides."""
+        return max(side.status for side in self.sides)
+
+    @property
+    def equal(self) -> bool:
+        """Whether there are no differences."""
+        return self.status is Status.OK
+
+    @property
+    def summary(self) -> str:
+        """The report in one line."""
+        found = [
+            f"{side.name}: {each.count:,} {each.kind.name}"
+            for side in self.sides
+            for each in side.findings
+            if each.kind.status is not Status.OK
+        ]
+        who = " and ".join(["the topics", *(side.name for side in self.sides[1:])])
+        return "; ".join(found) or f"{self.events:,} events: {who} have all of them"
+
+    def described(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {
+            "day": str(self.day),
+            "status": self.status.name,
+            **{name: getattr(self, name) for name in ("source", "events", "messages", "seconds", "notes")},
+            "sides": [
+                {
+                    "name": side.name,
+                    "status": side.status.name,
+                    "compared": side.compared,
+                    "notes": side.notes,
+                    "findings": [_described(each) for each in side.findings],
+                }
+                for side in self.sides
+            ],
+        }
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of text."""
+        said = [f"{self.day}: {self.events:,} events in the {self.source}, {self.messages:,} messages read"]
+        said += [f"  note: {note}" for note in self.notes]
+        for side in self.sides:
+            said.append(f"{side.name}: {side.compared:,} compared" + ("" if side.status else ", all present"))
+            said += [f"  note: {note}" for note in side.notes]
+            for found in side.findings:
+                kind = found.kind
+                said.append(f"  {_mark(kind.status)}{found.count:,} {kind.name}: {kind.text}")
+                said += [f"    {example}" for example in found.examples]
+                if kind.help:
+                    said.append(f"    → {kind.help}")
+        return said
+
+
+def _mark(status: Status) -> str:
+    return "" if status is Status.OK else f"{status.name} "
+
+
+def _described(found: Finding) -> dict[str, Any]:
+    return {
+        "name": found.kind.name,
+        "status": found.kind.status.name,
+        "count": found.count,
+        "text": found.kind.text,
+        "help": found.kind.help,
+        "examples": [dataclasses.asdict(each) for each in found.examples],
+    }
+
 
 _OF_TOPICS: Final = (
     (
-        queries.MISSING,
+        reconciliation_sql.MISSING,
         Kind(
             "missing",
             Status.ERROR,
@@ -26,7 +175,7 @@ _OF_TOPICS: Final = (
         ),
     ),
     (
-        queries.WRONG_TOPIC,
+        reconciliation_sql.WRONG_TOPIC,
         Kind(
             "wrong_topic",
             Status.ERROR,
@@ -36,7 +185,7 @@ _OF_TOPICS: Final = (
         ),
     ),
     (
-        queries.PHANTOM,
+        reconciliation_sql.PHANTOM,
         Kind(
             "phantom",
             Status.ERROR,
@@ -46,7 +195,7 @@ _OF_TOPICS: Final = (
         ),
     ),
     (
-        queries.OUT_OF_ORDER,
+        reconciliation_sql.OUT_OF_ORDER,
         Kind(
             "out_of_order",
             Status.ERROR,
@@ -55,7 +204,7 @@ _OF_TOPICS: Final = (
         ),
     ),
     (
-        queries.DUPLICATED,
+        reconciliation_sql.DUPLICATED,
         Kind(
             "duplicated",
             Status.WARN,
@@ -64,7 +213,7 @@ _OF_TOPICS: Final = (
         ),
     ),
     (
-        queries.LAGGING,
+        reconciliation_sql.LAGGING,
         Kind(
             "lagging",
             Status.WARN,
@@ -73,7 +222,7 @@ _OF_TOPICS: Final = (
         ),
     ),
     (
-        queries.UNREADABLE,
+        reconciliation_sql.UNREADABLE,
         Kind(
             "unreadable",
             Status.WARN,
@@ -82,7 +231,7 @@ _OF_TOPICS: Final = (
         ),
     ),
     (
-        queries.UNKNOWABLE,
+        reconciliation_sql.UNKNOWABLE,
         Kind(
             "unknowable",
             Status.WARN,
@@ -90,14 +239,20 @@ _OF_TOPICS: Final = (
             "reconcile within the topic's retention; consumers are compared with the remaining messages",
         ),
     ),
-    (queries.LATE_REPLAYS, Kind("late_replays", Status.OK, "dead letters published late, by a replay")),
-    (queries.DEAD, Kind("dead_letters", Status.OK, "not published: see `outbox dead-letters list`")),
-    (queries.GIVEN_UP, Kind("discarded", Status.OK, "not published: discarded by an operator")),
+    (
+        reconciliation_sql.LATE_REPLAYS,
+        Kind("late_replays", Status.OK, "dead letters published late, by a replay"),
+    ),
+    (
+        reconciliation_sql.DEAD,
+        Kind("dead_letters", Status.OK, "not published: see `outbox dead-letters list`"),
+    ),
+    (reconciliation_sql.GIVEN_UP, Kind("discarded", Status.OK, "not published: discarded by an operator")),
 )
 
 _OF_CONSUMER: Final = (
     (
-        queries.NOT_HANDLED,
+        reconciliation_sql.NOT_HANDLED,
         Kind(
             "missing",
             Status.ERROR,
@@ -107,7 +262,7 @@ _OF_CONSUMER: Final = (
         ),
     ),
     (
-        queries.STRANGE,
+        reconciliation_sql.STRANGE,
         Kind(
             "phantom",
             Status.ERROR,
@@ -116,7 +271,7 @@ _OF_CONSUMER: Final = (
         ),
     ),
     (
-        queries.CONSUMER_DEAD,
+        reconciliation_sql.CONSUMER_DEAD,
         Kind(
             "dead_letters",
             Status.WARN,
@@ -125,11 +280,11 @@ _OF_CONSUMER: Final = (
         ),
     ),
     (
-        queries.CONSUMER_LAGGING,
+        reconciliation_sql.CONSUMER_LAGGING,
         Kind("lagging", Status.WARN, "not handled yet", "check that it runs; reconcile again later"),
     ),
     (
-        queries.FORGOTTEN,
+        reconciliation_sql.FORGOTTEN,
         Kind(
             "forgotten",
             Status.WARN,
@@ -137,7 +292,10 @@ _OF_CONSUMER: Final = (
             "if they are not pruned, set keep_days; otherwise reconcile earlier, before they are pruned",
         ),
     ),
-    (queries.CONSUMER_GIVEN_UP, Kind("discarded", Status.OK, "received, then discarded by an operator")),
+    (
+        reconciliation_sql.CONSUMER_GIVEN_UP,
+        Kind("discarded", Status.OK, "received, then discarded by an operator"),
+    ),
 )
 
 
@@ -165,7 +323,7 @@ def side(consumer: Consumer) -> str:
 
 
 def _find(space: Workspace, query: str, kind: Kind) -> Finding:
-    amount = "extra" if query is queries.DUPLICATED else "1"
-    (count,) = space.row(queries.COUNT.format(amount=amount, finding=query))
-    examples = space.rows(queries.EXAMPLES.format(finding=query, limit=EXAMPLES)) if count else []
+    amount = "extra" if query is reconciliation_sql.DUPLICATED else "1"
+    (count,) = space.row(reconciliation_sql.COUNT.format(amount=amount, finding=query))
+    examples = space.rows(reconciliation_sql.EXAMPLES.format(finding=query, limit=EXAMPLES)) if count else []
     return Finding(kind, count, [Example(*each) for each in examples])

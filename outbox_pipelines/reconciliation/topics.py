@@ -1,14 +1,16 @@
-"""Find the topics of the day's events: the offsets to read, and which messages can be absent.
+"""Read the topics of the day's events: the id and the place of each message, and what can be absent.
 
 Invariants:
 - The end is read after the events: every published event is before it.
 - An event that a topic has deleted, compacted or not yet committed is not reported as missing.
+- No offset is committed and no group is joined: consumers are not affected.
+- Memory usage is what Kafka's client has fetched, and a few thousand ids.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,9 +19,11 @@ import pyarrow as pa
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
+from outbox_pipelines.config import parsed
 from outbox_pipelines.config.topics import IllegalTopicError
+from outbox_pipelines.consumer.event_reading import headers_of, sent_ms
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.reconciliation import queries
+from outbox_pipelines.reconciliation import reconciliation_sql
 from outbox_pipelines.reconciliation.workspace import Workspace
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.kafka.routing import Router
@@ -35,6 +39,22 @@ _SECONDS: Final = 15.0
 SLACK_MS: Final = 600_000
 # Longer than the broker's timeout for the transaction of a crashed relay.
 _HELD_SECONDS: Final = 10.0
+
+
+_AT_ONCE: Final = 5_000
+_BATCH: Final = 100_000
+_SILENT_SECONDS: Final = 60.0
+_SCHEMA: Final = pa.schema(
+    [
+        ("id", pa.binary()),
+        ("topic", pa.int32()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("at_ms", pa.int64()),
+    ]
+)
+# Of each topic and partition.
+FirstTimes = dict[tuple[int, int], int]
 
 
 @dataclass(slots=True)
@@ -63,16 +83,19 @@ def route(settings: Settings, space: Workspace) -> dict[str, int]:
     router = Router(settings)
     numbers: dict[str, int] = {}
     routed: list[tuple[int, int]] = []
-    for kind, aggregate_type, event_type in space.rows(queries.KINDS):
+    for kind, aggregate_type, event_type in space.rows(reconciliation_sql.KINDS):
         try:
             name = router.topic(aggregate_type, event_type)
         except IllegalTopicError:
             # An event without a valid topic is never published.
             continue
         routed.append((kind, numbers.setdefault(name, len(numbers) + 1)))
-    space.add(queries.ADD_TOPICS, pa.table({"topic": list(numbers.values()), "name": list(numbers)}, _TOPICS))
+    space.add(
+        reconciliation_sql.ADD_TOPICS,
+        pa.table({"topic": list(numbers.values()), "name": list(numbers)}, _TOPICS),
+    )
     kinds, topics = zip(*routed, strict=True) if routed else ((), ())
-    space.add(queries.ROUTE, pa.table({"kind": kinds, "topic": topics}, _ROUTES))
+    space.add(reconciliation_sql.ROUTE, pa.table({"kind": kinds, "topic": topics}, _ROUTES))
     return numbers
 
 
@@ -234,3 +257,103 @@ def kept_from(topic: Topic, first_ms: dict[int, int]) -> int | None:
     now = int(time.time() * 1000)
     cut = [first_ms.get(partition, now) for partition, part in topic.parts.items() if part.is_cut]
     return max(cut, default=None)
+
+
+def load(
+    settings: Settings,
+    kafka: Consumer,
+    topics: list[Topic],
+    span: tuple[str, str],
+    times: tuple[int, int],
+    space: Workspace,
+    progress: Callable[[str], None],
+) -> tuple[int, FirstTimes]:
+    """Fill `messages` and `unreadable`; return their number and the first time in each partition.
+
+    Args:
+        span: ids of version 7 from the first up to but excluding the second are kept.
+        times: the start and end of the day in ms; unreadable messages of other times are ignored.
+
+    Raises:
+        UnavailableError: Kafka does not answer.
+        SetupError: no permission to read a topic.
+    """
+    name = parsed.header_names(settings)["id"]
+    parts = {(topic.name, number): part for topic in topics for number, part in topic.parts.items()}
+    numbers = {topic.name: topic.number for topic in topics}
+    unread = {place: part for place, part in parts.items() if part.start < part.end}
+    adding = (
+        reconciliation_sql.ADD_MESSAGES.format(first=span[0], end=span[1]),
+        reconciliation_sql.ADD_UNREADABLE.format(start_ms=times[0], end_ms=times[1]),
+    )
+    kafka.assign([TopicPartition(topic, number, part.start) for (topic, number), part in unread.items()])
+    first: FirstTimes = {}
+    rows: list[tuple[Any, ...]] = []
+    read, told, heard = 0, 0, time.monotonic()
+    while unread:
+        # The client's types allow None, which a message from a broker never has here.
+        messages: list[Any] = kafka.consume(_AT_ONCE, timeout=0.1)
+        if messages:
+            heard = time.monotonic()
+        elif time.monotonic() > heard + _SILENT_SECONDS:
+            raise UnavailableError(f"Kafka at {settings.kafka} (OUTBOX_KAFKA) has sent nothing for a minute")
+        for message in messages:
+            topic, partition = message.topic(), message.partition()
+            part, error = unread.get((topic, partition)), message.error()
+            # An error without a topic is transient, or Kafka stops answering.
+            if error is not None and error.code() != KafkaError._PARTITION_EOF and topic in numbers:
+                raise _judged(settings, topic, error)
+            if part is None:
+                continue
+            offset = part.end if error is not None else message.offset()
+            if offset < part.end:
+                at_ms = sent_ms(message)
+                first.setdefault((numbers[topic], partition), at_ms)
+                rows.append((_id(headers_of(message), name), numbers[topic], partition, offset, at_ms))
+                read += 1
+            if offset >= part.end - 1:
+                del unread[(topic, partition)]
+                kafka.incremental_unassign([TopicPartition(topic, partition)])
+        if len(rows) >= _BATCH or not unread:
+            _store(space, adding, rows)
+            rows = []
+        if read >= told + 1_000_000:
+            told = read
+            progress(f"{read:,} messages read")
+    return read, first
+
+
+def _id(headers: list[tuple[str, bytes | None]], name: str) -> bytes | None:
+    # The relay's headers come first; the first header of a name is used.
+    for found, value in headers:
+        if found == name:
+            return value
+    return None
+
+
+def _store(space: Workspace, adding: Iterable[str], rows: list[tuple[Any, ...]]) -> None:
+    if not rows:
+        return
+    columns = zip(*rows, strict=True)
+    batch = pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)], _SCHEMA
+    )
+    batch = batch.set_column(0, "id", _texts(batch.column("id")))
+    for add in adding:
+        space.add(add, batch)
+
+
+def _texts(found: pa.ChunkedArray) -> Any:
+    try:
+        return found.cast(pa.string())
+    except pa.ArrowInvalid:
+        # Another producer's header of that name.
+        return pa.array([None if id is None else id.decode(errors="replace") for id in found.to_pylist()])
+
+
+def _judged(settings: Settings, topic: str | None, error: KafkaError) -> Exception:
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return SetupError(f"topic {topic} cannot be read: grant READ on it")
+    if error.code() == KafkaError._AUTO_OFFSET_RESET:
+        return UnavailableError(f"topic {topic} deleted messages while it was read: run the command again")
+    return UnavailableError(f"Kafka at {settings.kafka} (OUTBOX_KAFKA) reports an error: {error.str()}")

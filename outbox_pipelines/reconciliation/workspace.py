@@ -3,23 +3,30 @@
 Invariants:
 - DuckDB's memory is limited: larger data is written to the directory.
 - The directory is always removed at the end, also after an error.
+- Rows of PostgreSQL are streamed as batches: any number of rows with a few MB of memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import adbc_driver_manager
+import adbc_driver_postgresql
+import adbc_driver_postgresql.dbapi
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
+from psycopg import sql
 
+from outbox_pipelines.core import session
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.errors import SetupError
-from outbox_pipelines.reconciliation import queries
+from outbox_pipelines.database import reading_dsn
+from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.reconciliation import reconciliation_sql
 
 _CONFIG: Final[dict[str, Any]] = {
     "memory_limit": "400MB",
@@ -29,6 +36,11 @@ _CONFIG: Final[dict[str, Any]] = {
     "python_enable_replacements": False,
 }
 _ROWS: Final = 100_000
+
+
+_BATCH_BYTES: Final = 8_000_000
+Read = Callable[[sql.Composable], Iterator[pa.RecordBatch]]
+"""Returns the rows of a query in non-empty batches; one query at a time."""
 
 
 class Workspace:
@@ -88,7 +100,7 @@ def workspace() -> Iterator[Workspace]:
         directory = TemporaryDirectory(prefix="outbox-reconcile-")
     with directory as place, duckdb.connect(str(Path(place) / "ids.duckdb"), config=_CONFIG) as connection:
         connection.execute("SET temp_directory = ?", [str(Path(place) / "spilled")])
-        connection.execute(queries.TABLES)
+        connection.execute(reconciliation_sql.TABLES)
         yield Workspace(connection)
 
 
@@ -101,3 +113,29 @@ def _room() -> Iterator[None]:
             f"the ids cannot be compared on disk: {first_line(error)}: set TMPDIR to a directory with "
             "a few GB of free space"
         ) from None
+
+
+@contextmanager
+def reading(dsn: str, schema: str) -> Iterator[Read]:
+    """Open a connection to read from.
+
+    Raises:
+        UnavailableError: the database is unavailable or reports an error.
+    """
+    hint = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
+    try:
+        with (
+            adbc_driver_postgresql.dbapi.connect(reading_dsn(dsn), autocommit=True) as connection,
+            connection.cursor(adbc_stmt_kwargs=hint) as cursor,
+        ):
+
+            def read(query: sql.Composable) -> Iterator[pa.RecordBatch]:
+                cursor.execute(query.as_string())
+                return (batch for batch in cursor.fetch_record_batch() if batch.num_rows)
+
+            for statement in [*session.pin_own(schema), *reconciliation_sql.TUNE.split(";")]:
+                cursor.execute(statement)
+            yield read
+    # A server that ends the connection between two batches is an OSError.
+    except (adbc_driver_manager.Error, OSError) as error:
+        raise UnavailableError(f"the database ended the query of ids: {first_line(error)}") from None

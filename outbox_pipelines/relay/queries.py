@@ -3,7 +3,7 @@
 from typing import Final, LiteralString, NamedTuple
 
 from outbox_pipelines.core import sequence
-from outbox_pipelines.days.partitions.queries import WRITTEN_AT
+from outbox_pipelines.days.partitions.partitions_sql import WRITTEN_AT
 from outbox_pipelines.relay.shards.lanes import MINE_BY_SEQ, MINE_BY_TX
 
 # For a window, a generic plan would walk the wrong index (seconds beside 5 million rows).

@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from moto.server import ThreadedMotoServer
 
-from outbox_pipelines.days.archive.columns import SCHEMA, VERSION
-from outbox_pipelines.days.archive.manifest import Manifest, Source
+from outbox_pipelines.days.archive.manifest import SCHEMA, VERSION, Manifest, Source
 from outbox_pipelines.days.archive.store import key, manifest_key
 
 ONE, TWO, THREE = (date(2013, 1, day) for day in (1, 2, 3))

@@ -21,10 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from outbox_pipelines import __version__
+from outbox_pipelines.days.archive import archive_sql, export, identity
 from outbox_pipelines.days.archive import day as days
-from outbox_pipelines.days.archive import export, identity, queries
-from outbox_pipelines.days.archive.columns import SCHEMA
-from outbox_pipelines.days.archive.manifest import Manifest, digest
+from outbox_pipelines.days.archive.manifest import SCHEMA, Manifest, digest
 from outbox_pipelines.days.partitions.calendar import working_at
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.settings import Settings
@@ -90,7 +89,7 @@ def test_the_file_holds_exactly_the_rows(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch, most_types: int
 ) -> None:
     """Guards against a value that changes in the file, a row too few or too many, and another order."""
-    monkeypatch.setattr(queries, "MOST_TYPES", most_types)
+    monkeypatch.setattr(archive_sql, "MOST_TYPES", most_types)
     day = past_day(database)
     with database.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")

@@ -14,7 +14,7 @@ from outbox_pipelines.days.archive import drop
 from outbox_pipelines.days.archive.history import history
 from outbox_pipelines.days.partitions import calendar, close
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.reconciliation import events, known
+from outbox_pipelines.reconciliation import events
 from outbox_pipelines.reconciliation.workspace import workspace
 from outbox_pipelines.settings import Settings
 from tests.archive.days import days_ago, make_days, past_day, publish, write
@@ -92,7 +92,7 @@ def test_backfilled_events_are_no_phantoms(database: Database, settings: Setting
             space.run(f"INSERT INTO unknown (side, id) VALUES ('topics', '{event.id}')")
         stranger = "INSERT INTO unknown (side, id) VALUES ('topics', '{}')"
         space.run(stranger.format(str(found[0].id)[:-4] + "ffff"))
-        notes = known.forget(own, written, "topics", space)
+        notes = events.forget(own, written, "topics", space)
         ((left,),) = space.rows("SELECT count(*) FROM unknown")
     assert left == (1 if named else 13)
     assert any("backfilled into one of them counts as phantom" in note for note in notes) != named

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from outbox_pipelines.days.archive import export, sums
-from outbox_pipelines.days.archive.columns import SCHEMA
+from outbox_pipelines.days.archive import export, proof
+from outbox_pipelines.days.archive.manifest import SCHEMA
 from tests.archive.reading import ONE, event
 
 pytestmark = pytest.mark.slow
@@ -30,14 +30,14 @@ def written(path: Path, events: int, size: int) -> Path:
 def test_large_payloads_are_summed(tmp_path: Path, events: int, size: int, threads: int) -> None:
     """Guards against days that cannot be archived where payloads are large, or cores many."""
     file = written(tmp_path / "events.parquet", events, size)
-    memory = sums._LEAST + threads * sums._TIMES * export._GROUP_BYTES
-    found = sums.of_file(file, threads=threads, memory=memory)
+    memory = proof._LEAST + threads * proof._TIMES * export._GROUP_BYTES
+    found = proof.sums_of_file(file, threads=threads, memory=memory)
     assert {bucket: each.rows for bucket, each in found.items()} == {0: events}
-    assert sums.of_file(file, threads=threads) == found
+    assert proof.sums_of_file(file, threads=threads) == found
 
 
 def test_too_little_memory_is_no_difference(tmp_path: Path) -> None:
     """Guards against a file that is called unreadable because DuckDB ran out of memory."""
     file = written(tmp_path / "events.parquet", 40, 880_000)
-    with pytest.raises(sums.NoMemoryError, match="more"):
-        sums.of_file(file, memory=8_000_000)
+    with pytest.raises(proof.NoMemoryError, match="more"):
+        proof.sums_of_file(file, memory=8_000_000)

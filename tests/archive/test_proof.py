@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from outbox_pipelines.days.archive import columns, manifest, sums
 from outbox_pipelines.days.archive import day as days
-from outbox_pipelines.days.archive.columns import SCHEMA
+from outbox_pipelines.days.archive import manifest, proof
+from outbox_pipelines.days.archive.manifest import SCHEMA
 from outbox_pipelines.days.archive.store import key
 from outbox_pipelines.settings import Settings
 from tests.archive.days import (
@@ -72,11 +72,11 @@ def write_file(settings: Settings, day: date, changed: Rows, **said: Any) -> Non
     """Another file in the place of the day's, with a manifest that fits it in every respect."""
     path = directory(settings, day) / "other.parquet"
     added = read_manifest(settings, day).columns
-    pq.write_table(pa.Table.from_pylist(changed, columns.schema_with(added)), path)
+    pq.write_table(pa.Table.from_pylist(changed, manifest.schema_with(added)), path)
     content = path.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
     name = f"events-{sha256[:16]}.parquet"
-    buckets = sums.of_file(path, added)
+    buckets = proof.sums_of_file(path, added)
     path.rename(path.with_name(name))
     consistent = {
         "file": name,
@@ -404,6 +404,6 @@ def test_an_archive_whose_name_looks_like_a_pattern(database: Database, tmp_path
 def test_the_text_of_a_row_covers_every_column() -> None:
     """Guards against a new column that is archived and never proven."""
     fate = {"status", "published_at", "attempts", "last_error"}
-    text = columns.row_text("created_at")
+    text = manifest.row_text("created_at")
     assert [name for name in SCHEMA.names if name not in fate and name not in text] == []
     assert manifest.Manifest.model_fields["format"].default == 1

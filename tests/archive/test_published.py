@@ -13,7 +13,7 @@ import pytest
 
 from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.days.archive import day as days
-from outbox_pipelines.days.archive.published import Published, earliest
+from outbox_pipelines.days.archive.export import Published, earliest
 from outbox_pipelines.settings import Settings
 from tests.archive.days import at, days_ago, make_days, progress, publish, rows, write, writing
 from tests.schema.events import insert

@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from outbox_pipelines.days.archive import open_archive
-from outbox_pipelines.days.archive.columns import SCHEMA, VERSION
+from outbox_pipelines.days.archive.manifest import SCHEMA, VERSION
 from outbox_pipelines.days.archive.store import key, manifest_key
 from outbox_pipelines.errors import SetupError
 from tests.archive.reading import ONE, THREE, TWO, bucket, event, objects, put_day, three_days

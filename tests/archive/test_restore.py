@@ -8,8 +8,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from outbox_pipelines.days.archive import archive_sql, drop, restore
 from outbox_pipelines.days.archive import day as archive
-from outbox_pipelines.days.archive import drop, queries, restore
 from outbox_pipelines.days.partitions import calendar
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.settings import Settings
@@ -107,7 +107,7 @@ def test_rows_that_differ_from_the_manifest_are_not_kept(
 ) -> None:
     """Guards against a restore that trusts its own copying."""
     # The first row is taken for names.
-    monkeypatch.setattr(queries, "COPY", queries.COPY.replace("csv", "csv, HEADER"))
+    monkeypatch.setattr(archive_sql, "COPY", archive_sql.COPY.replace("csv", "csv, HEADER"))
     with pytest.raises(SetupError, match="differ from the manifest"):
         restore.restore(settings, dropped)
     assert database.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'outbox_restored%%'") == 0

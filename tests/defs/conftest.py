@@ -15,7 +15,7 @@ from outbox_pipelines.defs import health, inbox, outbox_definitions
 from outbox_pipelines.defs.alerts import alerts_sensor
 from outbox_pipelines.defs.build import JOBS, SCHEDULES
 from outbox_pipelines.defs.outbox import Outbox as Served
-from outbox_pipelines.defs.relay.jobs import relay_session
+from outbox_pipelines.defs.relay.assets import relay_session
 from outbox_pipelines.defs.relay.sensors import relay_supervisor
 from outbox_pipelines.relay.shard import Shard
 from tests.conftest import Outbox

@@ -13,8 +13,7 @@ import pytest
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs import health as module
 from outbox_pipelines.defs.outbox import Outbox as Served
-from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES
-from outbox_pipelines.quality.runbook import chapter_text
+from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES, chapter_text
 from tests.defs.conftest import job_of, records_of, sensor_of, serving
 from tests.schema.servers import Database
 

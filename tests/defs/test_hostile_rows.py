@@ -24,7 +24,7 @@ import pytest
 import requests
 
 from outbox_pipelines.defs.build import JOBS
-from outbox_pipelines.defs.relay.jobs import config
+from outbox_pipelines.defs.relay.assets import config
 from outbox_pipelines.quality.alerts import Message
 from outbox_pipelines.quality.delivery import send
 from outbox_pipelines.relay import service

@@ -73,7 +73,7 @@ def job(name: str, dsn: str, archive: str) -> dg.JobDefinition:
     ("name", "function"),
     [
         ("archive_day", "outbox_pipelines.days.archive.day.verify"),
-        ("maintain_partitions", "outbox_pipelines.days.partitions.purge.purge"),
+        ("maintain_partitions", "outbox_pipelines.days.partitions.close.purge"),
     ],
 )
 def test_a_run_is_repeated_from_its_failure(

@@ -19,9 +19,9 @@ from dagster._core.definitions.repository_definition import RepositoryLoadData
 
 from outbox_pipelines.defs import outbox as outbox_module
 from outbox_pipelines.defs import outbox_definitions, overview, ticks
+from outbox_pipelines.defs.build import served
 from outbox_pipelines.defs.dagster_internals import DefinitionsLoadContext, DefinitionsLoadType
 from outbox_pipelines.defs.outbox import Outbox as Served
-from outbox_pipelines.defs.served import served
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import load_settings

@@ -21,7 +21,7 @@ from outbox_pipelines.defs import places
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.defs.places import SHARD
 from outbox_pipelines.defs.relay import sensors
-from outbox_pipelines.defs.relay.owner import owner_of
+from outbox_pipelines.defs.relay.supervision import owner_of
 from outbox_pipelines.local import Stack
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, fresh_database

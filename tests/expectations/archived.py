@@ -11,8 +11,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from outbox_pipelines.days.archive.columns import SCHEMA, VERSION, schema_with
-from outbox_pipelines.days.archive.manifest import Column, Manifest, Source
+from outbox_pipelines.days.archive.manifest import SCHEMA, VERSION, Column, Manifest, Source, schema_with
 from outbox_pipelines.days.archive.store import key, manifest_key
 from outbox_pipelines.settings import Settings, load_settings
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from outbox_pipelines.days.partitions import queries as partition_queries
+from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.existing import queries as claim_queries
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.parking import queries as parked_queries
@@ -78,7 +78,7 @@ STEPS: Final[Mapping[str, Step]] = {
 _QUIET: Final = (
     queries.HEARTBEAT,
     queries.UNWANT_FORGOTTEN,
-    partition_queries.ENSURE,
+    partitions_sql.ENSURE,
 )
 
 When = Literal["before", "after", "lost"]

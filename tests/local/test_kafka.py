@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaException
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local import jars, kafka, startup_cache
+from outbox_pipelines.local import jars, kafka
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.settings import load_settings
 from tests.kafka_clients import AdminClient, Consumer, Producer
@@ -84,11 +84,11 @@ def test_kill_and_start_keep_port_and_data(broker: Kafka) -> None:
 def test_a_recorded_start_up_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly all classes come from the cache; a cache of something else is not used, and stops nothing."""
     cache = kafka.record_startup(load_settings().local_jars)
-    monkeypatch.setattr(startup_cache, "_QUIET", "-Xlog:class+load")
+    monkeypatch.setattr(kafka, "_QUIET", "-Xlog:class+load")
     broken = tmp_path / "broken.aot"
     broken.write_bytes(b"no cache")
     for given, is_used in ((cache, True), (broken, False)):
-        monkeypatch.setattr(startup_cache, "place", lambda java, jars, given=given: given)
+        monkeypatch.setattr(kafka, "place", lambda java, jars, given=given: given)
         with kafka.running(tmp_path / given.stem, jar_cache=load_settings().local_jars) as broker:
             loaded = [line for line in broker.log.read_text().splitlines() if "source: " in line]
         shared = [line for line in loaded if "shared objects file" in line]

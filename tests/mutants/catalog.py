@@ -55,7 +55,7 @@ _NUMBERS: Final = {
     "relay/kafka/progress_topic.py": ("_LOOK_BACK",),
     "relay/transactional_producer.py": ("_COMMIT_SECONDS",),
     "relay/queries.py": ("MOST_METADATA",),
-    "days/archive/queries.py": ("RESTORED_TX",),
+    "days/archive/archive_sql.py": ("RESTORED_TX",),
 }
 _CALLS: Final = ("connect", "producer", "dict", "Consumer", "Producer", "AdminClient", "NewTopic")
 

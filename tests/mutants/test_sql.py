@@ -90,7 +90,7 @@ def test_the_catalog_has_the_faults_that_were_planted() -> None:
     """Guards against a catalog that leaves out what once survived every test."""
     shown = "\n".join(str(mutant) for area in catalog.AREAS for mutant in catalog.of_area(area))
     for one in (
-        "queries.py:BEHIND:exchanged:",
+        "partitions_sql.py:BEHIND:exchanged:",
         "[pg_snapshot_xmin → pg_snapshot_xmax]",
         "synchronous_commit",
         "client.py:_FIXED:setting-changed:",

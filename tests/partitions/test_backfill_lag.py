@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox_pipelines.days.partitions.queries import WRITTEN_AT
+from outbox_pipelines.days.partitions.partitions_sql import WRITTEN_AT
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import queries
 from tests.partitions import days

@@ -12,7 +12,7 @@ import pytest
 
 from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.days.archive import day as archive
-from outbox_pipelines.days.partitions import ahead, calendar, close, queries
+from outbox_pipelines.days.partitions import ahead, calendar, close, partitions_sql
 from outbox_pipelines.errors import SetupError, UnavailableError
 from tests.conftest import wait_until
 from tests.partitions import days
@@ -123,7 +123,7 @@ def test_an_old_transaction_holds_the_day_open(database: Database, monkeypatch: 
     days.fill(database)
     days.relayed(database)
     # The one below then began before the day's end.
-    monkeypatch.setattr(queries, "RUNNING", queries.RUNNING.replace("::date + 1", "::date + 9"))
+    monkeypatch.setattr(partitions_sql, "RUNNING", partitions_sql.RUNNING.replace("::date + 1", "::date + 9"))
     # Of the server, or of a role: the message says UTC.
     database.rows(
         "DO $$ BEGIN EXECUTE format("
@@ -390,7 +390,7 @@ def test_sealing_makes_writers_wait_50_ms_at_most(
 def test_a_clock_that_is_ahead_closes_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against today being closed because the database's clock has jumped to tomorrow."""
     ahead_of_us = "SELECT clock_timestamp() + interval '1 day'"
-    monkeypatch.setattr(queries, "CLOCK", ahead_of_us)
+    monkeypatch.setattr(partitions_sql, "CLOCK", ahead_of_us)
     with pytest.raises(UnavailableError, match="differ by 1440 minutes"):
         close.close(database.settings)
 
@@ -490,9 +490,9 @@ def test_closing_and_making_days_at_once(database: Database) -> None:
 
 def test_a_closed_day_is_left_out_of_what_relays_read(database: Database) -> None:
     """Guards against planning over every day that is kept, for each poll."""
-    days.closed(database)
     from outbox_pipelines.relay import queries
 
+    days.closed(database)
     with database.connect() as connection:
         connection.execute(queries.PLAN_EACH)
         ((open_from,),) = connection.execute(queries.OPEN_FROM)

@@ -17,7 +17,7 @@ import pytest
 from outbox_pipelines.database import Connection
 from outbox_pipelines.days.archive import day as archive
 from outbox_pipelines.days.archive import drop, proof
-from outbox_pipelines.days.partitions import attach, calendar, queries
+from outbox_pipelines.days.partitions import attach, calendar, partitions_sql
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.settings import Settings
@@ -197,7 +197,7 @@ def half_detached(database: Database) -> Iterator[None]:
 
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten all waits."""
-    monkeypatch.setattr(queries, "DETACH_LOCK", "SET lock_timeout = '50ms'")
+    monkeypatch.setattr(partitions_sql, "DETACH_LOCK", "SET lock_timeout = '50ms'")
     monkeypatch.setattr(attach, "SECONDS", 0.2)
     monkeypatch.setattr(attach, "PAUSE", (0.05, 0.05))
 
@@ -347,7 +347,7 @@ def test_whatever_fails_the_day_is_attached_again(
             monkeypatch.setattr(proof, "prove", Mock(side_effect=UnavailableError("the archive refuses")))
         elif trouble == "statement_timeout":
             connection.execute("SET statement_timeout = '1ms'")
-            monkeypatch.setattr(queries, "LOCK_DETACHED", "LOCK TABLE {leaf}; SELECT pg_sleep(1)")
+            monkeypatch.setattr(partitions_sql, "LOCK_DETACHED", "LOCK TABLE {leaf}; SELECT pg_sleep(1)")
         elif trouble == "view":
             database.rows(f"CREATE VIEW somebodys_report AS SELECT * FROM {LEAF}")
         elif trouble == "session":
@@ -492,7 +492,7 @@ def test_a_role_that_is_not_the_owner(database: Database, archived: Settings) ->
 def test_a_session_that_is_going_is_waited_for(database: Database, archived: Settings) -> None:
     """Guards against a refusal by the lock of a session that was closed, or killed, a moment ago."""
     with database.connect() as going:
-        assert queries.DAY_LOCK.take(going, {"day": DAY}) is None
+        assert partitions_sql.DAY_LOCK.take(going, {"day": DAY}) is None
         closer = threading.Timer(0.5, going.close)
         closer.start()
         assert drop.drop(archived, DAY).now

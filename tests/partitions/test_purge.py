@@ -10,7 +10,7 @@ import pytest
 
 from outbox_pipelines.days.archive import day as archive
 from outbox_pipelines.days.archive import drop
-from outbox_pipelines.days.partitions import close, purge, queries
+from outbox_pipelines.days.partitions import close, partitions_sql
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.writer import emit
 from tests.partitions import days
@@ -33,7 +33,7 @@ def test_old_keys_go(database: Database) -> None:
         database.rows(_KEYS, 29, 100)
     with database.connect(autocommit=False) as connection:
         emit(connection, "order", 1, "order.placed", {}, idempotency_key="k")
-    assert purge.purge(database.settings).keys == 12_000
+    assert close.purge(database.settings).keys == 12_000
     assert database.value("SELECT count(*) FROM outbox_keys") == 301
     with database.connect(autocommit=False) as connection:
         assert emit(connection, "order", 1, "order.placed", {}, idempotency_key="k").duplicate
@@ -50,10 +50,10 @@ def test_keys_are_remembered_as_long_as_is_said(database: Database) -> None:
 
 def test_a_purge_is_many_small_transactions(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against G7 broken: who wants a purged key again waits for the whole purge."""
-    monkeypatch.setattr(queries, "PAGES", 2)
+    monkeypatch.setattr(partitions_sql, "PAGES", 2)
     database.rows(_KEYS, 31, 2000)
     before = database.value("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
-    assert purge.purge(database.settings).keys == 2000
+    assert close.purge(database.settings).keys == 2000
     after = database.value("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
     pages = database.value("SELECT pg_relation_size('outbox_keys') / 8192")
     assert after - before >= pages / 2 - 1
@@ -68,16 +68,16 @@ def test_progress_stays_until_its_day_is_archived(database: Database, tmp_path: 
     # What is left of the week stays in any case: it plots.
     database.rows(_PROGRESS, 5, 10)
     database.rows("UPDATE outbox_days SET day = day - 30 WHERE day = %s", DAY)
-    assert purge.purge(settings).progress == 0
+    assert close.purge(settings).progress == 0
     database.rows("UPDATE outbox_days SET day = day + 30 WHERE day = %s - 30", DAY)
     assert database.outbox("partitions", "close").exit_code == 0
     database.rows("UPDATE outbox_days SET day = day - 30 WHERE state = 'closed' AND day = %s", DAY)
-    assert purge.purge(settings).progress == 0
+    assert close.purge(settings).progress == 0
     database.rows("UPDATE outbox_days SET day = day + 30 WHERE day = %s - 30", DAY)
     archive.archive(settings, DAY)
     # An archived day keeps nothing, however old it is.
     database.rows("UPDATE outbox_days SET day = day - 30 WHERE day = %s", DAY)
-    assert purge.purge(settings).progress == 12_000
+    assert close.purge(settings).progress == 12_000
     assert database.value("SELECT count(*) FROM outbox_progress") == 20
 
 
@@ -106,7 +106,7 @@ def test_what_became_of_parked_events(database: Database, tmp_path: Path) -> Non
         "FROM unnest(ARRAY[1, 40]) d"
     )
     archive.archive(settings, DAY)
-    purged = purge.purge(settings)
+    purged = close.purge(settings)
     assert (purged.released, purged.discarded) == (1, 3)
     kept = database.rows("SELECT state, event_type FROM outbox_parked ORDER BY 1, 2")
     assert kept == [("discarded", "kept")] * 2 + [("failed", "order.placed")] * 3
@@ -127,10 +127,10 @@ def test_nothing_is_removed_while_the_clocks_differ(
     """Guards against keys and days that are removed too early because the clock of the database is ahead."""
     database.rows(_KEYS, 100, 10)
     monkeypatch.setattr(close, "datetime", _Slow)
-    for remove in (purge.purge, drop.due):
+    for remove in (close.purge, drop.due):
         with pytest.raises(
             UnavailableError, match="the clocks of the database and of this machine differ by 60 minutes"
         ):
             remove(database.settings)
     monkeypatch.undo()
-    assert purge.purge(database.settings).keys == 10
+    assert close.purge(database.settings).keys == 10

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality import measurements, queries
+from outbox_pipelines.quality import measurements, quality_sql
 from outbox_pipelines.quality.measured import CAP, Measurements
 from outbox_pipelines.quality.rules import Status, judge
 from outbox_pipelines.relay.shard import Shard
@@ -103,7 +103,7 @@ def test_what_is_published_is_not_read(database: Database) -> None:
     }
     with database.connect() as connection:
         # A published event is visible in the position: what a scan removes by that it has read in vain.
-        plan = connection.execute(f"EXPLAIN {queries.MEASURE}".encode(), given).fetchall()
+        plan = connection.execute(f"EXPLAIN {quality_sql.MEASURE}".encode(), given).fetchall()
     scans = [line for (line,) in plan if f" on outbox_{datetime.now(UTC):%Y%m%d} " in line]
     assert scans
     assert all("_tx_seq_" in line for line in scans), scans
@@ -120,7 +120,7 @@ def test_a_backlog_is_read_up_to_the_cap(database: Database) -> None:
     }
     with database.connect() as connection:
         connection.execute(measurements.TUNE)
-        explain = f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {queries.MEASURE}".encode()
+        explain = f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {quality_sql.MEASURE}".encode()
         (((document,),),) = connection.execute(explain, given).fetchall()
     nodes, read = [document["Plan"]], 0
     for node in nodes:

@@ -10,7 +10,7 @@ import pytest
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import processed
-from outbox_pipelines.reconciliation.consumers import chosen
+from outbox_pipelines.reconciliation.processed import chosen
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, fresh_database, wait_until
 from tests.consumer.place import Place as ConsumerPlace

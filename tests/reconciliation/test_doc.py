@@ -11,7 +11,7 @@ import pytest
 from outbox_pipelines.config.consumers import _ENTRIES, read_consumers
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import findings
-from outbox_pipelines.reconciliation.report import Kind
+from outbox_pipelines.reconciliation.findings import Kind
 
 DOC = (Path(__file__).parents[2] / "docs" / "reconciliation.md").read_text()
 WORDS = {Status.OK: "", Status.WARN: "warning", Status.ERROR: "error"}

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_pipelines.days.partitions import queries as partition_queries
+from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.shards import rebase_queries
 from tests.conftest import Outbox, wait_until
@@ -96,7 +96,7 @@ def test_what_a_relay_writes_about_itself(outbox: Outbox) -> None:
     ("module", "name"),
     [
         (rebase_queries, "FENCE"),
-        (partition_queries, "REOPEN"),
+        (partitions_sql, "REOPEN"),
         (queries, "UNWANT"),
         (queries, "UNWANT_FORGOTTEN"),
         (queries, "LOCK_EPOCHS"),
@@ -130,7 +130,7 @@ def test_shards_are_locked_in_their_order(outbox: Outbox, module: ModuleType, na
             thread.join()
 
 
-@pytest.mark.parametrize(("module", "name"), [(rebase_queries, "FENCE"), (partition_queries, "REOPEN")])
+@pytest.mark.parametrize(("module", "name"), [(rebase_queries, "FENCE"), (partitions_sql, "REOPEN")])
 def test_every_relay_has_to_start_over(outbox: Outbox, module: ModuleType, name: str) -> None:
     """Guards against a relay that goes on with what it has read before."""
     with outbox.connect() as connection:

@@ -15,7 +15,7 @@ from typing import LiteralString
 import pytest
 
 from outbox_pipelines.core.position import Snapshot
-from outbox_pipelines.days.partitions import queries as partition_queries
+from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import queries, service
 from outbox_pipelines.relay.parking.prober import Prober
@@ -315,7 +315,7 @@ def test_a_change_waits_for_what_is_being_tried(outbox: Outbox, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "statement",
-    [queries.KEEP_SHARDS, queries.UNWANT, queries.UNWANT_FORGOTTEN, partition_queries.REOPEN],
+    [queries.KEEP_SHARDS, queries.UNWANT, queries.UNWANT_FORGOTTEN, partitions_sql.REOPEN],
     ids=["command", "relay", "relay_later", "reopened day"],
 )
 def test_shards_are_locked_in_order(outbox: Outbox, statement: LiteralString) -> None:
@@ -344,4 +344,4 @@ def test_shards_are_locked_in_order(outbox: Outbox, statement: LiteralString) ->
             first.rollback()
         assert ended.result(600).rowcount in (1, 3)
         rows = other.execute("SELECT DISTINCT wanted, epoch FROM outbox_shards").fetchall()
-        assert rows == ([(5, 1)] if statement is partition_queries.REOPEN else [(None, 0)])
+        assert rows == ([(5, 1)] if statement is partitions_sql.REOPEN else [(None, 0)])

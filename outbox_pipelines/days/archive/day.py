@@ -23,9 +23,16 @@ import pyarrow.parquet as pq
 from outbox_pipelines import __version__
 from outbox_pipelines.database import Connection
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.days.archive import identity, proof, queries, sums
-from outbox_pipelines.days.archive.columns import VERSION, schema_with
-from outbox_pipelines.days.archive.manifest import Manifest, Sum, digest, now, read_manifest
+from outbox_pipelines.days.archive import archive_sql, identity, proof
+from outbox_pipelines.days.archive.manifest import (
+    VERSION,
+    Manifest,
+    Sum,
+    digest,
+    now,
+    read_manifest,
+    schema_with,
+)
 from outbox_pipelines.days.archive.proof import Proof
 from outbox_pipelines.days.archive.store import Store, Stored, key, manifest_key, open_store
 from outbox_pipelines.days.partitions import close
@@ -121,7 +128,7 @@ def verify(settings: Settings, day: date) -> Proof:
         if row.state == "dropped":
             return proof.verify(store, day, manifest_sha256)
         found = proof.prove(store, day, connection, leaf_of(day), manifest_sha256)
-        connection.execute(queries.PROVEN, {"day": day, "equal": found.equal, "digest": manifest_sha256})
+        connection.execute(archive_sql.PROVEN, {"day": day, "equal": found.equal, "digest": manifest_sha256})
         return found
 
 
@@ -146,7 +153,7 @@ def _require_known(store: Store, day: date, before: Stored | None, known: str) -
 
 def _is_restored(store: Store, connection: Connection, day: date, known: str) -> bool:
     """Return whether the rows were restored from the file: only the file has their publishing times."""
-    ((restored,),) = connection.execute(queries.of_leaf(queries.IS_RESTORED, leaf_of(day)))
+    ((restored,),) = connection.execute(archive_sql.of_leaf(archive_sql.IS_RESTORED, leaf_of(day)))
     return restored and proof.prove(store, day, connection, leaf_of(day), known).equal
 
 
@@ -172,14 +179,14 @@ def _sums_or_none(file: Path, manifest: Manifest) -> dict[int, Sum] | None:
     try:
         if pq.read_schema(file).names != schema_with(manifest.columns).names:
             return None
-        return sums.of_file(file, manifest.columns)
-    except (OSError, pa.ArrowException, sums.UnreadableError):
+        return proof.sums_of_file(file, manifest.columns)
+    except (OSError, pa.ArrowException, proof.UnreadableError):
         return None
 
 
 def _record(connection: Connection, manifest: Manifest, content: bytes, archive: UUID) -> None:
     given = {"day": manifest.day, "events": manifest.rows, "digest": digest(content), "archive": archive}
-    if not connection.execute(queries.ARCHIVED, given).fetchall():
+    if not connection.execute(archive_sql.ARCHIVED, given).fetchall():
         raise NotReadyError(f"{manifest.day} was reopened while it was archived: close it, and run again")
 
 
@@ -195,7 +202,7 @@ def _write(
 
     with store.workplace(day) as directory:
         file = directory / "events.parquet"
-        columns = sums.added_columns(connection, leaf_of(day))
+        columns = proof.added_columns(connection, leaf_of(day))
         exported = export(settings, connection, day, leaf_of(day), columns, file, progress)
         with file.open("rb") as stream:
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -212,7 +219,7 @@ def _write(
             first_id=exported.first_id,
             last_id=exported.last_id,
             statuses=exported.statuses,
-            buckets=sums.of_file(file, columns),
+            buckets=proof.sums_of_file(file, columns),
             schema_version=VERSION,
             columns=columns,
             tool=f"outbox-pipelines {__version__}",

@@ -24,7 +24,7 @@ from outbox_pipelines.database import Connection, connect, locks
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.archive import identity, proof
 from outbox_pipelines.days.archive.store import open_store
-from outbox_pipelines.days.partitions import attach, close, queries
+from outbox_pipelines.days.partitions import attach, close, partitions_sql
 from outbox_pipelines.days.partitions.calendar import leaf_of, place_of, require_day, working_at
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.settings import NO_ARCHIVE, Settings
@@ -73,7 +73,7 @@ def due(settings: Settings) -> list[date]:
     with connect(settings, name="outbox partitions drop") as connection:
         close.compare_clocks(connection)
         given = {"states": states, "retention": settings.retention_days}
-        return [day for (day,) in connection.execute(queries.DUE, given)]
+        return [day for (day,) in connection.execute(partitions_sql.DUE, given)]
 
 
 def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
@@ -132,10 +132,10 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
 
 def _look_first(settings: Settings, connection: Connection, day: date, manifest_sha256: str | None) -> None:
     """Raise the errors that prevent a drop, while the partition is still attached."""
-    ((dependent,),) = connection.execute(queries.DEPENDENTS, {"leaf": leaf_of(day)})
+    ((dependent,),) = connection.execute(partitions_sql.DEPENDENTS, {"leaf": leaf_of(day)})
     if dependent is not None:
         raise NotReadyError(f"{day} not dropped: {dependent} depends on {leaf_of(day)}: drop it first")
-    for (default,) in connection.execute(queries.DEFAULT_PARTITION).fetchall():
+    for (default,) in connection.execute(partitions_sql.DEFAULT_PARTITION).fetchall():
         raise NotReadyError(
             f"{day} not dropped: the outbox has the default partition {default}, and PostgreSQL detaches no "
             f"day beside it: run ALTER TABLE outbox DETACH PARTITION {default}, write its rows again as new "
@@ -144,11 +144,11 @@ def _look_first(settings: Settings, connection: Connection, day: date, manifest_
     if settings.archive != NO_ARCHIVE:
         found = proof.prove(open_store(settings), day, connection, leaf_of(day), manifest_sha256)
         if not found.equal:
-            connection.execute(queries.UNPROVEN, {"day": day})
+            connection.execute(partitions_sql.UNPROVEN, {"day": day})
             raise NotProvenError(day, found.differences)
     close.require_published(connection, day)
     # DETACH hides the day while it waits for older transactions, so wait for these before it starts.
-    users = {user for (user,) in connection.execute(queries.USERS)}
+    users = {user for (user,) in connection.execute(partitions_sql.USERS)}
     deadline = time.monotonic() + attach.SECONDS
     while users:
         if time.monotonic() > deadline:
@@ -157,17 +157,17 @@ def _look_first(settings: Settings, connection: Connection, day: date, manifest_
                 "again; no other session waits for it"
             )
         time.sleep(attach.PAUSE[0])
-        users &= {user for (user,) in connection.execute(queries.USERS)}
+        users &= {user for (user,) in connection.execute(partitions_sql.USERS)}
 
 
 def _detach(connection: Connection, day: date) -> None:
     """Detach the partition from the outbox."""
-    connection.execute(queries.DETACH_LOCK)
+    connection.execute(partitions_sql.DETACH_LOCK)
     for attempt in locks.briefly(seconds=attach.SECONDS, pause=attach.PAUSE):
         with attempt:
             attach.finish_detaching(connection)
             while place_of(connection, day) == "attached":
-                connection.execute(queries.named(queries.DETACH, leaf_of(day)))
+                connection.execute(partitions_sql.named(partitions_sql.DETACH, leaf_of(day)))
             return
     raise NotReadyError(
         f"{day} is half detached, a long transaction uses the outbox: see pg_stat_activity, and run this "
@@ -181,14 +181,14 @@ def _prove_and_drop(
     leaf, found = leaf_of(day), None
     try:
         with connection.transaction():
-            connection.execute(queries.named(queries.LOCK_DETACHED, leaf))
+            connection.execute(partitions_sql.named(partitions_sql.LOCK_DETACHED, leaf))
             if settings.archive != NO_ARCHIVE:
                 found = proof.prove(open_store(settings), day, connection, leaf, manifest_sha256)
                 if not found.equal:
                     raise NotProvenError(day, found.differences)
             close.require_published(connection, day)
-            connection.execute(queries.named(queries.DROP, leaf))
-            connection.execute(queries.DROPPED, {"day": day, "proven": found is not None})
+            connection.execute(partitions_sql.named(partitions_sql.DROP, leaf))
+            connection.execute(partitions_sql.DROPPED, {"day": day, "proven": found is not None})
             return Dropped(day, found.rows if found else None, True)
     except BaseException:
         _put_back(settings, day)
@@ -201,7 +201,7 @@ def _put_back(settings: Settings, day: date) -> None:
         # In a new session, since the failed one may be unusable; if it still exists, it keeps the day's lock.
         with connect(settings, name=f"outbox: {day}") as connection:
             attach.again(connection, day)
-            connection.execute(queries.UNPROVEN, {"day": day})
+            connection.execute(partitions_sql.UNPROVEN, {"day": day})
     except (psycopg.Error, SetupError) as error:
         _LOG.error(
             "%s is still detached, its events are not visible: run `outbox partitions attach %s` (%s)",
@@ -218,5 +218,5 @@ def _was_gone(settings: Settings, connection: Connection, day: date, manifest_sh
         if not found.equal:
             raise NotProvenError(day, (f"the partition {leaf_of(day)} does not exist", *found.differences))
     _LOG.warning("%s: its partition does not exist: it was dropped manually", day)
-    connection.execute(queries.DROPPED, {"day": day, "proven": False})
+    connection.execute(partitions_sql.DROPPED, {"day": day, "proven": False})
     return Dropped(day, None, True)

@@ -3,6 +3,9 @@
 Invariants:
 - Memory usage is a few batches, regardless of the day's size.
 - A file exists only if it is complete: a writer that fails leaves no file.
+- Positions only grow: an event was published with the first row of its shard's progress that covers it. A
+  position covers the events visible in its `done`, and those visible in its `target` up to its `last_seq`.
+- To find when a row was published, no row is looked up: binary searches in arrays do.
 """
 
 from __future__ import annotations
@@ -23,17 +26,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from psycopg import sql
 
 from outbox_pipelines.core import session
+from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, reading_dsn
-from outbox_pipelines.days.archive import queries
-from outbox_pipelines.days.archive.columns import SCHEMA, schema_with
-from outbox_pipelines.days.archive.manifest import Column
-from outbox_pipelines.days.archive.published import Published, earliest
+from outbox_pipelines.days.archive import archive_sql
+from outbox_pipelines.days.archive.manifest import SCHEMA, Column, schema_with
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.settings import Settings
+
+_NEVER = np.iinfo(np.int64).max
+Ints = NDArray[np.int64]
+
 
 _BATCH_BYTES: Final = 16_000_000
 GROUP_ROWS: Final = 25_000
@@ -47,6 +54,69 @@ _PROGRESS_ROWS: Final = 500_000
 # Batches queued for the file.
 _AHEAD: Final = 2
 _STATUS: Final = SCHEMA.get_field_index("status")
+
+
+class _Sight:
+    """Finds the first of a series of snapshots in which a transaction is visible."""
+
+    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
+        self._ends = np.array([snapshot.xmax for snapshot in snapshots], np.int64)
+        last_seen_running: dict[int, int] = {}
+        for number, snapshot in enumerate(snapshots):
+            for tx in snapshot.xip:
+                last_seen_running[tx] = number
+        late = sorted(last_seen_running.items())
+        self._late = np.array([tx for tx, _ in late], np.int64)
+        self._late_first = np.array([number + 1 for _, number in late], np.int64)
+
+    def first(self, tx: Ints) -> Ints:
+        """Return that snapshot's number for each transaction; the length of the series if there is none."""
+        found = np.searchsorted(self._ends, tx, side="right").astype(np.int64)
+        if len(self._late):
+            place = np.minimum(np.searchsorted(self._late, tx), len(self._late) - 1)
+            found = np.where(self._late[place] == tx, self._late_first[place], found)
+        return found
+
+
+class Published:
+    """The publishing times of one shard, from its progress in order of time."""
+
+    def __init__(self, rows: Sequence[tuple[datetime, str, str | None, int | None]]) -> None:
+        """
+        Args:
+            rows: time, done, target and last_seq of each row of progress.
+        """
+        self._at = np.array([int(at.timestamp() * 1_000_000) for at, *_ in rows] + [_NEVER], np.int64)
+        self._done = _Sight([Snapshot.parse(done) for _, done, _, _ in rows])
+        # Rows inside a tick that took longer than a second.
+        within = [(number, row) for number, row in enumerate(rows) if row[2] is not None]
+        self._within = np.array([number for number, _ in within], np.int64)
+        self._within_seq = np.array([row[3] for _, row in within], np.int64)
+        self._target = _Sight([Snapshot.parse(row[2] or "") for _, row in within])
+
+    def at(self, tx: Ints, seq: Ints) -> Ints:
+        """Return µs since 1970 for each event; the largest number if no row covers it."""
+        found = self._done.first(tx)
+        first = self._target.first(tx)
+        for start in np.unique(first[first < len(self._within_seq)]):
+            of_tick = np.flatnonzero(first == start)
+            numbers, seqs = self._tick(int(start), int(found[of_tick].max()))
+            place = np.searchsorted(seqs, seq[of_tick])
+            found[of_tick] = np.minimum(found[of_tick], numbers[place])
+        return self._at[found]
+
+    def _tick(self, start: int, end: int) -> tuple[Ints, Ints]:
+        """Return the numbers of the rows inside the tick that row `end` finishes, and the seq of each."""
+        stop = int(np.searchsorted(self._within, end))
+        return np.append(self._within[start:stop], len(self._at) - 1), self._within_seq[start:stop]
+
+
+def earliest(times: Sequence[Ints]) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return the earliest of several series (one per number of shards), and where no series has a time."""
+    best = times[0]
+    for other in times[1:]:
+        best = np.minimum(best, other)
+    return best, best == _NEVER
 
 
 @dataclass(slots=True)
@@ -99,9 +169,9 @@ def export(
     """
     published = _published(connection, day)
     exported = Exported()
-    most = sql.Literal(queries.MOST_TYPES)
-    ((types, count),) = connection.execute(queries.of_leaf(queries.TYPES, leaf, most=most))
-    order = queries.BY_FEW_TYPES if count <= queries.MOST_TYPES else queries.BY_MANY_TYPES
+    most = sql.Literal(archive_sql.MOST_TYPES)
+    ((types, count),) = connection.execute(archive_sql.of_leaf(archive_sql.TYPES, leaf, most=most))
+    order = archive_sql.BY_FEW_TYPES if count <= archive_sql.MOST_TYPES else archive_sql.BY_MANY_TYPES
     aggregate = sql.SQL(order).format(types=sql.Literal(types or []))
     schema = schema_with(columns)
     with (
@@ -123,9 +193,9 @@ def export(
 def _published(connection: Connection, day: date) -> dict[int, dict[int, Published]]:
     """Return the publishing times, by number of shards and shard."""
     found: dict[int, dict[int, Published]] = {}
-    for (shards,) in connection.execute(queries.DIVISIONS).fetchall():
+    for (shards,) in connection.execute(archive_sql.DIVISIONS).fetchall():
         rows: dict[int, list[Any]] = {}
-        for shard, *row in connection.execute(queries.PROGRESS, {"shards": shards, "day": day}):
+        for shard, *row in connection.execute(archive_sql.PROGRESS, {"shards": shards, "day": day}):
             rows.setdefault(shard, []).append(row)
         found[shards] = {shard: Published(each) for shard, each in rows.items()}
     return found
@@ -139,10 +209,10 @@ def _batches(
     columns: Sequence[Column],
 ) -> Generator[pa.RecordBatch, None, None]:
     shards = sql.SQL("").join(
-        sql.SQL(queries.SHARD).format(shards=sql.Literal(shards)) for shards in divisions if shards > 1
+        sql.SQL(archive_sql.SHARD).format(shards=sql.Literal(shards)) for shards in divisions if shards > 1
     )
-    parts = {"shards": shards, "aggregate": aggregate, "extra": queries.values(columns)}
-    rows = queries.of_leaf(queries.ROWS, leaf, **parts).as_string()
+    parts = {"shards": shards, "aggregate": aggregate, "extra": archive_sql.values(columns)}
+    rows = archive_sql.of_leaf(archive_sql.ROWS, leaf, **parts).as_string()
     dsn = reading_dsn(settings.require_dsn())
     hint = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
     try:
@@ -150,7 +220,7 @@ def _batches(
             adbc_driver_postgresql.dbapi.connect(dsn, autocommit=True) as connection,
             connection.cursor(adbc_stmt_kwargs=hint) as cursor,
         ):
-            tune = f"{queries.PRINT};{queries.TUNE}".split(";")
+            tune = f"{archive_sql.PRINT};{archive_sql.TUNE}".split(";")
             for statement in [*session.pin_own(settings.db_schema), *tune]:
                 cursor.execute(statement)
             cursor.execute(rows)
@@ -176,7 +246,7 @@ def _complete(
         processed = pc.equal(columns[_STATUS], "PROCESSED")
         of_position = pa.array(at, pa.timestamp("us", tz="UTC"), mask=unknown)
         # Current positions do not show when the events of a restored day were published.
-        known = pc.and_(processed, pa.array(tx != queries.RESTORED_TX))
+        known = pc.and_(processed, pa.array(tx != archive_sql.RESTORED_TX))
         of_position = pc.if_else(known, of_position, None)
         columns[place] = pc.coalesce(released, of_position)
     return pa.RecordBatch.from_arrays(

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.days.archive import queries
+from outbox_pipelines.days.archive import archive_sql
 from outbox_pipelines.days.archive.store import Store
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import NO_ARCHIVE, Settings
@@ -67,9 +67,9 @@ def history(settings: Settings, aggregate_type: str, aggregate_id: str) -> list[
     with connect(settings, name="outbox archive history") as connection, connection.transaction():
         connection.execute("SET LOCAL TimeZone = 'UTC'")
         before = _attached(connection)
-        of_table = connection.execute(queries.HISTORY, aggregate).fetchall()
+        of_table = connection.execute(archive_sql.HISTORY, aggregate).fetchall()
         attached = before & _attached(connection)
-        days = connection.execute(queries.WHERE_DAYS_ARE).fetchall()
+        days = connection.execute(archive_sql.WHERE_DAYS_ARE).fetchall()
     only_archived = [day for day, _, archived, _ in days if archived and day not in attached]
     for day, _, archived, exists in days:
         if exists and not archived and day not in attached:
@@ -84,7 +84,7 @@ def history(settings: Settings, aggregate_type: str, aggregate_id: str) -> list[
 
 
 def _attached(connection: Connection) -> set[date]:
-    return {day for day, is_attached, *_ in connection.execute(queries.WHERE_DAYS_ARE) if is_attached}
+    return {day for day, is_attached, *_ in connection.execute(archive_sql.WHERE_DAYS_ARE) if is_attached}
 
 
 def _archived(

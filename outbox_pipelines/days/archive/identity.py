@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.days.archive import queries
+from outbox_pipelines.days.archive import archive_sql
 from outbox_pipelines.days.archive.manifest import Source, digest, now
 from outbox_pipelines.days.archive.store import IDENTITY, Store, manifest_key, open_store
 from outbox_pipelines.errors import NotReadyError, SetupError
@@ -57,7 +57,7 @@ class Adopted:
 
 def require(store: Store, connection: Connection) -> None:
     """Raise `SetupError` if this location is not the archive of the outbox's archived days."""
-    row = connection.execute(queries.KNOWN_ARCHIVE).fetchone()
+    row = connection.execute(archive_sql.KNOWN_ARCHIVE).fetchone()
     if row is None:
         return
     known, days = row
@@ -91,7 +91,7 @@ def require_or_make(store: Store, connection: Connection) -> uuid.UUID:
                     "this file. If the archive belongs to this outbox, run `outbox archive adopt`"
                 )
             found = _make(store, source)
-        elif found.source != source and connection.execute(queries.KNOWN_ARCHIVE).fetchone() is None:
+        elif found.source != source and connection.execute(archive_sql.KNOWN_ARCHIVE).fetchone() is None:
             raise _others(store, found)
         return found.archive
 
@@ -111,7 +111,7 @@ def adopt(settings: Settings, force: bool = False) -> Adopted:
     store = open_store(settings)
     require_schema(settings)
     with connect(settings, name="outbox archive adopt") as connection, _alone(connection):
-        archived = connection.execute(queries.ARCHIVED_DAYS).fetchall()
+        archived = connection.execute(archive_sql.ARCHIVED_DAYS).fetchall()
         missing = tuple(day for day, known in archived if not _has(store, day, known))
         if missing and not force:
             raise NotReadyError(
@@ -131,7 +131,7 @@ def adopt(settings: Settings, force: bool = False) -> Adopted:
         if found is None or not is_ours:
             found = _make(store, source)
         try:
-            connection.execute(queries.ADOPT, {"archive": found.archive})
+            connection.execute(archive_sql.ADOPT, {"archive": found.archive})
         except psycopg.errors.InsufficientPrivilege as error:
             raise SetupError(
                 f"{first_line(error)}: only the owner of the outbox can adopt an archive"
@@ -141,7 +141,7 @@ def adopt(settings: Settings, force: bool = False) -> Adopted:
 
 def source_of(connection: Connection) -> Source:
     """Return the identity of this outbox."""
-    ((system, database, schema),) = connection.execute(queries.SOURCE)
+    ((system, database, schema),) = connection.execute(archive_sql.SOURCE)
     return Source(system_identifier=system, database=database, schema=schema)
 
 
@@ -149,7 +149,7 @@ def source_of(connection: Connection) -> Source:
 def _alone(connection: Connection) -> Iterator[None]:
     """Lock the identity: two days that are archived concurrently must not create two identities."""
     with connection.transaction():
-        connection.execute(queries.LOCK_ARCHIVE)
+        connection.execute(archive_sql.LOCK_ARCHIVE)
         yield
 
 

@@ -1,9 +1,13 @@
 """Prove that a day's file and its rows are equal, or show where they differ.
 
+Sums are taken by buckets of `seq`.
+
 Invariants:
 - The two sides are computed by different engines from different bytes: PostgreSQL from the table, DuckDB from
   the file in the archive. The manifest replaces neither side; it must agree with both.
 - It writes nothing.
+- Too little memory is a separate error: it does not mean that the file is damaged.
+- The memory for the sums of a file depends on its row groups, not on the day's size or the number of cores.
 """
 
 from __future__ import annotations
@@ -15,19 +19,139 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Final
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
+import duckdb
+import pyarrow.parquet as pq
 from psycopg import sql
 
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
-from outbox_pipelines.days.archive import queries, sums
-from outbox_pipelines.days.archive.manifest import Column, Manifest, Sum, digest, read_manifest
+from outbox_pipelines.days.archive import archive_sql
+from outbox_pipelines.days.archive.manifest import (
+    OWN,
+    Column,
+    Manifest,
+    Sum,
+    added,
+    digest,
+    in_duckdb,
+    read_manifest,
+)
 from outbox_pipelines.days.archive.store import Store, key, manifest_key
 from outbox_pipelines.errors import SetupError, UnavailableError
+
+# Each thread reads its own row group.
+_THREADS: Final = 2
+# Bytes for DuckDB, and a factor for each thread's row group and the texts computed from it.
+_LEAST: Final = 200_000_000
+_TIMES: Final = 8
+
 
 # Limits of the report; enough to see what is wrong.
 _BUCKETS: Final = 3
 _ROWS: Final = 10
+
+
+class UnreadableError(Exception):
+    """The file is not a Parquet file, or is damaged."""
+
+
+class NoMemoryError(SetupError):
+    """DuckDB has too little memory for a file; it is unknown whether file and rows are equal."""
+
+
+def added_columns(connection: Connection, leaf: str) -> tuple[Column, ...]:
+    """Return the columns of a partition that users have added."""
+    return added((name, type) for name, type, _ in _added(connection, leaf))
+
+
+def computed_columns(connection: Connection, leaf: str) -> set[str]:
+    """Return the added columns that PostgreSQL generates, and that must not be written."""
+    return {name for name, _, is_computed in _added(connection, leaf) if is_computed}
+
+
+def _added(connection: Connection, leaf: str) -> list[tuple[Any, ...]]:
+    name = sql.Identifier(leaf).as_string(connection)
+    return connection.execute(archive_sql.ADDED, {"leaf": name, "own": list(OWN)}).fetchall()
+
+
+def sums_of_table(connection: Connection, leaf: str, columns: Sequence[Column] = ()) -> dict[int, Sum]:
+    """Return the sums of all rows of a partition.
+
+    Args:
+        columns: columns added by users, which are also summed.
+    """
+    connection.execute(archive_sql.SUM_TUNE)
+    rows = connection.execute(archive_sql.of_leaf(archive_sql.SUMS, leaf, extra=archive_sql.texts(columns)))
+    return {bucket: Sum(count, int(total)) for bucket, count, total in rows}
+
+
+def sums_of_file(
+    file: Path, columns: Sequence[Column] = (), threads: int = _THREADS, memory: int | None = None
+) -> dict[int, Sum]:
+    """Return the sums of all rows of a Parquet file.
+
+    Args:
+        columns: columns added by users, which are also summed.
+        threads: the number of threads for DuckDB.
+        memory: the memory for DuckDB in bytes; by default what the largest row group needs.
+
+    Raises:
+        UnreadableError: DuckDB cannot read it.
+        NoMemoryError: it needs more memory.
+    """
+    rows = _read(in_duckdb(archive_sql.FILE_SUMS, columns), file, {}, threads, memory)
+    return {bucket: Sum(count, int(total)) for bucket, count, total in rows}
+
+
+def rows_of_table(
+    connection: Connection, leaf: str, bucket: int, columns: Sequence[Column] = ()
+) -> list[tuple[str, int, int]]:
+    """Return id, seq and digest of each row of a table's bucket."""
+    parts = {"bucket": sql.Literal(bucket), "extra": archive_sql.texts(columns)}
+    return connection.execute(archive_sql.of_leaf(archive_sql.DIGESTS, leaf, **parts)).fetchall()
+
+
+def rows_of_file(file: Path, bucket: int, columns: Sequence[Column] = ()) -> list[tuple[str, int, int]]:
+    """Return id, seq and digest of each row of a file's bucket."""
+    return _read(in_duckdb(archive_sql.FILE_DIGESTS, columns), file, {"bucket": bucket}, _THREADS, None)
+
+
+def _read(
+    query: str, file: Path, given: dict[str, Any], threads: int, memory: int | None
+) -> list[tuple[Any, ...]]:
+    if memory is None:
+        memory = _LEAST + threads * _TIMES * _largest_group(file)
+    config: dict[str, Any] = {"memory_limit": f"{memory // 1_000_000}MB", "threads": threads}
+    with (
+        # DuckDB may spill rows to disk: use a directory that only this user can read.
+        TemporaryDirectory(prefix="outbox-archive-") as spilled,
+        duckdb.connect(config=config | {"temp_directory": spilled}) as connection,
+    ):
+        # A progress bar would be mixed with a command's output.
+        connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
+        try:
+            return connection.execute(query, {"file": str(file), **given}).fetchall()
+        except duckdb.OutOfMemoryException as error:
+            raise NoMemoryError(
+                f"{file.name} cannot be compared: DuckDB can use {config['memory_limit']} of memory and "
+                f"needs more ({first_line(error)}). Its row groups are too large: write it again with "
+                "`outbox archive day DAY --again`"
+            ) from None
+        except duckdb.Error as error:
+            raise UnreadableError(first_line(error)) from None
+
+
+def _largest_group(file: Path) -> int:
+    """Return the uncompressed size of the largest row group in bytes."""
+    try:
+        found = pq.read_metadata(file)
+    # DuckDB reports what is wrong with the file.
+    except Exception:  # noqa: BLE001
+        return 0
+    return max((found.row_group(n).total_byte_size for n in range(found.num_row_groups)), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +176,14 @@ def prove(store: Store, day: date, connection: Connection, leaf: str, manifest_s
         manifest_sha256: the manifest's digest in the database; None accepts any manifest.
     """
     manifest, differences = _manifest(store, day, manifest_sha256)
-    in_table = sums.added_columns(connection, leaf)
+    in_table = added_columns(connection, leaf)
     # A column that was dropped from the table since is not a difference: the file has more data.
     names = {column.name for column in in_table}
     columns = in_table if manifest is None else tuple(each for each in manifest.columns if each.name in names)
     with ThreadPoolExecutor(1) as threads:
-        of_table = threads.submit(sums.of_table, connection, leaf, columns)
+        summing = threads.submit(sums_of_table, connection, leaf, columns)
         found, of_file = (None, []) if manifest is None else _file(store, manifest)
-        table = of_table.result()
+        table = summing.result()
     differences += of_file
     if manifest is not None:
         differences += _not_in_file(connection, leaf, in_table, manifest)
@@ -68,7 +192,7 @@ def prove(store: Store, day: date, connection: Connection, leaf: str, manifest_s
         if found is not None:
             with store.local(key(day, manifest.file)) as file:
                 if columns != manifest.columns:
-                    found = sums.of_file(file, columns)
+                    found = sums_of_file(file, columns)
                 if found != table:
                     differences += _named(connection, leaf, file, columns, table, found)
     return Proof(day, sum(each.rows for each in table.values()), tuple(differences))
@@ -114,8 +238,8 @@ def _file(store: Store, manifest: Manifest) -> tuple[dict[int, Sum] | None, list
         with store.local(key(manifest.day, manifest.file)) as file:
             differences = _bytes(file, manifest)
             try:
-                found = sums.of_file(file, manifest.columns)
-            except sums.UnreadableError as error:
+                found = sums_of_file(file, manifest.columns)
+            except UnreadableError as error:
                 return None, [*differences, f"{manifest.file} cannot be read: {error}"]
     except FileNotFoundError:
         return None, [f"{manifest.file} is missing in {store.url}"]
@@ -129,7 +253,7 @@ def _not_in_file(
     in_file = {column.name for column in manifest.columns}
     differences = []
     for name in (column.name for column in in_table if column.name not in in_file):
-        query = queries.of_leaf(queries.HAS_VALUES, leaf, name=sql.Identifier(name))
+        query = archive_sql.of_leaf(archive_sql.HAS_VALUES, leaf, name=sql.Identifier(name))
         if connection.execute(query).fetchall()[0][0]:
             differences.append(f"the rows have a column {name}, which {manifest.file} does not have")
     return differences
@@ -169,8 +293,8 @@ def _named(
     wrong = sorted(bucket for bucket in table | found if table.get(bucket) != found.get(bucket))
     differences = [f"table and file differ in the buckets {_some(wrong)}"]
     for bucket in wrong[:_BUCKETS]:
-        rows = Counter(sums.rows_of_table(connection, leaf, bucket, columns))
-        in_file = Counter(sums.rows_of_file(file, bucket, columns))
+        rows = Counter(rows_of_table(connection, leaf, bucket, columns))
+        in_file = Counter(rows_of_file(file, bucket, columns))
         lines = _rows(list((rows - in_file).elements()), list((in_file - rows).elements()))
         differences += [f"bucket {bucket}: {line}" for line in lines[:_ROWS]]
         if len(lines) > _ROWS:

@@ -32,11 +32,17 @@ import pyarrow.parquet as pq
 
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.days.archive import question
-from outbox_pipelines.days.archive.columns import EVENT_DATE, SCHEMA, VERSION, schema_with
-from outbox_pipelines.days.archive.files import Files
-from outbox_pipelines.days.archive.manifest import Column, Manifest, read_manifest
+from outbox_pipelines.days.archive.manifest import (
+    EVENT_DATE,
+    SCHEMA,
+    VERSION,
+    Column,
+    Manifest,
+    read_manifest,
+    schema_with,
+)
 from outbox_pipelines.days.archive.rendering import quoted
-from outbox_pipelines.days.archive.store import Store, key
+from outbox_pipelines.days.archive.store import Files, Store, key
 from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
@@ -144,9 +150,9 @@ class Archive:
         connection.execute(_LATEST)
         if self._catalog is not None:
             # Importing it needs the extra `catalog`.
-            from outbox_pipelines.days.archive import views
+            from outbox_pipelines.days.archive import question
 
-            for view in views.of_catalog(self._catalog, self._schema.names):
+            for view in question.of_catalog(self._catalog, self._schema.names):
                 connection.execute(view)
         paths = [*(self._path(day, _PROTOCOL) for day in self.manifests), *map(str, self._beside)]
         files = ", ".join(map(_quoted, paths))

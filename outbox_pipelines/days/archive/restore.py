@@ -22,7 +22,7 @@ from psycopg import sql
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.days.archive import identity, proof, queries, sums
+from outbox_pipelines.days.archive import archive_sql, identity, proof
 from outbox_pipelines.days.archive.manifest import Manifest
 from outbox_pipelines.days.archive.store import Store, key, open_store
 from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of, working_at
@@ -58,7 +58,7 @@ def restore(
     store = open_store(settings)
     require_schema(settings)
     with working_at(settings, day) as connection:
-        row = connection.execute(queries.KNOWN, {"day": day}).fetchone()
+        row = connection.execute(archive_sql.KNOWN, {"day": day}).fetchone()
         state, manifest_sha256 = row or (None, None)
         if attach and state != "dropped":
             raise NotReadyError(
@@ -75,12 +75,12 @@ def restore(
         table = leaf_of(day) if attach else f"outbox_restored_{day:%Y%m%d}"
         try:
             with connection.transaction():
-                connection.execute(queries.of_leaf(queries.MAKE, table))
+                connection.execute(archive_sql.of_leaf(archive_sql.MAKE, table))
                 _add_columns(connection, table, manifest, attach)
                 _fill(connection, store, manifest, table, progress)
-                if sums.of_table(connection, table, manifest.columns) != manifest.buckets:
+                if proof.sums_of_table(connection, table, manifest.columns) != manifest.buckets:
                     raise SetupError(f"{day} is not restored: the rows differ from the manifest, see the log")
-                connection.execute(queries.of_leaf(queries.MADE, table))
+                connection.execute(archive_sql.of_leaf(archive_sql.MADE, table))
                 if attach:
                     _attach(connection, day)
         except psycopg.errors.DuplicateTable:
@@ -100,7 +100,7 @@ def restore(
 
 def _add_columns(connection: Connection, table: str, manifest: Manifest, attach: bool) -> None:
     """Add the users' columns that the outbox had when the file was written and no longer has."""
-    there = {column.name for column in sums.added_columns(connection, table)}
+    there = {column.name for column in proof.added_columns(connection, table)}
     lost = [column for column in manifest.columns if column.name not in there]
     if lost and attach:
         raise SetupError(
@@ -108,23 +108,23 @@ def _add_columns(connection: Connection, table: str, manifest: Manifest, attach:
             "outbox no longer has: add it, or restore the day as a table, without --attach"
         )
     for column in lost:
-        ((exists,),) = connection.execute(queries.TYPE_EXISTS, {"type": column.type})
+        ((exists,),) = connection.execute(archive_sql.TYPE_EXISTS, {"type": column.type})
         type = sql.SQL(column.type if exists else "text")
         connection.execute(
-            queries.of_leaf(queries.ADD_COLUMN, table, name=sql.Identifier(column.name), type=type)
+            archive_sql.of_leaf(archive_sql.ADD_COLUMN, table, name=sql.Identifier(column.name), type=type)
         )
 
 
 def _fill(
     connection: Connection, store: Store, manifest: Manifest, table: str, progress: Callable[[int], None]
 ) -> None:
-    computed = sums.computed_columns(connection, table)
+    computed = proof.computed_columns(connection, table)
     # The column's name in the table, and in the file.
-    names = {name: name for name in queries.COLUMNS}
+    names = {name: name for name in archive_sql.COLUMNS}
     names |= {column.name: column.stored for column in manifest.columns if column.name not in computed}
     listed = sql.SQL(", ").join(map(sql.Identifier, names))
-    copy = queries.of_leaf(queries.COPY, table, columns=listed)
-    connection.execute(queries.PRINT)
+    copy = archive_sql.of_leaf(archive_sql.COPY, table, columns=listed)
+    connection.execute(archive_sql.PRINT)
     rows = 0
     with (
         store.local(key(manifest.day, manifest.file)) as file,
@@ -146,5 +146,5 @@ def _fill(
 
 def _attach(connection: Connection, day: date) -> None:
     start, stop = map(sql.Literal, bounds_of(day))
-    connection.execute(queries.of_leaf(queries.ATTACH_RESTORED, leaf_of(day), start=start, stop=stop))
-    connection.execute(queries.RESTORED, {"day": day})
+    connection.execute(archive_sql.of_leaf(archive_sql.ATTACH_RESTORED, leaf_of(day), start=start, stop=stop))
+    connection.execute(archive_sql.RESTORED, {"day": day})

@@ -7,6 +7,8 @@ Invariants:
 - A key is written completely or not at all: by a temporary name, sync and rename, or by one conditional put.
 - In a directory, files can be read by those whom `readers` names, regardless of the umask.
 - A key is never overwritten by accident: a writer that replaces it passes the version that it read.
+- `Files`, for readers that use fsspec (DuckDB, pyarrow), is read-only and shows only files that manifests
+  name. A read of n bytes is one request of n bytes: sizes come from the manifests, and nothing is listed.
 """
 
 from __future__ import annotations
@@ -15,16 +17,17 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import obstore
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from outbox_pipelines.config.fields import Readers
@@ -50,6 +53,10 @@ _MODES: Final[dict[Readers, tuple[int, int]]] = {
 }
 # A bucket's error message is XML, after the request.
 _ANSWER: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+
+
+# A file never changes, because its name is derived from its content.
+_WRITTEN: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,3 +338,50 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class Files(AbstractFileSystem):  # type: ignore[misc]
+    """A file system of keys such as `event_date=2026-11-21/events-….parquet`."""
+
+    protocol = "outbox-archive"
+    cachable = False
+
+    def __init__(self, store: Store, sizes: Mapping[str, int]) -> None:
+        """
+        Args:
+            sizes: the size of each key in bytes.
+        """
+        super().__init__()
+        self.store = store
+        self._sizes = sizes
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Return name, size and type of a file.
+
+        Raises:
+            FileNotFoundError: no manifest names it.
+        """
+        name = self._strip_protocol(path)
+        if name not in self._sizes:
+            raise FileNotFoundError(path)
+        return {"name": name, "size": self._sizes[name], "type": "file"}
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        """Return the file itself: there are no directories."""
+        found = self.info(path)
+        return [found] if detail else [found["name"]]
+
+    def modified(self, path: str) -> datetime:
+        """Return the same time for each file: files never change."""
+        return _WRITTEN
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> AbstractBufferedFile:
+        if mode != "rb":
+            raise PermissionError(f"{path} is in the archive, which is read-only")
+        # Readers of Parquet know better than a cache which bytes they need next.
+        return _File(self, path, mode, cache_type="none", size=self.info(path)["size"])
+
+
+class _File(AbstractBufferedFile):  # type: ignore[misc]
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return self.fs.store.piece(self.path, start, end)  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ import psycopg
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.days.partitions import calendar, queries
+from outbox_pipelines.days.partitions import calendar, partitions_sql
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import Settings
 
@@ -67,7 +67,7 @@ def _steps(connection: Connection, since: date | None) -> list[date | None]:
     """Return the first day of each transaction."""
     if since is None:
         return [None]
-    ((age, first, is_closed),) = connection.execute(queries.BACKFILL, {"since": since}).fetchall()
+    ((age, first, is_closed),) = connection.execute(partitions_sql.BACKFILL, {"since": since}).fetchall()
     if age > _MOST_DAYS:
         raise SetupError(
             f"{since} is {age:,} days ago, and each day since then would have a partition: the earliest is "
@@ -82,7 +82,7 @@ def _steps(connection: Connection, since: date | None) -> list[date | None]:
 def _made(connection: Connection, wanted: int, since: date | None) -> int:
     for tries_left in reversed(range(_TRIES)):
         try:
-            ((made,),) = connection.execute(queries.ENSURE, {"days": wanted, "since": since})
+            ((made,),) = connection.execute(partitions_sql.ENSURE, {"days": wanted, "since": since})
         except psycopg.errors.LockNotAvailable as error:
             if not tries_left:
                 reason = f"the outbox is locked by other maintenance: {first_line(error)}"
@@ -122,7 +122,7 @@ def top_up(connection: Connection, days: int) -> str | None:
         The reason of a failure, None on success.
     """
     try:
-        connection.execute(queries.ENSURE_IF_OWNER, {"days": days})
+        connection.execute(partitions_sql.ENSURE_IF_OWNER, {"days": days})
     except psycopg.Error as error:
         if connection.closed:
             raise

@@ -16,7 +16,7 @@ from outbox_pipelines import locks
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.days.partitions import queries
+from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of, place_of, require_day, working_at
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.settings import Settings
@@ -64,12 +64,14 @@ def again(connection: Connection, day: date) -> None:
         NotReadyError: a long transaction uses the outbox.
     """
     start, stop = map(sql.Literal, bounds_of(day))
-    connection.execute(queries.DETACH_LOCK)
+    connection.execute(partitions_sql.DETACH_LOCK)
     for attempt in locks.briefly(seconds=SECONDS, pause=PAUSE):
         with attempt:
             finish_detaching(connection)
             if place_of(connection, day) == "detached":
-                connection.execute(queries.named(queries.ATTACH, leaf_of(day), start=start, stop=stop))
+                connection.execute(
+                    partitions_sql.named(partitions_sql.ATTACH, leaf_of(day), start=start, stop=stop)
+                )
             return
     raise NotReadyError(
         f"{day} is not attached, a long transaction uses the outbox: see pg_stat_activity, then run `outbox "
@@ -79,5 +81,5 @@ def again(connection: Connection, day: date) -> None:
 
 def finish_detaching(connection: Connection) -> None:
     """Finish an interrupted detach: until then no other partition can be detached or attached."""
-    for (unfinished,) in connection.execute(queries.DETACHING).fetchall():
-        connection.execute(queries.named(queries.FINISH_DETACH, unfinished))
+    for (unfinished,) in connection.execute(partitions_sql.DETACHING).fetchall():
+        connection.execute(partitions_sql.named(partitions_sql.FINISH_DETACH, unfinished))

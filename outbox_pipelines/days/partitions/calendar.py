@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.days.partitions import queries
+from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.settings import Settings
 
@@ -46,7 +46,7 @@ def read(settings: Settings) -> list[Day]:
     """
     require_schema(settings)
     with connect(settings, name="outbox partitions") as connection:
-        return [Day(*row) for row in connection.execute(queries.DAYS)]
+        return [Day(*row) for row in connection.execute(partitions_sql.DAYS)]
 
 
 def first(settings: Settings) -> date | None:
@@ -58,7 +58,7 @@ def first(settings: Settings) -> date | None:
     with connect(settings, name="outbox partitions") as connection:
         if connection.execute("SELECT to_regclass('outbox_days')").fetchone() == (None,):
             return None
-        row = connection.execute(queries.FIRST).fetchone()
+        row = connection.execute(partitions_sql.FIRST).fetchone()
         return row[0] if row else None
 
 
@@ -89,7 +89,7 @@ def working_at(settings: Settings, day: date) -> Iterator[Connection]:
         NotReadyError: another session has locked the day.
     """
     with connect(settings, name=f"outbox: {day}") as connection:
-        if (who := queries.DAY_LOCK.take(connection, {"day": day})) is not None:
+        if (who := partitions_sql.DAY_LOCK.take(connection, {"day": day})) is not None:
             raise NotReadyError(f"{day} is being archived, proven or dropped by {who}: wait until it ends")
         yield connection
 
@@ -111,7 +111,7 @@ def require_day(connection: Connection, day: date) -> DayRow:
     Raises:
         SetupError: the outbox has no such day.
     """
-    row = connection.execute(queries.DAY, {"day": day}).fetchone()
+    row = connection.execute(partitions_sql.DAY, {"day": day}).fetchone()
     if row is None:
         raise SetupError(f"{day} is not a day of the outbox: see `outbox partitions list`")
     return DayRow(*row)
@@ -119,11 +119,11 @@ def require_day(connection: Connection, day: date) -> DayRow:
 
 def place_of(connection: Connection, day: date) -> str:
     """Return the state of a day's partition: attached, detaching, detached or gone."""
-    row = connection.execute(queries.ATTACHMENT, {"leaf": leaf_of(day)}).fetchone()
+    row = connection.execute(partitions_sql.ATTACHMENT, {"leaf": leaf_of(day)}).fetchone()
     return "gone" if row is None else row[0]
 
 
 def ahead(connection: Connection) -> int:
     """Return how many days from tomorrow on have a partition, up to the first that has none."""
-    ((days,),) = connection.execute(queries.AHEAD)
+    ((days,),) = connection.execute(partitions_sql.AHEAD)
     return int(days)

@@ -1,4 +1,4 @@
-"""Close past days: from then on they never change.
+"""Close past days: from then on they never change. Purge what is no longer needed of them.
 
 Invariants:
 - Sealing waits at most 50 ms for the partition's lock, because writers queue behind it.
@@ -6,6 +6,10 @@ Invariants:
   is published, a dead letter or discarded. Each step is durable: the next run continues from there.
 - The partition's lock proves that no session writes into it. The check of pg_stat_activity is not needed for
   correctness: it avoids rejecting the late insert of a running transaction.
+- A purge deletes rows in batches, each in its own transaction: other sessions wait only briefly, and an
+  interrupted purge keeps what it has done.
+- The rows that show when an event was published stay until its day is archived. Dead letters stay, however
+  old: they can be replayed.
 """
 
 from __future__ import annotations
@@ -22,10 +26,10 @@ from outbox_pipelines import locks
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.days.partitions import queries
+from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.days.partitions.calendar import leaf_of, require_day, working_at
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
 _LOG = logging.getLogger(__name__)
 # A longer lock request would make writers wait. If all tries fail, a transaction with rows in the day owns
@@ -61,7 +65,7 @@ def close(settings: Settings, day: date | None = None) -> list[Closing]:
     with connect(settings, name="outbox partitions close") as connection:
         compare_clocks(connection)
         wait = {"minutes": settings.close_after_minutes}
-        over = [found for (found,) in connection.execute(queries.OVER, wait)]
+        over = [found for (found,) in connection.execute(partitions_sql.OVER, wait)]
         if day is not None:
             if day not in over:
                 return [_not_over(connection, day, settings)]
@@ -79,23 +83,23 @@ def reopen(settings: Settings, day: date) -> None:
     """
     require_schema(settings)
     with working_at(settings, day) as connection, connection.transaction():
-        connection.execute(queries.LOCK_CALENDAR)
+        connection.execute(partitions_sql.LOCK_CALENDAR)
         row = require_day(connection, day)
         state, sealed_at = row.state, row.sealed_at
         if state not in ("open", "closed") or sealed_at is None:
             raise SetupError(f"{day} is {state}: only a closed day that is not archived can be reopened")
         # No writer waits behind this lock: the closed day rejects inserts.
         connection.execute("SET LOCAL lock_timeout = '2s'")
-        connection.execute(queries.DECLARE_REBASE)
-        connection.execute(queries.named(queries.TO_BE_PUBLISHED, leaf_of(day)), {"day": day})
-        connection.execute(queries.named(queries.UNSEAL, leaf_of(day)))
-        connection.execute(queries.REOPEN, {"day": day})
+        connection.execute(partitions_sql.DECLARE_REBASE)
+        connection.execute(partitions_sql.named(partitions_sql.TO_BE_PUBLISHED, leaf_of(day)), {"day": day})
+        connection.execute(partitions_sql.named(partitions_sql.UNSEAL, leaf_of(day)))
+        connection.execute(partitions_sql.REOPEN, {"day": day})
 
 
 def require_published(connection: Connection, day: date) -> None:
     """Raise `NotReadyError` if a closed day has unpublished rows that bypassed the guards."""
     try:
-        query = queries.named(queries.PAST_GUARDS, leaf_of(day))
+        query = partitions_sql.named(partitions_sql.PAST_GUARDS, leaf_of(day))
         ((rows, id),) = connection.execute(query, {"day": day}).fetchall()
     except psycopg.errors.InsufficientPrivilege as error:
         raise SetupError(
@@ -116,12 +120,12 @@ def require_published(connection: Connection, day: date) -> None:
 def _close(connection: Connection, day: date) -> Closing:
     try:
         why_not = _seal(connection, day)
-        ((committed,),) = connection.execute(queries.COMMITTED)
+        ((committed,),) = connection.execute(partitions_sql.COMMITTED)
         why_not = why_not or _unpublished(connection, day)
         if not why_not:
             with connection.transaction():
-                connection.execute(queries.LOCK_CALENDAR)
-                connection.execute(queries.CLOSED, {"day": day, "committed": committed})
+                connection.execute(partitions_sql.LOCK_CALENDAR)
+                connection.execute(partitions_sql.CLOSED, {"day": day, "committed": committed})
     except psycopg.errors.UndefinedTable:
         why_not = (
             "its partition does not exist (it was dropped manually): to remove the day, run "
@@ -136,7 +140,7 @@ def _close(connection: Connection, day: date) -> Closing:
 
 def _seal(connection: Connection, day: date) -> str:
     """Make the day reject inserts; return an empty string, or the reason if that is not possible yet."""
-    row = connection.execute(queries.DAY, {"day": day}).fetchone()
+    row = connection.execute(partitions_sql.DAY, {"day": day}).fetchone()
     assert row is not None
     if row[1] is not None:
         return ""
@@ -145,9 +149,9 @@ def _seal(connection: Connection, day: date) -> str:
     for attempt in locks.briefly(times=_TRIES, pause=(_PAUSE_SECONDS, _PAUSE_SECONDS)):
         with attempt:
             with connection.transaction():
-                connection.execute(queries.SHORT_LOCK)
-                connection.execute(queries.named(queries.SEAL, leaf_of(day)))
-                connection.execute(queries.SEALED, {"day": day})
+                connection.execute(partitions_sql.SHORT_LOCK)
+                connection.execute(partitions_sql.named(partitions_sql.SEAL, leaf_of(day)))
+                connection.execute(partitions_sql.SEALED, {"day": day})
             return ""
     return _who_locks(connection, day)
 
@@ -157,7 +161,7 @@ def _still_running(connection: Connection, day: date) -> str:
     deadline = time.monotonic() + _HIDDEN_SECONDS
     hidden: set[str] | None = None
     while True:
-        rows = connection.execute(queries.RUNNING, {"day": day}).fetchall()
+        rows = connection.execute(partitions_sql.RUNNING, {"day": day}).fetchall()
         if old := [row for row in rows if row[1] is not None]:
             _, since, pid, user = old[0]
             return (
@@ -178,7 +182,7 @@ def _still_running(connection: Connection, day: date) -> str:
 
 
 def _who_locks(connection: Connection, day: date) -> str:
-    rows = connection.execute(queries.HOLDERS, {"leaf": leaf_of(day)}).fetchall()
+    rows = connection.execute(partitions_sql.HOLDERS, {"leaf": leaf_of(day)}).fetchall()
     prepared = [gid for _, gid in rows if gid]
     if prepared:
         return f"a prepared transaction has written into it: COMMIT or ROLLBACK PREPARED '{prepared[0]}'"
@@ -188,12 +192,12 @@ def _who_locks(connection: Connection, day: date) -> str:
 
 def _unpublished(connection: Connection, day: date) -> str:
     """Return which events of a sealed day are not yet published, dead letters or discarded."""
-    for shard, count in connection.execute(queries.named(queries.BEHIND, leaf_of(day))):
+    for shard, count in connection.execute(partitions_sql.named(partitions_sql.BEHIND, leaf_of(day))):
         return (
             f"shard {shard} has not published {count}{' or more' if count >= 1000 else ''} of its events: "
             "see `outbox status`"
         )
-    row = connection.execute(queries.ON_THEIR_WAY, {"day": day}).fetchone()
+    row = connection.execute(partitions_sql.ON_THEIR_WAY, {"day": day}).fetchone()
     assert row is not None
     if row[0]:
         return f"{row[0]} of its events are parked and will be tried again: see `outbox status`"
@@ -201,7 +205,7 @@ def _unpublished(connection: Connection, day: date) -> str:
 
 
 def _not_over(connection: Connection, day: date, settings: Settings) -> Closing:
-    row = connection.execute(queries.DAY, {"day": day}).fetchone()
+    row = connection.execute(partitions_sql.DAY, {"day": day}).fetchone()
     if row is None:
         raise SetupError(f"{day} is not a day of the outbox: see `outbox partitions list`")
     if row[0] != "open":
@@ -213,7 +217,7 @@ def _not_over(connection: Connection, day: date, settings: Settings) -> Closing:
 
 def compare_clocks(connection: Connection) -> None:
     """Raise `UnavailableError` if the clocks of the database and this machine differ by over ten minutes."""
-    row = connection.execute(queries.CLOCK).fetchone()
+    row = connection.execute(partitions_sql.CLOCK).fetchone()
     assert row is not None
     apart = abs((row[0] - datetime.now(UTC)).total_seconds()) / 60
     if apart > _CLOCKS_MINUTES:
@@ -221,3 +225,49 @@ def compare_clocks(connection: Connection) -> None:
             f"the clocks of the database and of this machine differ by {apart:.0f} minutes: no day is closed "
             "or dropped, and nothing is purged, until the clocks are synchronized"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """Numbers of deleted rows."""
+
+    keys: int
+    progress: int
+    released: int
+    discarded: int
+
+
+def purge(settings: Settings) -> Purged:
+    """Delete keys older than OUTBOX_KEY_RETENTION_DAYS, and the other rows together with their days.
+
+    Raises:
+        SetupError: this role does not own the outbox.
+        UnavailableError: the database does not answer, or its clock and this machine's differ.
+    """
+    require_schema(settings)
+    with connect(settings, name="outbox partitions purge") as connection:
+        compare_clocks(connection)
+        given = {"archives": settings.archive != NO_ARCHIVE, "retention": settings.retention_days}
+        ((before,),) = connection.execute(partitions_sql.PURGE_BEFORE, given)
+        return Purged(
+            keys=_keys(connection, settings.key_retention_days),
+            progress=_all(connection, partitions_sql.PURGE_PROGRESS, {"before": before}),
+            released=_all(connection, partitions_sql.PURGE_RELEASED, {"before": before}),
+            discarded=_all(connection, partitions_sql.PURGE_DISCARDED, {"before": before}),
+        )
+
+
+def _keys(connection: Connection, days: int) -> int:
+    ((pages,),) = connection.execute(partitions_sql.KEY_PAGES)
+    removed = 0
+    for start in range(0, pages, partitions_sql.PAGES):
+        given = {"from": start, "to": start + partitions_sql.PAGES, "days": days}
+        removed += connection.execute(partitions_sql.PURGE_KEYS, given).rowcount
+    return removed
+
+
+def _all(connection: Connection, query: str, given: dict[str, object]) -> int:
+    removed = 0
+    while count := connection.execute(query.encode(), given).rowcount:
+        removed += count
+    return removed

@@ -1,4 +1,4 @@
-"""The asset of the published events, and the op that relays a shard."""
+"""The asset of the published events, the op that relays a shard, and the jobs that run it."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import logging
@@ -11,8 +11,8 @@ from pydantic import Field
 from outbox_pipelines.core.text import markdown, plain
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.relay import queue
-from outbox_pipelines.defs.relay.owner import owner_of
 from outbox_pipelines.defs.relay.session import Progress, Session
+from outbox_pipelines.defs.relay.supervision import owner_of
 from outbox_pipelines.defs.topics import topic_key
 from outbox_pipelines.errors import SetupError
 
@@ -22,16 +22,6 @@ _LOG = logging.getLogger(__name__)
 # watch a new run, and rare afterwards.
 _FIRST_REPORTS = 10.0
 _LATER_REPORTS = 60.0
-
-
-class RelayConfig(dg.Config):
-    """What a relay does. Default: a session on shard 0."""
-
-    shard: int = Field(default=0, description="Shard to relay")
-    until_empty: bool = Field(
-        default=False,
-        description="Publish the events committed before the start, then end; do not wait for the shard",
-    )
 
 
 # Nothing to materialize: a session that was killed would show as "Failed" while the next one relays, and
@@ -50,6 +40,41 @@ When a session fails: its run says in one line what to correct (database, schema
 the next session continues where this one ended. An event that Kafka refuses does not end a session: it is
 parked. The check `shards_relayed` of `outbox/health` shows whether a relay is active now.
 """
+STEP: Final = "relay_shard"
+"""The step of both jobs, for every outbox."""
+_RELAY_SESSION: Final = """\
+Relays for about OUTBOX_SESSION_SECONDS (ten minutes), then hands over to its successor.
+
+While another relay owns the shard, the session waits as the warm successor: the handover takes milliseconds.
+If a successor already waits, the session ends at once, in success. After its time it continues until a
+successor waits, so a stopped daemon does not stop the relay. If sessions take every slot
+(`max_concurrent_runs`) and other runs are queued, it ends before its successor starts: one of those runs goes
+first, then the successor.
+
+Use: the sensor `relay_supervisor` launches it; launch it by hand while the sensor is off. To end it,
+terminate the run: events in flight are published and settled first.
+
+When it fails: the run says in one line what to correct. The supervisor retries automatically, with increasing
+pauses.
+"""
+_RELAY_ONCE: Final = """\
+Publishes the events that are committed when it starts, then ends.
+
+Use: instead of a permanent relay; on your own schedule; after an outage, to watch the backlog drain. While
+another relay owns the shard, the run reports the owner and ends in success: that relay publishes all events.
+
+When it fails: the run says in one line what to correct; run it again afterwards. Nothing is lost.
+"""
+
+
+class RelayConfig(dg.Config):
+    """What a relay does. Default: a session on shard 0."""
+
+    shard: int = Field(default=0, description="Shard to relay")
+    until_empty: bool = Field(
+        default=False,
+        description="Publish the events committed before the start, then end; do not wait for the shard",
+    )
 
 
 def relay(outbox: Outbox) -> dg.AssetSpec:
@@ -227,3 +252,35 @@ def _of_session(ended: Progress) -> dict[str, float]:
         "session_waited_seconds": round(ended.waited, 3),
         **({} if greatest is None else {"session_greatest_lag_ms": round(greatest * 1000, 1)}),
     }
+
+
+def config(**values: Any) -> dict[str, Any]:
+    """Return the run configuration of a relay."""
+    return {"ops": {STEP: {"config": values}}}
+
+
+def relay_session(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `relay_session`."""
+
+    @outbox.job(
+        "relay_session",
+        _RELAY_SESSION,
+        # The supervisor starts the next session, after a pause.
+        repeats=False,
+        # The supervisor's request names the shard and the code location.
+        tags=queue.SESSION,
+    )
+    def relay_session() -> None:
+        relay_shard(outbox, "relay_session").alias(STEP)()
+
+    return relay_session
+
+
+def relay_once(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `relay_once`."""
+
+    @outbox.job("relay_once", _RELAY_ONCE, config=config(until_empty=True))
+    def relay_once() -> None:
+        relay_shard(outbox, "relay_once").alias(STEP)()
+
+    return relay_once

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs import pages
-from outbox_pipelines.defs.failures import one_line, require_seconds
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.pages import one_line, require_seconds
 
 
 class CutoverConfig(dg.Config):

@@ -12,7 +12,7 @@ from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs import places, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.relay import queue
-from outbox_pipelines.defs.relay.jobs import config
+from outbox_pipelines.defs.relay.assets import config
 from outbox_pipelines.defs.relay.supervision import RUNS_TO_LOOK_BACK, Verdict, judge
 
 _UNFINISHED: Final = [

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from outbox_pipelines.defs.relay.owner import is_run, is_session
-
 if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import ShardStatus
+
+
+_DAGSTER = "dagster run "
+
 
 # From the launch of a run until it owns the shard or waits for it: 3 to 8 s on two cores, more under load.
 START_SECONDS = 60.0
@@ -34,6 +36,25 @@ FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 300.0
 # More failures than this do not increase the pause.
 RUNS_TO_LOOK_BACK = 7
+
+
+def owner_of(run_id: str, place: str) -> str:
+    """Return the owner's name for a run, with the run id as short as on Dagster's pages."""
+    return f"{_run(run_id)} on {place}"
+
+
+def is_session(owner: str) -> bool:
+    """Return whether the shard's owner is a Dagster run."""
+    return owner.startswith(_DAGSTER)
+
+
+def is_run(owner: str | None, run_id: str) -> bool:
+    """Return whether this run owns the shard."""
+    return owner is not None and owner.startswith(f"{_run(run_id)} ")
+
+
+def _run(run_id: str) -> str:
+    return f"{_DAGSTER}{run_id[:8]}"
 
 
 @dataclass(frozen=True, slots=True)

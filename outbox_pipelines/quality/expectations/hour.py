@@ -12,7 +12,7 @@ from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.database import connect
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.expectations import checkpoint, queries
+from outbox_pipelines.quality.expectations import checkpoint
 from outbox_pipelines.quality.expectations.checkpoint import Finding, suite_name
 from outbox_pipelines.quality.rules import rules
 from outbox_pipelines.relay import kinds
@@ -20,6 +20,28 @@ from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# What relays have recorded: at most one row for each second and shard, while events are published. A row in
+# the future is from before the clock of the database went back.
+PUBLISHED: Final = """
+SELECT at, shard, events, lag AS lag_seconds FROM outbox_progress
+WHERE at > clock_timestamp() - interval '1 hour' AND at <= clock_timestamp() ORDER BY at, shard"""
+
+# A row for each minute, also for one without a failure. Dead letters are counted when they failed; events
+# that were published after a rejection, when they were published.
+FAILED: Final = """
+SELECT m.at, coalesce(d.events, 0) AS dead_letters, coalesce(r.events, 0) AS published_late
+FROM generate_series(date_trunc('minute', clock_timestamp()) - interval '59 minutes',
+                     date_trunc('minute', clock_timestamp()), interval '1 minute') AS m(at)
+LEFT JOIN (SELECT date_trunc('minute', failed_at) AS at, count(*) AS events FROM outbox_parked
+           WHERE state IN ('failed', 'replaying') AND failed_at > clock_timestamp() - interval '1 hour'
+           GROUP BY 1) d USING (at)
+LEFT JOIN (SELECT date_trunc('minute', published_at) AS at, count(*) AS events FROM outbox_released
+           WHERE published_at > clock_timestamp() - interval '1 hour' AND attempts > 0
+           GROUP BY 1) r USING (at)
+ORDER BY m.at"""
+
 
 _MEDIAN: Final = 1.0
 """Seconds of lag: most events are published within milliseconds."""
@@ -53,7 +75,7 @@ def read(settings: Settings) -> tuple[pd.DataFrame, pd.DataFrame]:
     require_schema(settings)
     frames = []
     with connect(settings, name="outbox quality: last hour") as connection:
-        for query in (queries.PUBLISHED, queries.FAILED):
+        for query in (PUBLISHED, FAILED):
             found = connection.execute(query)
             names = [column.name for column in found.description or ()]
             frames.append(pd.DataFrame(found.fetchall(), columns=names))

@@ -6,7 +6,7 @@ from contextlib import closing
 
 from outbox_pipelines.database import connect
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.quality import queries
+from outbox_pipelines.quality import quality_sql
 from outbox_pipelines.quality.measurements import slots
 from outbox_pipelines.quality.slots import Slots
 from outbox_pipelines.settings import Settings
@@ -20,6 +20,8 @@ def read(settings: Settings) -> Slots:
     """
     require_schema(settings)
     with closing(connect(settings, name="outbox cdc status")) as connection:
-        row = connection.execute(queries.SLOTS, {"setup_lock": f"{settings.db_schema}.outbox_cdc"}).fetchone()
+        row = connection.execute(
+            quality_sql.SLOTS, {"setup_lock": f"{settings.db_schema}.outbox_cdc"}
+        ).fetchone()
     assert row is not None
     return slots(row[0])

@@ -8,7 +8,7 @@ Invariants:
 from typing import Final, LiteralString
 
 from outbox_pipelines.core import sequence
-from outbox_pipelines.days.partitions.queries import AHEAD, DETACHED, LATE, WRITTEN_AT
+from outbox_pipelines.days.partitions.partitions_sql import AHEAD, DETACHED, LATE, WRITTEN_AT
 
 # Of this shard, and in days that are open. Closed days have nothing that is not published.
 _HERE: Final[LiteralString] = """

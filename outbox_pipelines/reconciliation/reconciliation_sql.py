@@ -2,7 +2,7 @@
 
 from typing import Final, LiteralString
 
-from outbox_pipelines.days.partitions.queries import ATTACHED
+from outbox_pipelines.days.partitions.partitions_sql import ATTACHED
 
 # --- PostgreSQL: the outbox -----------------------------------------------------------------------------
 

@@ -5,9 +5,8 @@ from typing import Any, Final, LiteralString
 
 from psycopg import sql
 
-from outbox_pipelines.days.archive.columns import BUCKET, EXTRA_TEXT, OWN, is_text, row_text
-from outbox_pipelines.days.archive.manifest import Column
-from outbox_pipelines.days.partitions.queries import ATTACHED
+from outbox_pipelines.days.archive.manifest import BUCKET, EXTRA_TEXT, OWN, Column, is_text, row_text
+from outbox_pipelines.days.partitions.partitions_sql import ATTACHED
 
 SOURCE: Final = """
 SELECT system_identifier, current_database(), current_schema() FROM pg_control_system()"""
