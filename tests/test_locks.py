@@ -18,7 +18,7 @@ from outbox_pipelines.relay import queries, service
 from outbox_pipelines.relay.service import Standby
 from tests.conftest import Outbox
 
-PACKAGE = Path(locks.__file__).parent
+PACKAGE = Path(locks.__file__).parents[1]
 ONE = AdvisoryLock("%(key)s::bigint")
 TWO = AdvisoryLock("hashtext(%(name)s)", "%(n)s")
 # A negative number, and halves that have their highest bit set.

@@ -25,8 +25,6 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
 Lifecycle = Literal["proposed", "active", "deprecated", "retired"]
-
-
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # A hundred times the size of a large catalog.
 _MOST_CHARACTERS: Final = 10_000_000

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from outbox_pipelines.core.text import plain, to_json
-from outbox_pipelines.debezium.names import REFERENCE, reference
+from outbox_pipelines.debezium.config import REFERENCE, reference
 from outbox_pipelines.settings import Settings
 
 
@@ -69,7 +69,7 @@ def status_command(settings: Settings, as_json: bool) -> None:
 
     Changes nothing. Exit 1 if a person must act.
     """
-    from outbox_pipelines.debezium.reading import read
+    from outbox_pipelines.debezium.connector import read
 
     found = read(settings)
     if as_json:
@@ -91,7 +91,6 @@ def _config(
 
 def _slot(settings: Settings) -> str:
     """Return the usual name of the slot."""
-    from outbox_pipelines.debezium.config import database
-    from outbox_pipelines.debezium.names import slot_name
+    from outbox_pipelines.debezium.config import database, slot_name
 
     return slot_name(settings, database(settings))

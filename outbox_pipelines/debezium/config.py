@@ -1,21 +1,27 @@
-"""The configuration of Debezium's PostgreSQL connector for an outbox.
+"""The configuration of Debezium's PostgreSQL connector for an outbox, with its event router, and its names.
 
 Invariants:
 - Every value is a text, as Kafka Connect stores it: two configurations are equal if their texts are.
 - The order of each aggregate is kept, and nothing is given up: the producer is idempotent and never stops
   trying, one task reads the slot, and an event that cannot be sent ends the task instead of being skipped.
 - The password is what the caller passes: for a file or Connect's REST, a reference that a worker resolves.
+- What the router cannot make equal is refused, with the setting to change: it is never published differently.
+- The payload is the text that PostgreSQL prints, unchanged: it is not parsed and printed again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+import string
 from typing import Any, Final
 
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
-from outbox_pipelines.debezium.router import router, table
+from outbox_pipelines.config import parsed
+from outbox_pipelines.config.header_names import METADATA
+from outbox_pipelines.config.table_mapping import REQUIRED, Mapping
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
@@ -60,6 +66,23 @@ _FIXED: Final = {
     # The topic's own limit decides, which can be raised while the connector runs.
     "producer.override.max.request.size": "16777216",
 }
+REFERENCE: Final = "${env:OUTBOX_DATABASE_PASSWORD}"
+"""Where workers find the database's password, if nothing else is said."""
+_REFERENCE: Final = re.compile(r"\$\{[^{}:]+:[^{}]+\}")
+_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
+_ROUTER: Final = "transforms.outbox."
+_DROP: Final = "transforms.withoutId."
+_STRING: Final = "org.apache.kafka.connect.storage.StringConverter"
+# The router takes one column for the topic, and calls its value so.
+_ROUTED: Final = "${routedByValue}"
+_RELAY: Final = "or publish with the relay"
+OUTBOX: Final = Mapping(
+    schema=None,
+    table="outbox",
+    columns={name: name for name in (*REQUIRED, *(header.replace("-", "_") for header in METADATA))},
+    states={},
+)
+"""The append-only outbox, described as an existing table is."""
 
 
 def connector(
@@ -151,3 +174,151 @@ def _database(settings: Settings, *, host: str | None, port: int | None, user: s
 def _escaped(name: str) -> str:
     """Return a name for a list of patterns."""
     return name if _PLAIN.fullmatch(name) else re.escape(name)
+
+
+def connector_name(settings: Settings) -> str:
+    """Return the name of the connector in its cluster."""
+    return settings.connector or settings.name
+
+
+def slot_name(settings: Settings, database: str) -> str:
+    """Return the name of the slot and the publication: readable, and no other outbox's of the server."""
+    schema, name = table(settings)
+    is_ours = mapping(settings) is OUTBOX
+    parts = ("debezium", database, schema, *([] if is_ours else [name]))
+    full = "_".join(parts)
+    # Otherwise the parts could not be distinguished: not only the database may contain the separator.
+    if _NAME.fullmatch(full) and is_ours and "_" not in schema:
+        return full
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^a-z0-9_]', '_', full.lower())[:54]}_{digest}"
+
+
+def reference(text: str) -> str:
+    """Return the reference to a password, or the empty text for none.
+
+    Raises:
+        ValueError: it is something else. The message does not show it: it may be the password.
+    """
+    if text and not _REFERENCE.fullmatch(text):
+        raise ValueError(
+            "write a reference that the workers resolve, such as "
+            "'${file:/secrets/outbox.properties:password}' or '${env:NAME}', in single quotes; the password "
+            "itself would be readable in Kafka Connect"
+        )
+    return text
+
+
+def mapping(settings: Settings) -> Mapping:
+    """Return the description of the table that the connector publishes."""
+    return parsed.mapping(settings) or OUTBOX
+
+
+def table(settings: Settings) -> tuple[str, str]:
+    """Return the schema and the name of the table."""
+    found = mapping(settings)
+    return found.schema or settings.db_schema, found.table
+
+
+def router(settings: Settings) -> dict[str, str]:
+    """Return the settings of the router and of the converters.
+
+    Raises:
+        SetupError: its messages would differ from those of the relay.
+    """
+    _refuse(settings)
+    named = mapping(settings).columns
+    names = parsed.header_names(settings)
+    field, topic = _topic(settings)
+    headers = {
+        header: name
+        for header, name in names.items()
+        if header != "id" and _column(header, named) is not None
+    }
+    placed = [f"{_column(header, named)}:header:{name}" for header, name in headers.items()]
+    # The router names one header itself, always `id`.
+    drops_id = names["id"] != "id"
+    if drops_id:
+        placed.insert(0, f"{named['id']}:header:{names['id']}")
+    found = {
+        "transforms": "outbox,withoutId" if drops_id else "outbox",
+        _ROUTER + "type": "io.debezium.transforms.outbox.EventRouter",
+        _ROUTER + "route.by.field": named[field],
+        _ROUTER + "route.topic.replacement": topic,
+        _ROUTER + "table.field.event.id": named["id"],
+        _ROUTER + "table.field.event.key": named["aggregate_id"],
+        _ROUTER + "table.field.event.payload": named["payload"],
+        _ROUTER + "table.expand.json.payload": "false",
+        "key.converter": _STRING,
+        "value.converter": _STRING,
+        "header.converter": _STRING,
+    }
+    if placed:
+        found[_ROUTER + "table.fields.additional.placement"] = ",".join(placed)
+    if drops_id:
+        found[_DROP + "type"] = "org.apache.kafka.connect.transforms.DropHeaders"
+        found[_DROP + "headers"] = "id"
+    return found
+
+
+def _topic(settings: Settings) -> tuple[str, str]:
+    """Return the column by which the router chooses the topic, and the topic with its value."""
+    parts = list(string.Formatter().parse(settings.topic))
+    fields = {field for _, field, _, _ in parts if field is not None}
+    if len(fields) > 1 or any(spec for _, _, spec, _ in parts):
+        raise SetupError(
+            f"OUTBOX_TOPIC={settings.topic}: Debezium makes a topic of one column, as it is: write a "
+            f"template with {{aggregate_type}} or {{event_type}} alone and without :lower, {_RELAY}"
+        )
+    topic = "".join(literal + (_ROUTED if field is not None else "") for literal, field, _, _ in parts)
+    return next(iter(fields), "aggregate_type"), topic
+
+
+def _refuse(settings: Settings) -> None:
+    if settings.value_format != "payload":
+        raise SetupError(
+            f"OUTBOX_VALUE_FORMAT={settings.value_format}: Debezium sends the payload as it is: set "
+            f"OUTBOX_VALUE_FORMAT=payload, {_RELAY}"
+        )
+    if parsed.topic_map(settings):
+        raise SetupError(
+            "OUTBOX_TOPIC_MAP: Debezium has one rule for all topics: unset it and write OUTBOX_TOPIC, "
+            f"{_RELAY}"
+        )
+    if settings.tombstones:
+        raise SetupError(
+            f"OUTBOX_TOMBSTONES: Debezium sends a payload that is null as the text null: unset it, {_RELAY}"
+        )
+    names = parsed.header_names(settings)
+    for header, name in names.items():
+        if "," in name or ":" in name or name.strip() != name or (name == "id" and header != "id"):
+            raise SetupError(
+                f"OUTBOX_HEADER_NAMES: Debezium cannot call the header {header} {name!r}: choose another "
+                f"name without a comma and a colon, {_RELAY}"
+            )
+    _refuse_table(mapping(settings))
+
+
+def _refuse_table(mapping: Mapping) -> None:
+    where = "OUTBOX_TABLE"
+    if mapping.aggregate_type:
+        raise SetupError(
+            f"{where}: the table has no column for the aggregate type, and Debezium makes headers and topics "
+            f"of columns: add such a column and name it in [table.columns], {_RELAY}"
+        )
+    for name in ("headers", "trace_id"):
+        if name in mapping.columns:
+            raise SetupError(
+                f"{where}: Debezium makes no headers of {name} as the relay does: remove {name} from "
+                f"[table.columns], {_RELAY}"
+            )
+    for name in (mapping.table, *mapping.columns.values()):
+        if "," in name or ":" in name:
+            raise SetupError(
+                f"{where}: Debezium cannot be given the name {name!r}: rename it without comma and colon, "
+                f"{_RELAY}"
+            )
+
+
+def _column(header: str, named: dict[str, str]) -> str | None:
+    return named.get(header.replace("-", "_"))

@@ -28,8 +28,6 @@ _KILLED = re.compile("was terminated by signal|unexpectedly exited")
 _OUTSIDE = "This run has been marked as failed from outside"
 # A failure that was not retried is dropped from the report after this time.
 _FORGET_SECONDS = 7 * 86_400.0
-
-
 _ALERTS: Final = """\
 Sends alerts to OUTBOX_ALERTS: failed checks, an unavailable database, failed runs. Each problem has one
 message when it has lasted for OUTBOX_ALERT_AFTER_SECONDS, and one when it is resolved. Test it with outbox

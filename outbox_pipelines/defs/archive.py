@@ -36,8 +36,6 @@ When it fails: the error says in one line why the day is not ready and what to d
 archive or the database. No incomplete file counts as an archive: run the job again. To replace an existing
 file, use `outbox archive day DAY --again` on a command line.
 """
-
-
 _ARCHIVE_EQUALS_TABLE: Final = """\
 Whether the file of a day and its rows in the table are equal, value by value.
 

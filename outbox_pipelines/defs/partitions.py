@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 # The table stays readable on a page of the UI.
 _DAYS_SHOWN = 60
-
-
 _MAINTAIN_PARTITIONS: Final = """\
 Creates the partitions of future days (OUTBOX_PARTITIONS_AHEAD), closes past days (by the
 database's clock), and purges old idempotency keys (OUTBOX_KEY_RETENTION_DAYS) and progress.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 warnings.filterwarnings("ignore", "Specifying a partitions_def on an AssetCheckSpec", dg.PreviewWarning)
 
 _CHECK = "nothing_is_lost"
-
-
 _NOTHING_IS_LOST: Final = """\
 Whether the topics and every configured consumer have all events of the day.
 

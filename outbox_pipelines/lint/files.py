@@ -19,8 +19,6 @@ from typing import Final
 from outbox_pipelines.errors import SetupError
 
 _INSTALLED: Final = {"node_modules", "site-packages", "__pycache__", "__pypackages__"}
-
-
 # The version that has it first, and how a line shows it.
 _SYNTAX: Final = (
     ((3, 12), re.compile(rb"\s*type\s+\w+\s*(\[.*\])?\s*=")),

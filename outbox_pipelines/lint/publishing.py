@@ -29,8 +29,6 @@ from outbox_pipelines.lint.transactions import Found, is_callers
 # Statements of a module that do no work.
 _ELSEWHERE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _WHY = "the message is sent even if the transaction {} rolls back"
-
-
 _SIGNALS: Final = {
     f"django.db.models.signals.{when}_{what}" for when in ("pre", "post") for what in ("save", "delete")
 } | {"django.db.models.signals.m2m_changed"}

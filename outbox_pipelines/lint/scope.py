@@ -36,8 +36,6 @@ _CONTAINERS: Final = {
     "AbstractContextManager",
     "AbstractAsyncContextManager",
 }
-
-
 # A handler of any other class is a decision about that error.
 _BROAD: Final = {
     "Exception",

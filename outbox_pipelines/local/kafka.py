@@ -55,8 +55,6 @@ QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 # As Kafka's own scripts start a JVM. By default the collector begins to mark the heap again and again, since
 # the broker keeps 128 MB: beside a busy core, that stops it for 100 ms every few seconds.
 LASTING = ("-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
-
-
 # Each installation of the JVM has its own cache, of 65 MB; those of removed installations go.
 _KEEP_SECONDS: Final = 30 * 86_400.0
 # The JVM would report as an error in the broker's log why it does not use the cache.

@@ -25,8 +25,6 @@ _PACKAGE: Final = Path(__file__).parents[1]
 # In a checkout the page is where the other pages are.
 _PLACES: Final = (_PACKAGE / "operating.md", _PACKAGE.parent / "docs" / "operating.md")
 _LINK: Final = re.compile(r"\[([^\]]+)\]\((#?[^)]*)\)")
-
-
 _RUNBOOK: Final = "docs/operating.md"
 OF_CONNECTOR: Final = frozenset(("connector", "connector_lag"))
 """The rules that apply with OUTBOX_CONNECT only."""

@@ -30,8 +30,6 @@ _COLUMNS: Final = ("id", "seq", "aggregate_type", "aggregate_id", "event_type", 
 _STATES: Final = {"PROCESSED": "published", "FAILED": "failed", "DISCARDED": "discarded"}
 _ROWS: Final = 100_000
 _TOLD: Final = 1_000_000
-
-
 # Few enough for the server to use the index.
 _AT_ONCE: Final = 1_000
 

@@ -39,8 +39,6 @@ _SECONDS: Final = 15.0
 SLACK_MS: Final = 600_000
 # Longer than the broker's timeout for the transaction of a crashed relay.
 _HELD_SECONDS: Final = 10.0
-
-
 _AT_ONCE: Final = 5_000
 _BATCH: Final = 100_000
 _SILENT_SECONDS: Final = 60.0

@@ -36,8 +36,6 @@ _CONFIG: Final[dict[str, Any]] = {
     "python_enable_replacements": False,
 }
 _ROWS: Final = 100_000
-
-
 _BATCH_BYTES: Final = 8_000_000
 Read = Callable[[sql.Composable], Iterator[pa.RecordBatch]]
 """Returns the rows of a query in non-empty batches; one query at a time."""

@@ -162,8 +162,6 @@ ALTER TABLE outbox ATTACH PARTITION {leaf} FOR VALUES FROM ({start}) TO ({stop})
 RESTORED: Final = """
 UPDATE outbox_days SET state = 'archived', dropped_at = NULL, proven_at = clock_timestamp()
 WHERE day = %(day)s"""
-
-
 # Whether a column has a value that a file without the column would lose.
 HAS_VALUES: Final = "SELECT EXISTS (SELECT FROM {leaf} WHERE {name} IS NOT NULL)"
 

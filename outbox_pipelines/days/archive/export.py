@@ -40,8 +40,6 @@ from outbox_pipelines.settings import Settings
 
 _NEVER = np.iinfo(np.int64).max
 Ints = NDArray[np.int64]
-
-
 _BATCH_BYTES: Final = 16_000_000
 GROUP_ROWS: Final = 25_000
 """Maximum rows of a row group, the smallest unit that is read for one aggregate. With 100,000, four times as

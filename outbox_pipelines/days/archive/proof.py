@@ -47,8 +47,6 @@ _THREADS: Final = 2
 # Bytes for DuckDB, and a factor for each thread's row group and the texts computed from it.
 _LEAST: Final = 200_000_000
 _TIMES: Final = 8
-
-
 # Limits of the report; enough to see what is wrong.
 _BUCKETS: Final = 3
 _ROWS: Final = 10

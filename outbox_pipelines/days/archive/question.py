@@ -31,8 +31,6 @@ _EXPLAIN: Final = re.compile(
 # Whatever writes, or executes text as SQL, has one of these words in its name. Names have no escapes.
 _SUSPICIOUS: Final = re.compile("copy|query|serialized", re.IGNORECASE)
 _WRITING: Final = re.compile("COPY|SERIALIZED")
-
-
 _DEEPEST: Final = 5
 _TEXTS: Final = {"date-time": "TIMESTAMPTZ", "date": "DATE", "uuid": "UUID"}
 _OTHERS: Final = {"integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN"}

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 _FILTERS: Final = ("aggregate_type", "aggregate_id", "event_type")
 _JSON: Final = ("payload", "headers")
 _ROWS: Final = 10_000
-
-
 _PROTOCOL: Final = "outbox-archive://"
 # A query of the archive must not read other local files, or send rows to another host.
 _LOCKED: Final = (

@@ -53,8 +53,6 @@ _MODES: Final[dict[Readers, tuple[int, int]]] = {
 }
 # A bucket's error message is XML, after the request.
 _ANSWER: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
-
-
 # A file never changes, because its name is derived from its content.
 _WRITTEN: Final = datetime(2000, 1, 1, tzinfo=UTC)
 

@@ -22,8 +22,6 @@ _LOG = logging.getLogger(__name__)
 # watch a new run, and rare afterwards.
 _FIRST_REPORTS = 10.0
 _LATER_REPORTS = 60.0
-
-
 # Nothing to materialize: a session that was killed would show as "Failed" while the next one relays, and
 # "Materialize all" on a page would start another.
 _RELAY: Final = """\

@@ -41,8 +41,6 @@ LEFT JOIN (SELECT date_trunc('minute', published_at) AS at, count(*) AS events F
            WHERE published_at > clock_timestamp() - interval '1 hour' AND attempts > 0
            GROUP BY 1) r USING (at)
 ORDER BY m.at"""
-
-
 _MEDIAN: Final = 1.0
 """Seconds of lag: most events are published within milliseconds."""
 _MOST_LATE: Final = 100
