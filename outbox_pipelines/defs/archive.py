@@ -142,14 +142,8 @@ def archive_equals_table(outbox: Outbox) -> dg.AssetChecksDefinition:
 
 def archive_day(outbox: Outbox) -> Any:
     """Return the job `archive_day`."""
-
-    return dg.define_asset_job(
-        outbox.name_of("archive_day"),
-        selection=dg.AssetSelection.assets(outbox.key("archive")),
-        tags=outbox.run_tags,
-        executor_def=outbox.executor,
-        description=outbox.text(_ARCHIVE_DAY),
-    )
+    selection = dg.AssetSelection.assets(outbox.key("archive"))
+    return outbox.asset_job("archive_day", _ARCHIVE_DAY, selection)
 
 
 def archive_days(outbox: Outbox) -> dg.ScheduleDefinition:

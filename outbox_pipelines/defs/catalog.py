@@ -89,14 +89,8 @@ the catalog has an error, or the database is unavailable. Undocumented types fai
 
 def check_catalog(outbox: Outbox) -> Any:
     """Return the job `check_catalog`."""
-
-    return dg.define_asset_job(
-        outbox.name_of("check_catalog"),
-        selection=dg.AssetSelection.checks(dg.AssetCheckKey(outbox.key("events"), "event_types_documented")),
-        tags=outbox.run_tags,
-        executor_def=outbox.executor,
-        description=outbox.text(_CHECK_CATALOG),
-    )
+    selection = dg.AssetSelection.checks(dg.AssetCheckKey(outbox.key("events"), "event_types_documented"))
+    return outbox.asset_job("check_catalog", _CHECK_CATALOG, selection)
 
 
 _CHECK_CATALOG_SCHEDULE: Final = """\

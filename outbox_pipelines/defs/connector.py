@@ -28,15 +28,7 @@ When a check fails: `outbox debezium status` names each problem with its remedy;
 def connector(outbox: Outbox) -> dg.AssetsDefinition:
     """Return the asset `connector`, which asks when it is observed."""
     key = outbox.key("connector")
-    spec = dg.AssetSpec(
-        key,
-        deps=[outbox.key("events")],
-        group_name=outbox.asset_group,
-        tags=outbox.asset_tags,
-        owners=outbox.owners,
-        kinds={"debezium", "kafka"},
-        description=outbox.text(_CONNECTOR),
-    )
+    spec = outbox.spec("connector", _CONNECTOR, {"debezium", "kafka"})
 
     @dg.multi_observable_source_asset(  # type: ignore[untyped-decorator]
         name=outbox.name_of("ask_connector"), specs=[spec]

@@ -82,15 +82,7 @@ _NAMES: Final = {*(rule.name for rule in RULES), _DATABASE}
 def health(outbox: Outbox) -> dg.AssetsDefinition:
     """Return the asset `health`, which measures when it is observed."""
     key = outbox.key("health")
-    spec = dg.AssetSpec(
-        key,
-        deps=[outbox.key("events")],
-        group_name=outbox.asset_group,
-        tags=outbox.asset_tags,
-        owners=outbox.owners,
-        kinds={"postgres"},
-        description=outbox.text(_HEALTH),
-    )
+    spec = outbox.spec("health", _HEALTH, {"postgres"})
 
     @dg.multi_observable_source_asset(  # type: ignore[untyped-decorator]
         name=outbox.name_of("measure"), specs=[spec]
@@ -224,15 +216,9 @@ def check_health_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
 
 def check_health(outbox: Outbox) -> Any:
     """Return the job `check_health`."""
-    return dg.define_asset_job(
-        outbox.name_of("check_health"),
-        selection=dg.AssetSelection.checks_for_assets(
-            outbox.key("health"), *([outbox.key("connector")] if outbox.is_set("connect") else [])
-        ),
-        tags=outbox.run_tags,
-        executor_def=outbox.executor,
-        description=outbox.text(_CHECK_HEALTH),
-    )
+    assets = ["health", *(["connector"] if outbox.is_set("connect") else [])]
+    selection = dg.AssetSelection.checks_for_assets(*map(outbox.key, assets))
+    return outbox.asset_job("check_health", _CHECK_HEALTH, selection)
 
 
 def health_sensor(outboxes: Sequence[Outbox], jobs: Sequence[Any]) -> dg.SensorDefinition:

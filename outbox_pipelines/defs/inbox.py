@@ -36,15 +36,7 @@ list` show what fails (docs/consuming-failures.md).
 
 def inbox(outbox: Outbox) -> dg.AssetSpec:
     """Return the asset `inbox`."""
-
-    return dg.AssetSpec(
-        outbox.key("inbox"),
-        group_name=outbox.asset_group,
-        tags=outbox.asset_tags,
-        owners=outbox.owners,
-        kinds={"postgres"},
-        description=outbox.text(_INBOX),
-    )
+    return outbox.spec("inbox", _INBOX, {"postgres"}, deps=[])
 
 
 def drain(outbox: Outbox) -> dg.OpDefinition:

@@ -231,6 +231,41 @@ class Outbox:
             **options,
         )
 
+    def asset_job(self, name: str, description: str, selection: dg.AssetSelection) -> Any:
+        """Return a job that materializes assets or runs checks."""
+        return dg.define_asset_job(
+            self.name_of(name),
+            selection=selection,
+            tags=self.run_tags,
+            executor_def=self.executor,
+            description=self.text(description),
+        )
+
+    def spec(
+        self,
+        name: str,
+        description: str,
+        kinds: set[str],
+        *,
+        deps: Sequence[str] = ("events",),
+        **options: Any,
+    ) -> dg.AssetSpec:
+        """Return an asset that no run of Dagster materializes.
+
+        Args:
+            deps: other assets of the outbox.
+        """
+        return dg.AssetSpec(
+            self.key(name),
+            deps=[self.key(each) for each in deps],
+            group_name=self.asset_group,
+            tags=self.asset_tags,
+            owners=self.owners,
+            kinds=kinds,
+            description=self.text(description),
+            **options,
+        )
+
     def cron(self, schedule: str, default: str) -> str:
         """Return when a schedule ticks; hourly ones of several outboxes at different minutes."""
         return self.schedules.get(schedule) or _shifted(default, self.name)

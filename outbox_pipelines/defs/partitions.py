@@ -195,17 +195,7 @@ class DropConfig(dg.Config):
 
 def dropped(outbox: Outbox) -> dg.AssetSpec:
     """Return the asset `dropped`."""
-
-    return dg.AssetSpec(
-        outbox.key("dropped"),
-        partitions_def=outbox.days,
-        deps=[outbox.key("archive")],
-        group_name=outbox.asset_group,
-        tags=outbox.asset_tags,
-        owners=outbox.owners,
-        kinds={"postgres"},
-        description=outbox.text(_DROPPED),
-    )
+    return outbox.spec("dropped", _DROPPED, {"postgres"}, deps=["archive"], partitions_def=outbox.days)
 
 
 def drop(outbox: Outbox) -> dg.OpDefinition:

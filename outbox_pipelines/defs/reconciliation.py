@@ -125,11 +125,5 @@ fails, its metadata names the events and says what to do.
 
 def reconcile_day(outbox: Outbox) -> Any:
     """Return the job `reconcile_day`."""
-
-    return dg.define_asset_job(
-        outbox.name_of("reconcile_day"),
-        selection=dg.AssetSelection.assets(outbox.key("reconciliation")),
-        tags=outbox.run_tags,
-        executor_def=outbox.executor,
-        description=outbox.text(_RECONCILE_DAY),
-    )
+    selection = dg.AssetSelection.assets(outbox.key("reconciliation"))
+    return outbox.asset_job("reconcile_day", _RECONCILE_DAY, selection)

@@ -77,16 +77,7 @@ class RelayConfig(dg.Config):
 
 def relay(outbox: Outbox) -> dg.AssetSpec:
     """Return the asset `relay`."""
-
-    return dg.AssetSpec(
-        outbox.key("relay"),
-        deps=[outbox.key("events")],
-        group_name=outbox.asset_group,
-        tags=outbox.asset_tags,
-        owners=outbox.owners,
-        kinds={"postgres", "kafka"},
-        description=outbox.text(_RELAY),
-    )
+    return outbox.spec("relay", _RELAY, {"postgres", "kafka"})
 
 
 def relay_shard(outbox: Outbox, job: str) -> dg.OpDefinition:
