@@ -23,8 +23,8 @@ from dagster._core.scheduler.instigation import TickData, TickStatus
 
 from benchmarks.table import Row
 from outbox_pipelines.defs.dagster_internals import LOCATION
-from outbox_pipelines.defs.history import purge_history
 from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.run_history import purge_history
 from outbox_pipelines.settings import Settings
 
 _DAYS = 7

@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 
 from outbox_pipelines.core import log
-from outbox_pipelines.reconciliation import day as days
+from outbox_pipelines.reconciliation import reconcile as days
 from outbox_pipelines.settings import load_settings
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local import client, state
+from outbox_pipelines.local import lease, stack_client
 from outbox_pipelines.settings import load_settings
 
 _MEMORY: Final = Path("/dev/shm")
@@ -48,7 +48,7 @@ def directories(*, workers: bool) -> Iterator[None]:
         changed["OUTBOX_LOCAL_DIR"] = str(place / "local")
     before = {name: os.environ.get(name) for name in changed}
     try:
-        with state.locked(Path(changed["TMPDIR"]) / "lock"):
+        with lease.locked(Path(changed["TMPDIR"]) / "lock"):
             os.environ.update(changed)
             tempfile.tempdir = None
             yield
@@ -88,13 +88,13 @@ def _sweep(place: Path) -> None:
     for run in place.glob("r-*"):
         with suppress(OSError):
             old = time.time() - run.stat().st_mtime > _NEW_SECONDS
-            if old and not state.is_held(run / "lock"):
+            if old and not lease.is_held(run / "lock"):
                 shutil.rmtree(run, ignore_errors=True)
 
 
 def _forget_stack() -> None:
-    home = client.home_of(load_settings())
+    home = stack_client.home_of(load_settings())
     # One that does not stop keeps its data: that is no reason for a run to fail.
     with suppress(SetupError):
-        if client.stop(home, even_if_kept=False):
-            client.forget(home)
+        if stack_client.stop(home, even_if_kept=False):
+            stack_client.forget(home)

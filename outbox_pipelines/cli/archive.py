@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox_pipelines.cli import archive_query as query_commands
-from outbox_pipelines.cli.options import DAY
+from outbox_pipelines.cli.option_types import DAY
 from outbox_pipelines.core import log
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings

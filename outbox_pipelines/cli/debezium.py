@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from outbox_pipelines.core.text import plain, to_json
-from outbox_pipelines.debezium.config import REFERENCE, reference
+from outbox_pipelines.debezium.connector_config import REFERENCE, reference
 from outbox_pipelines.settings import Settings
 
 
@@ -69,7 +69,7 @@ def status_command(settings: Settings, as_json: bool) -> None:
 
     Changes nothing. Exit 1 if a person must act.
     """
-    from outbox_pipelines.debezium.connector import read
+    from outbox_pipelines.debezium.connector_state import read
 
     found = read(settings)
     if as_json:
@@ -83,7 +83,7 @@ def status_command(settings: Settings, as_json: bool) -> None:
 def _config(
     settings: Settings, *, slot: str | None, publication: str | None, password: str, **where: Any
 ) -> dict[str, str]:
-    from outbox_pipelines.debezium.config import connector
+    from outbox_pipelines.debezium.connector_config import connector
 
     name = slot or _slot(settings)
     return connector(settings, slot=name, publication=publication or name, password=password, **where)
@@ -91,6 +91,6 @@ def _config(
 
 def _slot(settings: Settings) -> str:
     """Return the usual name of the slot."""
-    from outbox_pipelines.debezium.config import database, slot_name
+    from outbox_pipelines.debezium.connector_config import database, slot_name
 
     return slot_name(settings, database(settings))

@@ -13,9 +13,9 @@ import click
 
 from outbox_pipelines.core.text import plain, to_json
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.lint.check import Options, check, read_sources, sources_of
 from outbox_pipelines.lint.files import python_files
 from outbox_pipelines.lint.finding import APART, DEFAULT, RULES, UNREADABLE, Finding
+from outbox_pipelines.lint.linter import Options, check, read_sources, sources_of
 from outbox_pipelines.lint.report import Place, places
 
 

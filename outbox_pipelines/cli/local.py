@@ -12,9 +12,9 @@ import sys
 import click
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local import client
-from outbox_pipelines.local.client import Stack
-from outbox_pipelines.local.state import KEEP
+from outbox_pipelines.local import stack_client
+from outbox_pipelines.local.stack_client import Stack
+from outbox_pipelines.local.stack_state import KEEP
 from outbox_pipelines.settings import load_settings
 
 
@@ -54,11 +54,11 @@ def run(command: tuple[str, ...]) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        with client.stack(settings, _say) as servers:
-            code = client.run(command, {**os.environ, **_variables(servers)})
+        with stack_client.stack(settings, _say) as servers:
+            code = stack_client.run(command, {**os.environ, **_variables(servers)})
     finally:
         if not (settings.dsn and settings.kafka):
-            client.stop(client.home_of(settings), even_if_kept=False)
+            stack_client.stop(stack_client.home_of(settings), even_if_kept=False)
     sys.exit(code)
 
 
@@ -72,11 +72,11 @@ def up() -> None:
       eval "$(outbox local env)"
     """
     settings = load_settings()
-    with client.stack(settings, _say) as servers:
+    with stack_client.stack(settings, _say) as servers:
         if settings.dsn and settings.kafka:
             _say("OUTBOX_DSN and OUTBOX_KAFKA already name servers: nothing was started")
         else:
-            client.home_of(settings).ask(KEEP)
+            stack_client.home_of(settings).ask(KEEP)
         click.echo(_exports(servers))
 
 
@@ -88,13 +88,13 @@ def down(force: bool, forget: bool) -> None:
 
     Exits with 1, and stops nothing, while another program uses them, unless --force is given.
     """
-    home = client.home_of(load_settings())
-    if client.running(home) is None:
+    home = stack_client.home_of(load_settings())
+    if stack_client.running(home) is None:
         _say("no local servers are running")
-    elif not client.stop(home, force=force):
+    elif not stack_client.stop(home, force=force):
         _say("other programs use the local servers: end them first, or add --force")
         sys.exit(1)
-    if forget and not client.forget(home):
+    if forget and not stack_client.forget(home):
         _say("another program has started the local servers again: nothing was removed")
         sys.exit(1)
 
@@ -106,8 +106,8 @@ def env(as_json: bool) -> None:
 
     Exits with 1 if no server is running.
     """
-    home = client.home_of(load_settings())
-    state = client.running(home)
+    home = stack_client.home_of(load_settings())
+    state = stack_client.running(home)
     if state is None or not (state.dsn or state.kafka):
         _say("no local servers running: start them with `outbox local up` or `outbox local run -- COMMAND`")
         sys.exit(1)

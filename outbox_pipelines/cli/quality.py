@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outbox_pipelines.cli.options import DAY
+from outbox_pipelines.cli.option_types import DAY
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def quality() -> None:
 @click.pass_obj
 def of_day(settings: Settings, day: date) -> None:
     """Validate the events of an archived day. Exits with 1 if an expectation is not met."""
-    from outbox_pipelines.quality.expectations.day import validate
+    from outbox_pipelines.quality.expectations.archived_day import validate
 
     result = validate(settings, day)
     click.echo(str(result.sample))
@@ -64,11 +64,11 @@ def alerts() -> None:
 @click.pass_obj
 def test(settings: Settings) -> None:
     """Send a test message to every address. Exits with 1 if an address does not accept it."""
-    from outbox_pipelines.quality import delivery
+    from outbox_pipelines.quality import alert_delivery
     from outbox_pipelines.quality.alerts import Message, where
 
     title = f"{where(settings)}: a test"
-    outcomes = delivery.send(
+    outcomes = alert_delivery.send(
         settings, [Message(title, "Alerts of this outbox arrive here. No action is needed.", True)]
     )
     failed = [each for each in outcomes if each.unsent]

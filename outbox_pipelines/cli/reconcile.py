@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from outbox_pipelines.cli.options import DAY
+from outbox_pipelines.cli.option_types import DAY
 from outbox_pipelines.core import log
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings
@@ -39,7 +39,7 @@ def reconcile(
     DAY is a UTC day in the table or the archive. Changes nothing and does not affect consumers. Exits with 0
     if all are equal, and with 1 if anything differs or cannot be verified.
     """
-    from outbox_pipelines.reconciliation import day as days
+    from outbox_pipelines.reconciliation import reconcile as days
 
     report = days.reconcile(settings, day, names, log.say, handled)
     click.echo(json.dumps(report.described(), indent=2) if as_json else "\n".join(map(plain, report.lines())))

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from outbox_pipelines.cli.options import SECONDS
+from outbox_pipelines.cli.option_types import SECONDS
 from outbox_pipelines.cli.outbox_option import settings_of
 from outbox_pipelines.core import log
 from outbox_pipelines.core.text import plain

@@ -50,7 +50,7 @@ def alerts_sensor(outboxes: Sequence[Outbox]) -> dg.SensorDefinition:
 
 def _send(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: str | None) -> ticks.Tick:
     # Imported here so that definitions load without the drivers.
-    from outbox_pipelines.quality import alerts, delivery
+    from outbox_pipelines.quality import alert_delivery, alerts
 
     outbox, settings = reading.outbox, reading.settings()
     if not settings.alerts:
@@ -80,7 +80,7 @@ def _send(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: s
         where=alerts.where(settings),
     )
     unsent = {address: [alerts.Message(**one) for one in ones] for address, ones in kept["unsent"].items()}
-    outcomes = delivery.send(settings, messages, unsent) if messages or unsent else []
+    outcomes = alert_delivery.send(settings, messages, unsent) if messages or unsent else []
     failed = [each for each in outcomes if each.unsent]
     for each in failed:
         if each.address not in kept["unsent"]:

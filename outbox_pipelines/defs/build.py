@@ -19,11 +19,11 @@ from outbox_pipelines.defs import (
     day_quality,
     existing_table,
     health,
-    history,
     inbox,
     overview,
     partitions,
     reconciliation,
+    run_history,
     sources,
     storage,
     topics,
@@ -59,7 +59,7 @@ JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
     "inbox": [inbox.drain_inbox],
     "dead_letters": [dead_letters.dead_letters_job],
     "cutover": [cutover.cutover_job],
-    "history": [history.purge_history],
+    "history": [run_history.purge_history],
 }
 SCHEDULES: dict[Part, list[Callable[[Outbox], Any]]] = {
     "partitions": [partitions.maintain_partitions_schedule],
@@ -68,7 +68,7 @@ SCHEDULES: dict[Part, list[Callable[[Outbox], Any]]] = {
     "make_months": [existing_table.make_months_schedule],
     "catalog": [catalog.check_catalog_schedule],
     "checks": [health.check_health_schedule],
-    "history": [history.purge_history_schedule],
+    "history": [run_history.purge_history_schedule],
 }
 
 

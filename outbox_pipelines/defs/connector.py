@@ -10,7 +10,7 @@ from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line
 
 if TYPE_CHECKING:
-    from outbox_pipelines.debezium.connector import Connector
+    from outbox_pipelines.debezium.connector_state import Connector
 
 _CONNECTOR: Final = """\
 Debezium's connector, which publishes the outbox from a Kafka Connect cluster (OUTBOX_CONNECT) instead of a
@@ -35,7 +35,7 @@ def connector(outbox: Outbox) -> dg.AssetsDefinition:
     )
     def connector() -> Iterator[dg.ObserveResult]:
         with one_line(outbox):
-            from outbox_pipelines.debezium.connector import read
+            from outbox_pipelines.debezium.connector_state import read
 
             found = read(outbox.load_settings())
         yield dg.ObserveResult(asset_key=key, metadata=numbers(found))

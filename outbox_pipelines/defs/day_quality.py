@@ -12,10 +12,10 @@ from outbox_pipelines.core.text import markdown
 from outbox_pipelines.defs import pages, places
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import day_of, one_line
-from outbox_pipelines.quality.expectations.day import CHECKS, OWN
+from outbox_pipelines.quality.expectations.archived_day import CHECKS, OWN
 
 if TYPE_CHECKING:
-    from outbox_pipelines.quality.expectations.day import Result
+    from outbox_pipelines.quality.expectations.archived_day import Result
 
 # Every process that loads the definitions would print it.
 warnings.filterwarnings("ignore", "Specifying a partitions_def on an AssetCheckSpec", dg.PreviewWarning)
@@ -60,7 +60,7 @@ def day_checks(outbox: Outbox) -> dg.AssetChecksDefinition:
         day = day_of(context)
         with one_line(outbox):
             # Imported here so that definitions load without the drivers and Great Expectations.
-            from outbox_pipelines.quality.expectations.day import validate
+            from outbox_pipelines.quality.expectations.archived_day import validate
 
             result = validate(outbox.load_settings(), day)
         numbers: dict[str, Any] = {

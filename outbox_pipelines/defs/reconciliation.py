@@ -13,7 +13,7 @@ from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import day_of, one_line
 
 if TYPE_CHECKING:
-    from outbox_pipelines.reconciliation.findings import Report
+    from outbox_pipelines.reconciliation.report import Report
 
 # Every process that loads the definitions would print it.
 warnings.filterwarnings("ignore", "Specifying a partitions_def on an AssetCheckSpec", dg.PreviewWarning)
@@ -74,7 +74,7 @@ def reconciliation(outbox: Outbox) -> dg.AssetsDefinition:
         with one_line(outbox):
             # Imported here so that definitions load without the drivers.
             from outbox_pipelines.quality.rules import Status
-            from outbox_pipelines.reconciliation import day as days
+            from outbox_pipelines.reconciliation import reconcile as days
 
             report = days.reconcile(
                 outbox.load_settings(), day_of(context), progress=lambda line: context.log.info(plain(line))

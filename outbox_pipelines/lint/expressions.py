@@ -27,10 +27,10 @@ from outbox_pipelines.lint.methods import (
     VIEW_WRITES,
     WANTING,
 )
-from outbox_pipelines.lint.names import keyword, path_of, statements
 from outbox_pipelines.lint.scope import Scope, entered, is_broad
-from outbox_pipelines.lint.statements import Effect, Touch, effect, touch
+from outbox_pipelines.lint.sql_statements import Effect, Touch, effect, touch
 from outbox_pipelines.lint.story import Act, Arm, Around, Shelter, Step, Story
+from outbox_pipelines.lint.syntax import keyword, path_of, statements
 
 _ACTS: Final = {
     Effect.READ: Act.READ,

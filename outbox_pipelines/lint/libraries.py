@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
-from outbox_pipelines.lint.names import keyword
+from outbox_pipelines.lint.syntax import keyword
 
 
 class Role(Enum):

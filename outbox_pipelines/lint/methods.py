@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from outbox_pipelines.lint.statements import Effect
+from outbox_pipelines.lint.sql_statements import Effect
 from outbox_pipelines.lint.story import Act
 
 EXECUTING: Final = {

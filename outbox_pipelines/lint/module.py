@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from outbox_pipelines.lint.libraries import CALLS, TYPES, Library, Role, Thing
-from outbox_pipelines.lint.names import path_of, statements
 from outbox_pipelines.lint.project import Facts, Project
 from outbox_pipelines.lint.scope import Known, Scope
 from outbox_pipelines.lint.story import Act, Around, Shelter, Step, Story
+from outbox_pipelines.lint.syntax import path_of, statements
 from outbox_pipelines.lint.walk import Function, Walk
 
 _ATOMIC: Final = CALLS["django.db.transaction.atomic"]

@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from outbox_pipelines.lint.libraries import Library, Role, Thing
-from outbox_pipelines.lint.names import imports, is_task, path_of
+from outbox_pipelines.lint.syntax import imports, is_task, path_of
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Re-exports and base classes are followed so far.

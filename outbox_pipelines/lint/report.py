@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from outbox_pipelines.lint import publishing
+from outbox_pipelines.lint import dual_write
+from outbox_pipelines.lint.dual_write import Done
 from outbox_pipelines.lint.effects import Site
-from outbox_pipelines.lint.publishing import Done
 from outbox_pipelines.lint.story import Story
 
 if TYPE_CHECKING:
-    from outbox_pipelines.lint.check import Read
+    from outbox_pipelines.lint.linter import Read
     from outbox_pipelines.lint.module import Module
 
 _ORDERS: Final = {
@@ -50,15 +50,15 @@ def places(read: Read) -> list[Place]:
 
 
 def _place(story: Story, module: Module, read: Read) -> Place | None:
-    done = publishing.steps(story, module, read.effects)
+    done = dual_write.steps(story, module, read.effects)
     published = [one for one in done if one.effect.publishes and not one.is_both]
     written = [one for one in done if (one.effect.writes or one.effect.commits) and not one.is_both]
-    hook = publishing.hook_of(story, module)
-    if not published or not (written or hook) or publishing.is_relay(story):
+    hook = dual_write.hook_of(story, module)
+    if not published or not (written or hook) or dual_write.is_relay(story):
         return None
     codes = {
         rule.code
-        for look in (publishing.before_commit, publishing.in_hook, publishing.beside_commit)
+        for look in (dual_write.before_commit, dual_write.in_hook, dual_write.beside_commit)
         for rule, _, _ in look(story, module, read.effects)
     }
     line = getattr(story.node, "lineno", 1)

@@ -14,9 +14,9 @@ from functools import partial
 
 from outbox_pipelines.lint.expressions import Expressions
 from outbox_pipelines.lint.libraries import Library, Role, Thing
-from outbox_pipelines.lint.names import path_of
 from outbox_pipelines.lint.scope import Scope, swallows
 from outbox_pipelines.lint.story import Act, Arm, Around, Shelter, Story, ending
+from outbox_pipelines.lint.syntax import path_of
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -4,6 +4,6 @@
 custom settings and faults.
 """
 
-from outbox_pipelines.local.client import Stack, stack
+from outbox_pipelines.local.stack_client import Stack, stack
 
 __all__ = ["Stack", "stack"]

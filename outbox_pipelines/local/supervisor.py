@@ -26,7 +26,7 @@ from outbox_pipelines.local import lease, postgres
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.local.server import Server, free_port
-from outbox_pipelines.local.state import KAFKA, KEEP, POSTGRES, STOP, Home, Plan, State
+from outbox_pipelines.local.stack_state import KAFKA, KEEP, POSTGRES, STOP, Home, Plan, State
 
 STARTING_SECONDS = 0.02
 IDLE_SECONDS = 0.1

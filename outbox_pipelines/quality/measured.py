@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_pipelines.debezium.connector import Connector
+from outbox_pipelines.debezium.connector_state import Connector
 from outbox_pipelines.quality.slots import Slots
 
 CAP: Final = 100_000

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from outbox_pipelines.core.text import plain
-from outbox_pipelines.debezium.connector import Connector
+from outbox_pipelines.debezium.connector_state import Connector
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus, age
 from outbox_pipelines.quality.rules import CheckResult
 from outbox_pipelines.quality.slots import Slots, size

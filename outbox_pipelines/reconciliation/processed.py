@@ -19,7 +19,7 @@ from outbox_pipelines.config import parsed
 from outbox_pipelines.config.consumers import Consumer
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.reconciliation import ids, reconciliation_sql, topics
+from outbox_pipelines.reconciliation import ids, messages, reconciliation_sql
 from outbox_pipelines.reconciliation.workspace import Workspace, reading
 from outbox_pipelines.settings import Settings
 
@@ -125,7 +125,7 @@ def _commits(settings: Settings, consumer: Consumer, space: Workspace) -> list[s
     ]
     if not places:
         return ["none of the day's events is in a topic that it reads"]
-    found = [each for each in topics.committed(settings, consumer.group, places) if each.offset >= 0]
+    found = [each for each in messages.committed(settings, consumer.group, places) if each.offset >= 0]
     for each in found:
         space.run(
             reconciliation_sql.ADD_COMMITTED,

@@ -14,7 +14,7 @@ from outbox_pipelines.days.archive import drop
 from outbox_pipelines.days.archive.history import history
 from outbox_pipelines.days.partitions import calendar, close
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.reconciliation import events
+from outbox_pipelines.reconciliation import day_events
 from outbox_pipelines.reconciliation.workspace import workspace
 from outbox_pipelines.settings import Settings
 from tests.archive.days import days_ago, make_days, past_day, publish, write
@@ -40,7 +40,7 @@ def detached(database: Database, day: date, place: str) -> Iterator[None]:
 def reconciled(settings: Settings, day: date) -> tuple[str, int]:
     """Where reconciliation finds the events of a day, and how many."""
     with workspace() as space:
-        source, _ = events.load(settings, day, space, lambda _: None)
+        source, _ = day_events.load(settings, day, space, lambda _: None)
         return source, space.row("SELECT count(*) FROM events")[0]
 
 
@@ -87,12 +87,12 @@ def test_backfilled_events_are_no_phantoms(database: Database, settings: Setting
     drop.drop(settings, old)
     own = settings if named else settings.model_copy(update={"archive": "none"})
     with workspace() as space:
-        assert events.load(own, written, space, lambda _: None) == ("table", False)
+        assert day_events.load(own, written, space, lambda _: None) == ("table", False)
         for event in found:
             space.run(f"INSERT INTO unknown (side, id) VALUES ('topics', '{event.id}')")
         stranger = "INSERT INTO unknown (side, id) VALUES ('topics', '{}')"
         space.run(stranger.format(str(found[0].id)[:-4] + "ffff"))
-        notes = events.forget(own, written, "topics", space)
+        notes = day_events.forget(own, written, "topics", space)
         ((left,),) = space.rows("SELECT count(*) FROM unknown")
     assert left == (1 if named else 13)
     assert any("backfilled into one of them counts as phantom" in note for note in notes) != named

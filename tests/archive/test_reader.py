@@ -279,7 +279,7 @@ def test_parsing_keeps_no_second_copy(tmp_path: Path) -> None:
         at_once.add(events.num_rows)
         return text
 
-    with patch("outbox_pipelines.days.archive.reader._parsed", parsed):
+    with patch("outbox_pipelines.days.archive.data_set._parsed", parsed):
         frame = archive.dataframe(columns=["payload", "seq"], parse=True)
     assert (list(frame.columns), len(frame)) == (["payload", "seq"], 20_000)
     assert max(at_once) <= 10_000

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.debezium.config import connector, slot_name
+from outbox_pipelines.debezium.connector_config import connector, slot_name
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import load_settings
 

@@ -11,7 +11,7 @@ import pytest
 
 from outbox_pipelines.defs import ArchiveResource, Outbox, outbox_definitions
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.expectations.day import validate
+from outbox_pipelines.quality.expectations.archived_day import validate
 from tests.expectations.archived import DAY, event, write
 
 DOCS = Path(__file__).parents[2] / "docs"

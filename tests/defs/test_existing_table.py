@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from outbox_pipelines.defs.outbox import Outbox as Served
-from outbox_pipelines.defs.relay.session import Session
+from outbox_pipelines.defs.relay.relay_session import Session
 from outbox_pipelines.defs.relay.supervision import owner_of
 from outbox_pipelines.quality.rules import OF_CONNECTOR, OF_TABLES
 from tests.conftest import wait_until

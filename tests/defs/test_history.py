@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
-from outbox_pipelines.defs import history, ours
+from outbox_pipelines.defs import ours, run_history
 from outbox_pipelines.defs.build import build
 from outbox_pipelines.defs.dagster_internals import LOCATION
 from outbox_pipelines.defs.outbox import PACKAGE
@@ -200,8 +200,8 @@ def test_sessions_that_are_long_over_go(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a storage that grows without limit, in its tables or in separate files."""
-    monkeypatch.setattr(history, "_BATCH", 2)
-    monkeypatch.setattr(history, "_LOG_EVERY", 2)
+    monkeypatch.setattr(run_history, "_BATCH", 2)
+    monkeypatch.setattr(run_history, "_LOG_EVERY", 2)
     old = [run(instance, job) for job in ("relay_session", "maintain_partitions") for _ in range(3)]
     age(instance, 15)
     young = run(instance)
@@ -355,7 +355,7 @@ def test_a_new_job_is_decided_about() -> None:
         for name in build([serving(**EVERYTHING)]).get_repository_def().job_names
         if not name.startswith("__")
     }
-    assert jobs == STAY | set(history.JOBS)
+    assert jobs == STAY | set(run_history.JOBS)
 
 
 def test_a_storage_that_refuses_is_one_line(

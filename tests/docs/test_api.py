@@ -84,7 +84,7 @@ def test_the_example_of_the_consumer_runs(outbox: Outbox, monkeypatch: pytest.Mo
 
 def test_the_example_of_the_archive_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """It names a bucket that does not exist: what it calls must be there, with these arguments."""
-    from outbox_pipelines.days.archive import reader
+    from outbox_pipelines.days.archive import data_set
 
     asked: list[dict[str, object]] = []
 
@@ -92,10 +92,10 @@ def test_the_example_of_the_archive_runs(monkeypatch: pytest.MonkeyPatch) -> Non
         days = ()
 
         def dataframe(self, **wanted: object) -> None:
-            assert set(wanted) <= {"columns", "parse", *reader.Wanted.__annotations__}
+            assert set(wanted) <= {"columns", "parse", *data_set.Wanted.__annotations__}
             asked.append(wanted)
 
-    monkeypatch.setattr(reader, "open_archive", lambda url: Opened())
+    monkeypatch.setattr(data_set, "open_archive", lambda url: Opened())
     [example] = _examples("archive")
     _run(example, {})
     assert asked == [{"since": "2026-11-01", "event_type": "order.placed"}]

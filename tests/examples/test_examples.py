@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from outbox_pipelines.lint.check import check
 from outbox_pipelines.lint.files import python_files
+from outbox_pipelines.lint.linter import check
 from tests.examples.services import EXAMPLES
 
 

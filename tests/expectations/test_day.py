@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.expectations import checkpoint, day, sample
+from outbox_pipelines.quality.expectations import archived_day, checkpoint, sample
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.settings import Settings
 from tests.catalog.conftest import CATALOG
@@ -28,7 +28,7 @@ def documented(settings: Settings, folder: Path) -> Settings:
     return settings.model_copy(update={"catalog_file": folder / "catalog.yaml"})
 
 
-def wrong(result: day.Result) -> dict[str, tuple[Status, list[str]]]:
+def wrong(result: archived_day.Result) -> dict[str, tuple[Status, list[str]]]:
     """The checks that are not met, with the ids that they name."""
     return {
         check: (checkpoint.worst(findings), sorted({id for each in findings for id in each.ids}))
@@ -40,17 +40,17 @@ def wrong(result: day.Result) -> dict[str, tuple[Status, list[str]]]:
 def test_a_sound_day_meets_all(tmp_path: Path) -> None:
     """Guards against a check that finds something in a day that is in order."""
     settings = write(tmp_path / "archive", [event(n) for n in range(50)])
-    result = day.validate(documented(settings, tmp_path), DAY)
+    result = archived_day.validate(documented(settings, tmp_path), DAY)
     assert wrong(result) == {}
     assert str(result.sample) == "all 50 events"
-    assert [*result.findings] == [*day.CHECKS]
-    assert all(result.findings[check] for check in day.CHECKS if check != "volume_as_usual")
+    assert [*result.findings] == [*archived_day.CHECKS]
+    assert all(result.findings[check] for check in archived_day.CHECKS if check != "volume_as_usual")
     assert checkpoint.summary(result.findings["volume_as_usual"]) == "nothing to compare with yet"
 
 
 def test_an_empty_day_meets_all(tmp_path: Path) -> None:
     """Guards against sums and shares of nothing."""
-    assert wrong(day.validate(write(tmp_path, []), DAY)) == {}
+    assert wrong(archived_day.validate(write(tmp_path, []), DAY)) == {}
 
 
 def test_each_check_finds_its_own(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_each_check_finds_its_own(tmp_path: Path) -> None:
         "same_key": event(308, idempotency_key="a"),
     }
     rows += [*planted.values(), event(309, id=twice), event(310, id=twice)]
-    found = wrong(day.validate(documented(write(tmp_path / "archive", rows), tmp_path), DAY))
+    found = wrong(archived_day.validate(documented(write(tmp_path / "archive", rows), tmp_path), DAY))
     id = {name: str(row["id"]) for name, row in planted.items()}
     assert found == {
         "ids_unique": (
@@ -94,7 +94,7 @@ def test_a_name_is_not_empty(tmp_path: Path) -> None:
     """Guards against an empty name, which without an event catalog nothing else finds."""
     names = ("aggregate_type", "aggregate_id", "event_type", "idempotency_key")
     rows = [{**event(n), name: ""} for n, name in enumerate(names)]
-    found = wrong(day.validate(write(tmp_path, rows), DAY))
+    found = wrong(archived_day.validate(write(tmp_path, rows), DAY))
     assert found == {"types_known": (Status.WARN, [row["id"] for row in rows])}
 
 
@@ -110,7 +110,7 @@ def test_the_lag_is_judged_by_its_distribution(
     rows = [event(n) for n in range(100)]
     for row in rows[:late]:
         row["published_at"] = row["created_at"] + timedelta(seconds=seconds)  # type: ignore[operator]
-    found = wrong(day.validate(write(tmp_path, rows), DAY))
+    found = wrong(archived_day.validate(write(tmp_path, rows), DAY))
     assert [*found] == (["delivery_in_time"] if fails else [])
 
 
@@ -118,7 +118,7 @@ def test_the_lag_is_judged_by_its_distribution(
 def test_rejections_are_judged_by_their_share(tmp_path: Path, rejected: int, fails: bool) -> None:
     """Guards against a day with many rejections, all of which were published in time, without a word."""
     rows = [event(n, attempts=int(n < rejected)) for n in range(100)]
-    result = day.validate(write(tmp_path, rows), DAY)
+    result = archived_day.validate(write(tmp_path, rows), DAY)
     ids = sorted(str(row["id"]) for row in rows[:rejected])
     assert wrong(result) == ({"delivery_in_time": (Status.WARN, ids)} if fails else {})
 
@@ -129,7 +129,7 @@ def test_the_volume_is_compared_with_the_days_before(tmp_path: Path, events: int
     for before in range(1, 5):
         earlier = DAY - timedelta(before)
         write(tmp_path, [event(n, earlier) for n in range(100)], earlier)
-    found = wrong(day.validate(write(tmp_path, [event(n) for n in range(events)]), DAY))
+    found = wrong(archived_day.validate(write(tmp_path, [event(n) for n in range(events)]), DAY))
     assert [*found] == (["volume_as_usual"] if fails else [])
 
 
@@ -149,7 +149,7 @@ def test_a_sample_has_what_is_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         earlier = DAY - timedelta(before)
         write(tmp_path / "archive", [event(n, earlier) for n in range(1400)], earlier)
     settings = documented(write(tmp_path / "archive", rows + planted), tmp_path)
-    result = day.validate(settings, DAY)
+    result = archived_day.validate(settings, DAY)
     assert not result.sample.is_whole
     assert 100 < result.sample.random < 320
     assert len(result.sample.frame) < 400
@@ -171,7 +171,7 @@ def test_what_is_added_to_a_sample_does_not_distort_it(
     rows = [event(n) for n in range(8000)]
     for row in rows[::250]:
         row["attempts"] = 1
-    assert wrong(day.validate(write(tmp_path, rows), DAY)) == {}
+    assert wrong(archived_day.validate(write(tmp_path, rows), DAY)) == {}
 
 
 def test_payloads_are_limited_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_columns_of_the_user_replace_none_of_the_frame(tmp_path: Path) -> None:
 def test_a_day_that_is_not_archived_is_named(tmp_path: Path) -> None:
     settings = write(tmp_path, [])
     with pytest.raises(SetupError, match="2026-11-19 is not archived: run `outbox archive day 2026-11-19`"):
-        day.validate(settings, DAY - timedelta(1))
+        archived_day.validate(settings, DAY - timedelta(1))
 
 
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     (file,) = tmp_path.rglob("*.parquet")
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(SetupError, match=r"file of 2026-11-20 cannot be read .*: run `outbox archive verify"):
-        day.validate(settings, DAY)
+        archived_day.validate(settings, DAY)
 
 
 # --- a project of the user --------------------------------------------------------------------------------
@@ -239,12 +239,12 @@ def test_a_suite_of_the_user_is_added(tmp_path: Path) -> None:
     settings = write(tmp_path / "archive", [*(event(n) for n in range(50)), odd])
     settings = settings.model_copy(update={"expectations": project})
     for _ in range(2):
-        result = day.validate(settings, DAY)
+        result = archived_day.validate(settings, DAY)
         assert wrong(result) == {
             "types_known": (Status.ERROR, [odd["id"]]),
-            day.OWN: (Status.ERROR, [odd["id"]]),
+            archived_day.OWN: (Status.ERROR, [odd["id"]]),
         }
-    found = {each.expectation: each for each in result.findings[day.OWN]}
+    found = {each.expectation: each for each in result.findings[archived_day.OWN]}
     by_regex = found["expect_column_values_to_match_regex(aggregate_id)"]
     missing = found["expect_column_max_to_be_between(missing)"]
     assert by_regex.found == "1 of 51 rows do not meet it"
@@ -271,9 +271,9 @@ def test_a_suite_that_cannot_be_stored_stops_no_other(tmp_path: Path) -> None:
     settings = write(tmp_path / "archive", [event(1)]).model_copy(
         update={"expectations": tmp_path / "quality"}
     )
-    result = day.validate(settings, DAY)
-    assert [*wrong(result)] == [day.OWN]
-    (finding,) = result.findings[day.OWN]
+    result = archived_day.validate(settings, DAY)
+    assert [*wrong(result)] == [archived_day.OWN]
+    (finding,) = result.findings[archived_day.OWN]
     assert "Write `mostly` instead of an expectation of quantiles" in finding.found
 
 
@@ -282,9 +282,9 @@ def test_outboxes_share_a_project(tmp_path: Path) -> None:
     own_suite(tmp_path / "quality", "outbox_orders_day_own")
     settings = write(tmp_path / "archive", [event(1, aggregate_id="many")])
     settings = settings.model_copy(update={"expectations": tmp_path / "quality"})
-    assert wrong(day.validate(settings, DAY)) == {}
+    assert wrong(archived_day.validate(settings, DAY)) == {}
     orders = settings.model_copy(update={"name": "orders"})
-    assert day.OWN in wrong(day.validate(orders, DAY))
+    assert archived_day.OWN in wrong(archived_day.validate(orders, DAY))
 
 
 def test_a_project_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
@@ -292,4 +292,4 @@ def test_a_project_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings = settings.model_copy(update={"expectations": tmp_path / "file" / "quality"})
     with pytest.raises(SetupError, match=r"cannot be written .*: name a directory that runs may write"):
-        day.validate(settings, DAY)
+        archived_day.validate(settings, DAY)

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Final
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local.client import home_of
 from outbox_pipelines.local.server import last_lines
+from outbox_pipelines.local.stack_client import home_of
 from outbox_pipelines.settings import Settings, load_settings
 
 DAPRD: Final = Path(__file__).with_name("daprd")

@@ -20,9 +20,9 @@ import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from outbox_pipelines.database import schema
-from outbox_pipelines.debezium.config import connector_name, table
 from outbox_pipelines.debezium.connect import Connect
-from outbox_pipelines.debezium.connector import read
+from outbox_pipelines.debezium.connector_config import connector_name, table
+from outbox_pipelines.debezium.connector_state import read
 from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from confluent_kafka.admin import NewTopic
 
-from outbox_pipelines.debezium.config import connector
+from outbox_pipelines.debezium.connector_config import connector
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.adopt import steps
 from outbox_pipelines.existing.adopt.by_slot import Rest

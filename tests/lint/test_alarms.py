@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import orm
 
-from outbox_pipelines.lint.check import Options, check, check_sources
 from outbox_pipelines.lint.files import python_files
+from outbox_pipelines.lint.linter import Options, check, check_sources
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.lint.check import Options, check, check_sources
 from outbox_pipelines.lint.files import python_files
+from outbox_pipelines.lint.linter import Options, check, check_sources
 
 INSERT = 'cursor.execute("INSERT INTO outbox (payload) VALUES (1)")\n'
 VIEW = """

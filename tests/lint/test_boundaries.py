@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from outbox_pipelines.lint.check import check_sources
+from outbox_pipelines.lint.linter import check_sources
 from tests.lint.test_fixtures import marked
 
 HEAD = """

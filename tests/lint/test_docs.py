@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.lint.check import Options, check_sources
 from outbox_pipelines.lint.finding import RULES
+from outbox_pipelines.lint.linter import Options, check_sources
 
 TEXT = (Path(__file__).parents[2] / "docs" / "lint-writes.md").read_text()
 _PART = re.compile(r"^### (OB\d+)|^```python\n# (bad|good)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.lint.check import check
+from outbox_pipelines.lint.linter import check
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.py"))
 _MARK = re.compile(r"# finds (OB\d+(?:, OB\d+)*)")

@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from outbox_pipelines.lint.check import Options, check_sources
 from outbox_pipelines.lint.finding import RULES
+from outbox_pipelines.lint.linter import Options, check_sources
 from tests.lint.test_fixtures import marked
 
 ALL = Options(frozenset(RULES))

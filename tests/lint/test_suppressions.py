@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_pipelines.lint.check import Options, check_sources
+from outbox_pipelines.lint.linter import Options, check_sources
 
 HEAD = "import psycopg\nfrom outbox_pipelines.writer import emit\nc = psycopg.connect('', autocommit=True)\n"
 CALL = 'emit(c, "order", 1, "e", {})'

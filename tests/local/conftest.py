@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.local import client, jars
+from outbox_pipelines.local import jars, stack_client
 from outbox_pipelines.settings import Settings, load_settings
 
 
@@ -26,7 +26,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settin
     # On a fresh machine, the first command would also say that it fetches them.
     jars.jars(jars.KAFKA, settings.local_jars)
     yield settings
-    client.stop(client.home_of(settings), force=True)
+    stack_client.stop(stack_client.home_of(settings), force=True)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_pipelines.local import client, postgres, stack, state
+from outbox_pipelines.local import lease, postgres, stack, stack_client
 from outbox_pipelines.settings import Settings
 from tests.conftest import patience
 from tests.local.waiting import eventually
@@ -36,7 +36,7 @@ def test_run_gives_both_servers_and_leaves_nothing(settings: Settings) -> None:
     assert dsn.startswith("postgresql://")
     assert bootstrap.startswith("127.0.0.1:")
     assert done.stderr == ""
-    assert not state.is_held(client.home_of(settings).lock)
+    assert not lease.is_held(stack_client.home_of(settings).lock)
     assert not postgres.answers(dsn)
 
 
@@ -53,7 +53,7 @@ def test_run_passes_on_signals(database_only: Settings) -> None:
         assert running.stdout.readline() == "ready\n"
         running.terminate()
         assert running.wait(patience(30)) == 5
-    assert not state.is_held(client.home_of(database_only).lock)
+    assert not lease.is_held(stack_client.home_of(database_only).lock)
 
 
 def test_ctrl_c_reaches_the_command_once_and_nothing_stays(database_only: Settings, tmp_path: Path) -> None:
@@ -71,16 +71,16 @@ def test_ctrl_c_reaches_the_command_once_and_nothing_stays(database_only: Settin
     os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 6
     assert log.read_text() == "int\n"
-    assert not state.is_held(client.home_of(database_only).lock)
+    assert not lease.is_held(stack_client.home_of(database_only).lock)
 
 
 def test_an_end_while_the_servers_start_leaves_nothing(settings: Settings) -> None:
-    home = client.home_of(settings)
+    home = stack_client.home_of(settings)
     with subprocess.Popen(_command("run", "--", "true")) as running:
-        eventually(lambda: home.path.exists() and state.is_held(home.lock))
+        eventually(lambda: home.path.exists() and lease.is_held(home.lock))
         running.terminate()
         assert running.wait(patience(30)) == 128 + signal.SIGTERM
-    assert not state.is_held(home.lock)
+    assert not lease.is_held(home.lock)
 
 
 def test_run_leaves_the_servers_to_others(database_only: Settings) -> None:
@@ -92,7 +92,7 @@ def test_run_leaves_the_servers_to_others(database_only: Settings) -> None:
 def test_run_names_a_command_that_is_not_there(database_only: Settings) -> None:
     done = _local("run", "--", "no-such-command")
     assert "command not found: no-such-command" in done.stderr
-    assert not client.home_of(database_only).path.exists()
+    assert not stack_client.home_of(database_only).path.exists()
 
 
 def test_up_env_down(database_only: Settings) -> None:
@@ -128,7 +128,7 @@ def test_down_by_force(database_only: Settings) -> None:
 
 def test_down_may_forget_the_data(database_only: Settings) -> None:
     """Guards against a broken or overfull server that only someone who knows its directory can be rid of."""
-    home = client.home_of(database_only)
+    home = stack_client.home_of(database_only)
     assert _local("down", "--forget").returncode == 0
     with stack(database_only) as servers:
         with psycopg.connect(servers.dsn, autocommit=True) as connection:

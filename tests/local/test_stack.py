@@ -19,8 +19,8 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local import client, kafka, lease, postgres, stack, user
-from outbox_pipelines.local.state import POSTGRES, Home
+from outbox_pipelines.local import kafka, lease, postgres, stack, stack_client, user
+from outbox_pipelines.local.stack_state import POSTGRES, Home
 from outbox_pipelines.settings import Settings
 from tests.kafka_clients import AdminClient
 from tests.local.waiting import eventually, lives
@@ -73,7 +73,7 @@ def _starts(home: Home) -> int:
 
 def test_both_servers_and_their_crashes(settings: Settings, database_only: Settings) -> None:
     """One stack through all of it, since a broker takes its time to start."""
-    home = client.home_of(settings)
+    home = stack_client.home_of(settings)
     with stack(database_only) as half, stack(settings) as servers:
         # The second wish joined the supervisor of the first.
         assert servers.dsn == half.dsn
@@ -104,26 +104,26 @@ def test_both_servers_and_their_crashes(settings: Settings, database_only: Setti
 def test_what_is_given_is_taken(settings: Settings) -> None:
     given = settings.model_copy(update={"dsn": "postgresql://db.invalid/app", "kafka": "kafka.invalid:9092"})
     with stack(given) as servers:
-        assert servers == client.Stack("postgresql://db.invalid/app", "kafka.invalid:9092")
-    assert not client.home_of(settings).path.exists()
+        assert servers == stack_client.Stack("postgresql://db.invalid/app", "kafka.invalid:9092")
+    assert not stack_client.home_of(settings).path.exists()
 
 
 def test_only_what_is_missing_is_started(database_only: Settings) -> None:
     with stack(database_only) as servers:
         assert servers.kafka == "kafka.invalid:9092"
         assert postgres.answers(servers.dsn)
-        assert client.home_of(database_only).read().kafka == ""
+        assert stack_client.home_of(database_only).read().kafka == ""
 
 
 def test_many_at_once_share_one(database_only: Settings) -> None:
     with _holders(4) as found:
         assert len(set(found)) == 1
         assert found[0].startswith("postgresql://")
-        assert _starts(client.home_of(database_only)) == 1
+        assert _starts(stack_client.home_of(database_only)) == 1
 
 
 def test_many_at_once_after_the_supervisor_was_killed(database_only: Settings) -> None:
-    home = client.home_of(database_only)
+    home = stack_client.home_of(database_only)
     with stack(database_only) as first:
         supervisor = _parent(_postmaster(home))
     os.kill(supervisor, signal.SIGKILL)
@@ -133,7 +133,7 @@ def test_many_at_once_after_the_supervisor_was_killed(database_only: Settings) -
 
 
 def test_a_killed_postgres_is_started_again(database_only: Settings) -> None:
-    home = client.home_of(database_only)
+    home = stack_client.home_of(database_only)
     with stack(database_only) as servers:
         postmaster = _postmaster(home)
         os.kill(postmaster, signal.SIGKILL)
@@ -145,7 +145,7 @@ def test_a_killed_postgres_is_started_again(database_only: Settings) -> None:
 
 def test_it_stops_when_no_process_has_the_lease(database_only: Settings) -> None:
     brief = database_only.model_copy(update={"local_grace_seconds": 0.0})
-    home = client.home_of(brief)
+    home = stack_client.home_of(brief)
     with stack(brief) as servers:
         with stack(brief):
             pass
@@ -158,12 +158,12 @@ def test_the_grace_period_lets_the_next_one_in(database_only: Settings) -> None:
     for _ in range(3):
         with stack(database_only):
             pass
-    assert _starts(client.home_of(database_only)) == 1
+    assert _starts(stack_client.home_of(database_only)) == 1
 
 
 def test_a_state_of_the_past_is_not_believed(database_only: Settings) -> None:
     """After a reboot the ports may belong to any process, and no lock is held."""
-    home = client.home_of(database_only)
+    home = stack_client.home_of(database_only)
     home.make()
     with socket.create_server(("127.0.0.1", 0)) as foreign:
         port = foreign.getsockname()[1]
@@ -175,7 +175,7 @@ def test_a_state_of_the_past_is_not_believed(database_only: Settings) -> None:
         (home.path / "state.json").write_text(json.dumps(past))
         (home.path / f"{POSTGRES}.port").write_text(str(port))
         (home.path / "control" / "stop").touch()
-        assert client.running(home) is None
+        assert stack_client.running(home) is None
         with stack(database_only) as servers:
             assert servers.dsn != past["dsn"]
             assert postgres.answers(servers.dsn)
@@ -204,7 +204,7 @@ def test_a_failure_is_reported_to_all_who_wait_and_not_to_the_next(
 
 
 def test_the_supervisor_ends_with_its_directory(database_only: Settings, tmp_path: Path) -> None:
-    home = client.home_of(database_only)
+    home = stack_client.home_of(database_only)
     with stack(database_only) as servers:
         supervisor = _parent(_postmaster(home))
         home.path.rename(tmp_path / "away")
@@ -221,12 +221,13 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
 
 ORDINARY = """
 import os
-from outbox_pipelines.local import client, postgres, stack
+from outbox_pipelines.local import postgres, stack
+from outbox_pipelines.local import stack_client
 from outbox_pipelines.settings import load_settings
 settings = load_settings()
 with stack(settings) as servers:
     assert os.geteuid() != 0 and postgres.answers(servers.dsn)
-assert client.stop(client.home_of(settings))
+assert stack_client.stop(stack_client.home_of(settings))
 """
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outbox_pipelines.config.thresholds import CHECKS, read_thresholds
-from outbox_pipelines.debezium.connector import Connector, Task
+from outbox_pipelines.debezium.connector_state import Connector, Task
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
 from outbox_pipelines.quality.rules import RULES, Rule, Status, judge, judge_one, rules, worst

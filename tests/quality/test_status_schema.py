@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from outbox_pipelines.core import table_locks
-from outbox_pipelines.debezium.connector import Connector, Task
+from outbox_pipelines.debezium.connector_state import Connector, Task
 from outbox_pipelines.existing.status import TableStatus
 from outbox_pipelines.quality.measured import Measurements, ShardStatus
 from outbox_pipelines.quality.slots import OtherSlot, Slots

@@ -15,9 +15,9 @@ from confluent_kafka import TopicPartition
 
 from outbox_pipelines.consumer import migrate
 from outbox_pipelines.days.partitions import ahead
-from outbox_pipelines.reconciliation import day as days
-from outbox_pipelines.reconciliation.findings import Finding, Report, Side
+from outbox_pipelines.reconciliation import reconcile as days
 from outbox_pipelines.reconciliation.ids import DAY_MS, bounds
+from outbox_pipelines.reconciliation.report import Finding, Report, Side
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 from tests import kafka_clients

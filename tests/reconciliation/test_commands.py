@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from outbox_pipelines.cli.main import cli
-from outbox_pipelines.reconciliation import topics
+from outbox_pipelines.reconciliation import messages
 from tests.reconciliation.place import DAY, TODAY, Place
 
 
@@ -66,7 +66,7 @@ def test_a_difference_exits_with_1_and_says_what_helps(place: Place) -> None:
 
 
 def test_what_cannot_be_exits_with_2_and_one_line(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics, "_SECONDS", 1.0)
+    monkeypatch.setattr(messages, "_SECONDS", 1.0)
     place.name()
     place.outbox.write(1)
     tomorrow, today = str(TODAY + timedelta(1)), str(TODAY)

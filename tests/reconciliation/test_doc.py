@@ -10,8 +10,8 @@ import pytest
 
 from outbox_pipelines.config.consumers import _ENTRIES, read_consumers
 from outbox_pipelines.quality.rules import Status
-from outbox_pipelines.reconciliation import findings
-from outbox_pipelines.reconciliation.findings import Kind
+from outbox_pipelines.reconciliation import report
+from outbox_pipelines.reconciliation.report import Kind
 
 DOC = (Path(__file__).parents[2] / "docs" / "reconciliation.md").read_text()
 WORDS = {Status.OK: "", Status.WARN: "warning", Status.ERROR: "error"}
@@ -29,8 +29,8 @@ def test_the_file_that_it_shows_can_be_read(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("chapter", "kinds"),
     [
-        ("## What it finds in the topics", [kind for _, kind in findings._OF_TOPICS]),
-        ("## What it finds at a consumer", [kind for _, kind in findings._OF_CONSUMER]),
+        ("## What it finds in the topics", [kind for _, kind in report._OF_TOPICS]),
+        ("## What it finds at a consumer", [kind for _, kind in report._OF_CONSUMER]),
     ],
 )
 def test_each_finding_is_in_its_table(chapter: str, kinds: list[Kind]) -> None:

@@ -13,8 +13,8 @@ from outbox_pipelines.days.archive import drop
 from outbox_pipelines.days.partitions import close
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import Status
-from outbox_pipelines.reconciliation import day as days
-from outbox_pipelines.reconciliation import topics
+from outbox_pipelines.reconciliation import messages
+from outbox_pipelines.reconciliation import reconcile as days
 from outbox_pipelines.relay.parking import dead_letters
 from tests import kafka_clients
 from tests.conftest import Outbox
@@ -70,7 +70,7 @@ def test_a_compacted_topic_is_no_proof(place: Place) -> None:
 
 def test_what_a_transaction_holds_back_is_not_missing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a producer that crashed in a transaction, and events behind it that count as lost."""
-    monkeypatch.setattr(topics, "_HELD_SECONDS", -10.0)
+    monkeypatch.setattr(messages, "_HELD_SECONDS", -10.0)
     held = place.settings.model_copy(update={"transaction_seconds": 1.0})
     ids = place.write(2, keys=1)
     place.pass_over()

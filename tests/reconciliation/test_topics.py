@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from outbox_pipelines.quality.rules import Status
-from outbox_pipelines.reconciliation import topics
+from outbox_pipelines.reconciliation import messages
 from outbox_pipelines.relay.parking import dead_letters
 from tests.conftest import Outbox, may_log_in
 from tests.consumer.place import uuid7
@@ -236,14 +236,14 @@ def test_what_is_published_while_reading_is_no_phantom(place: Place, monkeypatch
     """Guards against alarms while a relay runs: messages whose events were written after the reading."""
     place.write(2)
     place.relay()
-    find = topics.find
+    find = messages.find
 
     def find_later(*given: Any) -> Any:
         place.write(2)
         place.relay()
         return find(*given)
 
-    monkeypatch.setattr(topics, "find", find_later)
+    monkeypatch.setattr(messages, "find", find_later)
     report = place.reconcile()
     assert (report.events, report.messages, report.equal) == (2, 4, True)
 

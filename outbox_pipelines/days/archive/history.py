@@ -91,7 +91,7 @@ def _archived(
     settings: Settings, attached: set[date], required: Sequence[date], aggregate: dict[str, str]
 ) -> list[tuple[Any, ...]]:
     """Return the rows of days that are not in the table."""
-    from outbox_pipelines.days.archive.reader import Archive
+    from outbox_pipelines.days.archive.data_set import Archive
 
     if settings.archive in ("", NO_ARCHIVE):
         if required:

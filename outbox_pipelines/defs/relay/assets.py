@@ -11,7 +11,7 @@ from pydantic import Field
 from outbox_pipelines.core.text import markdown, plain
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.relay import queue
-from outbox_pipelines.defs.relay.session import Progress, Session
+from outbox_pipelines.defs.relay.relay_session import Progress, Session
 from outbox_pipelines.defs.relay.supervision import owner_of
 from outbox_pipelines.defs.topics import topic_key
 from outbox_pipelines.errors import SetupError

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Final
 
-from outbox_pipelines.lint.names import path_of
+from outbox_pipelines.lint.syntax import path_of
 
 
 class Effect(Enum):

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Final
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.lint import finding, module, publishing, transactions
+from outbox_pipelines.lint import dual_write, finding, module, outbox_writes
 from outbox_pipelines.lint.effects import Effects
 from outbox_pipelines.lint.files import newer
 from outbox_pipelines.lint.finding import CHANGED, DEFAULT, PAST_HELPER, UNREADABLE, Finding, at
 from outbox_pipelines.lint.module import Module
-from outbox_pipelines.lint.names import imports, statements
 from outbox_pipelines.lint.project import Facts, Project
 from outbox_pipelines.lint.story import Story
+from outbox_pipelines.lint.syntax import imports, statements
 
 # A file that cannot be parsed is a finding if it mentions one of these.
 _CONCERNED = re.compile(rb"outbox|kafka|faust|atomic_requests", re.IGNORECASE)
@@ -34,19 +34,19 @@ _PUBLISHING = re.compile(
 _BROKEN: Final = (SyntaxError, ValueError, RecursionError, MemoryError)
 _CONNECTING = re.compile(rb"\.connect\(|\blisten\(")
 _WORD = re.compile(rb"[A-Za-z_]\w+")
-_CHECKS: Final[tuple[Callable[[Story, Module], Iterable[transactions.Found]], ...]] = (
-    transactions.outside,
-    transactions.after_commit,
-    transactions.elsewhere,
-    transactions.not_awaited,
-    transactions.swallowed,
-    transactions.past_helper,
-    transactions.changed,
+_CHECKS: Final[tuple[Callable[[Story, Module], Iterable[outbox_writes.Found]], ...]] = (
+    outbox_writes.outside,
+    outbox_writes.after_commit,
+    outbox_writes.elsewhere,
+    outbox_writes.not_awaited,
+    outbox_writes.swallowed,
+    outbox_writes.past_helper,
+    outbox_writes.changed,
 )
-_CHECKS_OF_MESSAGES: Final[tuple[Callable[[Story, Module, Effects], Iterable[transactions.Found]], ...]] = (
-    publishing.before_commit,
-    publishing.in_hook,
-    publishing.beside_commit,
+_CHECKS_OF_MESSAGES: Final[tuple[Callable[[Story, Module, Effects], Iterable[outbox_writes.Found]], ...]] = (
+    dual_write.before_commit,
+    dual_write.in_hook,
+    dual_write.beside_commit,
 )
 
 
@@ -151,7 +151,7 @@ def read_sources(sources: dict[str, bytes], options: Options = Options()) -> Rea
                 continue
             if each is not None:
                 if _CONNECTING.search(sources[path]):
-                    each.hooks = dict(publishing.connected(each.tree, each))
+                    each.hooks = dict(dual_write.connected(each.tree, each))
                 modules[path] = each
         effects.forget()
         publishing |= {name.encode() for name in effects.publishing()}

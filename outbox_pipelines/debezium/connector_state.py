@@ -18,8 +18,8 @@ import psycopg
 from psycopg import sql
 
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.debezium.config import OUTBOX, connector_name, mapping, slot_name, table
 from outbox_pipelines.debezium.connect import Connect, MissingError
+from outbox_pipelines.debezium.connector_config import OUTBOX, connector_name, mapping, slot_name, table
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 

@@ -21,10 +21,10 @@ from outbox_pipelines.lint.finding import APART, DUAL_WRITE, IN_HOOK
 from outbox_pipelines.lint.libraries import Library, Role, Thing
 from outbox_pipelines.lint.methods import ROW_WRITES
 from outbox_pipelines.lint.module import Module
-from outbox_pipelines.lint.names import path_of
-from outbox_pipelines.lint.statements import Touch
+from outbox_pipelines.lint.outbox_writes import Found, is_callers
+from outbox_pipelines.lint.sql_statements import Touch
 from outbox_pipelines.lint.story import Act, Around, Ending, Shelter, Step, Story, follows
-from outbox_pipelines.lint.transactions import Found, is_callers
+from outbox_pipelines.lint.syntax import path_of
 
 # Statements of a module that do no work.
 _ELSEWHERE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

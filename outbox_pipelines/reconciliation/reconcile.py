@@ -16,8 +16,8 @@ from pathlib import Path
 from outbox_pipelines.config.consumers import Consumer
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.reconciliation import events, findings, ids, processed, reconciliation_sql, topics
-from outbox_pipelines.reconciliation.findings import Report, Side
+from outbox_pipelines.reconciliation import day_events, ids, messages, processed, reconciliation_sql, report
+from outbox_pipelines.reconciliation.report import Report, Side
 from outbox_pipelines.reconciliation.workspace import Workspace, workspace
 from outbox_pipelines.relay import kinds
 from outbox_pipelines.settings import Settings
@@ -48,7 +48,7 @@ def reconcile(
     wanted = processed.chosen(settings, names)
     require_schema(settings)
     with workspace() as space:
-        source, is_over = events.load(settings, day, space, progress)
+        source, is_over = day_events.load(settings, day, space, progress)
         count, span = _span(space, day)
         topic_side, read, notes = _topics(settings, day, span, space, progress)
         if not is_over:
@@ -74,14 +74,14 @@ def _topics(
     settings: Settings, day: date, span: tuple[str, str], space: Workspace, progress: Callable[[str], None]
 ) -> tuple[Side, int, list[str]]:
     start, end = ids.bounds(day)
-    numbers = topics.route(settings, space)
-    with closing(topics.consumer(settings)) as kafka:
-        found, gone = topics.find(settings, kafka, numbers, start, progress)
-        read, first = topics.load(settings, kafka, found, span, (start, end), space, progress)
+    numbers = messages.route(settings, space)
+    with closing(messages.consumer(settings)) as kafka:
+        found, gone = messages.find(settings, kafka, numbers, start, progress)
+        read, first = messages.load(settings, kafka, found, span, (start, end), space, progress)
     notes = [f"topic {name} does not exist" for name in gone]
     for topic in found:
         of_topic = {partition: ms for (number, partition), ms in first.items() if number == topic.number}
-        kept_from = topics.kept_from(topic, of_topic)
+        kept_from = messages.kept_from(topic, of_topic)
         if kept_from is not None:
             notes.append(f"topic {topic.name} has messages since {ids.at(kept_from):%Y-%m-%d %H:%M:%S}")
         if topic.doubt is not None:
@@ -92,10 +92,10 @@ def _topics(
     space.run(reconciliation_sql.FIND_LATE)
     of_day = {"first": ids.floor(start), "end": ids.floor(end), "start_ms": start, "end_ms": end}
     space.run(reconciliation_sql.FIND_UNKNOWN.format(**of_day))
-    notes += events.forget(settings, day, "topics", space)
+    notes += day_events.forget(settings, day, "topics", space)
     progress("topics compared")
     (published,) = space.row(reconciliation_sql.PUBLISHED)
-    return Side("topics", published, findings.of_topics(space)), read, notes
+    return Side("topics", published, report.of_topics(space)), read, notes
 
 
 def _consumer(
@@ -111,10 +111,10 @@ def _consumer(
     space.run(reconciliation_sql.KEEP_HANDLED, consumer=consumer.name)
     if not consumer.handles_others:
         start, end = ids.bounds(day)
-        side = findings.side(consumer)
+        side = report.side(consumer)
         space.run(
             reconciliation_sql.FIND_STRANGE.format(side=side, first=ids.floor(start), end=ids.floor(end))
         )
-        notes += events.forget(settings, day, side, space)
+        notes += day_events.forget(settings, day, side, space)
     (expected,) = space.row(reconciliation_sql.EXPECTED)
-    return Side(consumer.name, expected, findings.of_consumer(space, consumer, handled), notes)
+    return Side(consumer.name, expected, report.of_consumer(space, consumer, handled), notes)

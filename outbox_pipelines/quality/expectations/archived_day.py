@@ -142,7 +142,7 @@ def _payloads(settings: Settings, sample: Sample, catalog: Catalog | None) -> It
     from great_expectations.expectations.row_conditions import Column
 
     # Imported with the first suite: it defines a class of Great Expectations.
-    from outbox_pipelines.quality.expectations.payloads import ExpectPayloadToMatchSchema
+    from outbox_pipelines.quality.expectations.payload_schema import ExpectPayloadToMatchSchema
 
     said = _said("payloads_valid", Status.WARN)
     event_type: Any = Column("event_type")

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local import jars, kafka, lease, postgres, state
-from outbox_pipelines.local.state import KAFKA, KEEP, POSTGRES, STOP, Home, State
+from outbox_pipelines.local import jars, kafka, lease, postgres, stack_state
+from outbox_pipelines.local.stack_state import KAFKA, KEEP, POSTGRES, STOP, Home, State
 from outbox_pipelines.settings import Settings
 
 ATTEMPTS = 3
@@ -147,7 +147,7 @@ def _serves(state: State, wanted: list[str]) -> bool:
 
 def _start(home: Home, settings: Settings) -> bool:
     """Start a supervisor; return False if another client is starting one."""
-    plan = state.Plan(
+    plan = stack_state.Plan(
         directory=str(home.path),
         jars=str(settings.local_jars.expanduser().absolute()),
         postgres=str(settings.local_postgres.expanduser().absolute()) if settings.local_postgres else "",
@@ -160,7 +160,7 @@ def _start(home: Home, settings: Settings) -> bool:
         with lease.locked(home.lock) as lock:
             if lock is None:
                 return False
-            state.spawn(plan, lock)
+            stack_state.spawn(plan, lock)
             return True
 
 

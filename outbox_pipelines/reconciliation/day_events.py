@@ -71,7 +71,7 @@ def load(
 
 def archived_spans(settings: Settings, days: set[date]) -> dict[date, tuple[str | None, str | None]]:
     """Return the lowest and highest id of version 7 of each of these days in the archive."""
-    from outbox_pipelines.days.archive.reader import Archive
+    from outbox_pipelines.days.archive.data_set import Archive
 
     manifests = Archive(Store(named(settings))).manifests
     return {day: (each.first_id, each.last_id) for day, each in manifests.items() if day in days}
@@ -79,7 +79,7 @@ def archived_spans(settings: Settings, days: set[date]) -> dict[date, tuple[str 
 
 def archived_ids(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
     """Return the ids of an archived day; none if the archive does not have it."""
-    from outbox_pipelines.days.archive.reader import Archive
+    from outbox_pipelines.days.archive.data_set import Archive
 
     archive = Archive(Store(named(settings)))
     if day in archive.manifests:
@@ -97,7 +97,7 @@ def _fill(space: Workspace, rows: Iterator[pa.RecordBatch], progress: Callable[[
 
 
 def _of_archive(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
-    from outbox_pipelines.days.archive.reader import Archive
+    from outbox_pipelines.days.archive.data_set import Archive
 
     if not settings.archives:
         raise SetupError(
