@@ -20,7 +20,7 @@ import duckdb
 from outbox_pipelines.catalog.document import Catalog
 from outbox_pipelines.catalog.schemas import followed
 from outbox_pipelines.days.archive.rendering import quoted
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 
 _SELECT: Final = duckdb.StatementType.SELECT
 # A PIVOT whose columns are not listed: its values are looked up first.
@@ -31,6 +31,7 @@ _EXPLAIN: Final = re.compile(
 # Whatever writes, or executes text as SQL, has one of these words in its name. Names have no escapes.
 _SUSPICIOUS: Final = re.compile("copy|query|serialized", re.IGNORECASE)
 _WRITING: Final = re.compile("COPY|SERIALIZED")
+_OF_FILE: Final = re.compile(r"event_date=(\d{4}-\d\d-\d\d)/events-")
 _DEEPEST: Final = 5
 _TEXTS: Final = {"date-time": "TIMESTAMPTZ", "date": "DATE", "uuid": "UUID"}
 _OTHERS: Final = {"integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN"}
@@ -56,6 +57,27 @@ def require(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
             )
     elif kind != _SELECT or (_SUSPICIOUS.search(sql) and _writes(connection, sql)):
         raise SetupError("only a single SELECT is allowed: the archive is read-only")
+
+
+def refusal(error: duckdb.Error) -> SetupError:
+    """Return an error of a query for an operator; `UnavailableError` if the bucket does not answer."""
+    # DuckDB wraps an error that its file reader raises, with a stack trace.
+    if away := re.search(r"^UnavailableError: (.*)$", str(error), re.MULTILINE):
+        return UnavailableError(away[1])
+    # The text from LINE on shows the position in the query or a suggested name; it is not printed.
+    text = str(error).split("\n\nLINE")[0]
+    said = " ".join(line.strip() for line in text.splitlines() if line.strip())
+    if of_file := _OF_FILE.search(text):
+        return SetupError(
+            f"the file of {of_file[1]} cannot be read: run `outbox archive verify {of_file[1]}`: {said}"
+        )
+    # What the decompression and the parts of a file raise names no file.
+    if isinstance(error, duckdb.IOException | duckdb.SerializationException) or type(error) is duckdb.Error:
+        return SetupError(
+            "a file of the archive cannot be read: run `outbox archive verify DAY` for each day that the "
+            f"query reads: {said}"
+        )
+    return SetupError(f"the query failed: {said}")
 
 
 def _kind(sql: str) -> duckdb.StatementType | None:

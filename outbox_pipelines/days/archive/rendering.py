@@ -14,9 +14,12 @@ import math
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import to_json
+from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
     import duckdb
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 Scalar = Callable[[str, str], str | None]
 """Gives the expression for a value of a type by its name; None if it needs none."""
 
+ROWS_AT_ONCE: Final = 10_000
 _TIMES: Final = frozenset(
     {
         *("date", "time", "time_ns", "time with time zone"),
@@ -64,6 +68,25 @@ def rendered(asked: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
 def storable(asked: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
     """Return the rows with every value as a Parquet file can hold it, under distinct names."""
     return _project(asked, _for_parquet)
+
+
+def write_parquet(asked: duckdb.DuckDBPyRelation, file: Path) -> None:
+    """Write a result to a Parquet file, which gets its name only when it is complete."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    begun = file.with_name(f".{file.name}.begun")
+    try:
+        # DuckDB's own writer is not used: it hangs if a query fails half-way.
+        rows = storable(asked).to_arrow_reader(ROWS_AT_ONCE)
+        with pq.ParquetWriter(begun, rows.schema, compression="zstd") as writer:
+            for batch in rows:
+                writer.write_batch(batch)
+        begun.replace(file)
+    except (OSError, pa.ArrowException) as error:
+        raise SetupError(f"{file} cannot be written: {first_line(error)}") from None
+    finally:
+        begun.unlink(missing_ok=True)
 
 
 def _project(asked: duckdb.DuckDBPyRelation, scalar: Scalar) -> duckdb.DuckDBPyRelation:
