@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from outbox_pipelines.cli.option_types import DAY
-from outbox_pipelines.core.text import plain
+from outbox_pipelines.core.text import plain, size
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import Settings
 
@@ -47,7 +47,7 @@ def list_days(settings: Settings, as_json: bool) -> None:
         state = day.state if day.state == "dropped" else f"{day.state}{_PLACES[day.partition]}"
         about = "~" if day.archived_at is None and day.rows else ""
         line = (
-            f"{day.day}  {state:<12} {about + format(day.rows, ','):>11} {_size(day.size):>11}  "
+            f"{day.day}  {state:<12} {about + format(day.rows, ','):>11} {size(day.size):>11}  "
             f"{_minute(day.archived_at):<16}  {_minute(day.proven_at)}"
         )
         click.echo(plain(line).rstrip())
@@ -202,11 +202,3 @@ def _dropped(each: Dropped) -> str:
 
 def _minute(at: datetime | None) -> str:
     return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M}"
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1024:
-            return f"{size:,.0f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TB"

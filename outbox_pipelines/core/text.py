@@ -84,3 +84,13 @@ def _escape(found: re.Match[str]) -> str:
     character = found[0]
     code = ord(character)
     return _SHORT.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+def size(count: float | None) -> str:
+    """Return a number of bytes for people."""
+    if count is None:
+        return "unknown"
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:,.1f} {unit}"
+    return f"{count:,.0f} bytes"

@@ -17,6 +17,7 @@ from typing import Any, Final, LiteralString
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines.core.text import size
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.debezium.connect import Connect, MissingError
 from outbox_pipelines.debezium.connector_config import OUTBOX, connector_name, mapping, slot_name, table
@@ -170,14 +171,10 @@ class Connector:
             f"state: {self.state} on {self.worker}",
             *(f"task {task.id}: {task.state} on {task.worker}" for task in self.tasks),
             f"slot: {self.slot}" + ("" if self.slot_active else " (no session reads it)"),
-            f"log that is not confirmed: {_bytes(self.unconfirmed_bytes)}",
-            f"log kept for it: {_bytes(self.retained_bytes)}",
+            f"log that is not confirmed: {size(self.unconfirmed_bytes)}",
+            f"log kept for it: {size(self.retained_bytes)}",
             f"oldest event that is not confirmed: {self.waiting_seconds:,.0f} s",
         ]
-
-
-def _bytes(count: int | None) -> str:
-    return "unknown" if count is None else f"{count:,} bytes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from outbox_pipelines.config import parsed
+from outbox_pipelines.core.text import size
 from outbox_pipelines.days.partitions import FEW_AHEAD
 from outbox_pipelines.quality.measured import CAP, Measurements, age
-from outbox_pipelines.quality.slots import size
 from outbox_pipelines.settings import Settings
 
 _PACKAGE: Final = Path(__file__).parents[1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from outbox_pipelines.core.text import size
+
 _SETUP: Final = "run `outbox cdc setup`, which makes a new one"
 
 _COPY: Final = (
@@ -144,13 +146,3 @@ class Slots:
                 f"log until it is lost: {'no limit' if self.safe_bytes is None else size(self.safe_bytes)}",
             ]
         return lines + [f"note: {warning}" for warning in self.warnings]
-
-
-def size(count: float | None) -> str:
-    """Return a number of bytes for people."""
-    if count is None:
-        return "unknown"
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:,.1f} {unit}"
-    return f"{count:,.0f} bytes"

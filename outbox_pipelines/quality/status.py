@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from outbox_pipelines.core.text import plain
+from outbox_pipelines.core.text import plain, size
 from outbox_pipelines.debezium.connector_state import Connector
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus, age
 from outbox_pipelines.quality.rules import CheckResult
-from outbox_pipelines.quality.slots import Slots, size
+from outbox_pipelines.quality.slots import Slots
 
 _AWAITS_STANDBY: Final = (
     "wait for a synchronous standby; events count as backlog until it confirms them: start the standby, or "
@@ -42,7 +42,7 @@ def render(found: Measurements, results: Iterable[CheckResult]) -> str:
         f"dead letters  {_count(found.dead_letters)}"
         + (f", {found.new_dead_letters:,} in the last hour" if found.new_dead_letters else ""),
         f"days ahead    {found.days_ahead}",
-        f"size          {_bytes(found.table_bytes)}, keys {_bytes(found.keys_bytes)}",
+        f"size          {size(found.table_bytes)}, keys {size(found.keys_bytes)}",
         *rendered(results),
     ]
     return "\n".join(map(plain, lines))
@@ -76,14 +76,6 @@ def described(result: CheckResult) -> dict[str, object]:
 
 def _count(number: int) -> str:
     return f"{number:,}" if number < CAP else f"at least {CAP:,}"
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"
 
 
 def owner(shard: ShardStatus) -> str:

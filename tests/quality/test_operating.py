@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from outbox_pipelines.core.text import size
 from outbox_pipelines.quality import alerts
 from outbox_pipelines.quality.measured import age
 from outbox_pipelines.quality.rules import RULES, Rule, judge
-from outbox_pipelines.quality.slots import size
 from outbox_pipelines.settings import load_settings
 from tests.defs.conftest import EVERYTHING, serving
 from tests.deploy.files import DEPLOY, ROOT, check_command, check_settings

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Final
 
 from outbox_pipelines.config.table_mapping import Mapping
+from outbox_pipelines.core.text import size
 from outbox_pipelines.database import Connection, slot_reader
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing.adopt import rest, unsent
@@ -25,7 +26,6 @@ from outbox_pipelines.existing.adopt.renaming import Say
 from outbox_pipelines.existing.adopt.slot import Slot
 from outbox_pipelines.existing.adopt.state import State
 from outbox_pipelines.existing.adopt.unsent import Row
-from outbox_pipelines.quality.slots import size
 from outbox_pipelines.relay.cdc.borrowed import InUseError
 from outbox_pipelines.settings import Settings
 
