@@ -1,7 +1,8 @@
 """The Dagster definitions. They are thin: the other packages do the work.
 
 Invariants:
-- Every definition is named in `outbox_definitions`; importing a module loads no driver, client or pandas.
+- Every definition is named in `outbox_definitions`; importing a module loads no driver, client or pandas:
+  what needs them is imported in the function that runs.
 - The description of every asset, job and sensor says what it does, when to use it, and what to do when it
   fails.
 - Merged into a user's definitions, they change nothing there: they add no executor and no resource, and

@@ -49,7 +49,6 @@ def alerts_sensor(outboxes: Sequence[Outbox]) -> dg.SensorDefinition:
 
 
 def _send(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: str | None) -> ticks.Tick:
-    # Imported here so that definitions load without the drivers.
     from outbox_pipelines.quality import alert_delivery, alerts
 
     outbox, settings = reading.outbox, reading.settings()

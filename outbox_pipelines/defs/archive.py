@@ -82,7 +82,6 @@ def archive(outbox: Outbox) -> dg.AssetsDefinition:
     def archive(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
         started = time.monotonic()
         with one_line(outbox):
-            # Imported here so that definitions load without the drivers.
             from outbox_pipelines.days.archive import day as days
 
             done = days.archive(
@@ -182,7 +181,6 @@ class ArchiveResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             SetupError: there is no archive, or it has no days.
             UnavailableError: the bucket does not answer.
         """
-        # Imported here so that definitions load without DuckDB and pandas.
         from outbox_pipelines.days.archive import open_archive
 
         return open_archive(self.url)

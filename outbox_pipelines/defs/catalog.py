@@ -36,7 +36,6 @@ def event_types_documented(outbox: Outbox) -> dg.AssetChecksDefinition:
     )
     def event_types_documented(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         with one_line(outbox):
-            # Imported here so that definitions load without the drivers.
             from outbox_pipelines.catalog.comparison import compare
 
             compared = compare(outbox.load_settings())

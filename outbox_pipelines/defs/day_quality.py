@@ -59,7 +59,6 @@ def day_checks(outbox: Outbox) -> dg.AssetChecksDefinition:
         started = time.monotonic()
         day = day_of(context)
         with one_line(outbox):
-            # Imported here so that definitions load without the drivers and Great Expectations.
             from outbox_pipelines.quality.expectations.archived_day import validate
 
             result = validate(outbox.load_settings(), day)

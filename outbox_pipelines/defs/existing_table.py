@@ -51,7 +51,6 @@ def remove_published_rows(outbox: Outbox) -> dg.OpDefinition:
         """Archive, prove and delete rows published long ago; drop months that have only such rows."""
         started = time.monotonic()
         with one_line(outbox):
-            # Imported here so that definitions load without the drivers.
             from outbox_pipelines.existing.cleaning.clean import clean
 
             cleaned = clean(outbox.load_settings())
@@ -101,7 +100,6 @@ def make_coming_months(outbox: Outbox) -> dg.OpDefinition:
     def make_coming_months(context: dg.OpExecutionContext) -> None:
         """Make the partitions of the current month and of OUTBOX_MONTHS_AHEAD after it, as far as missing."""
         with one_line(outbox):
-            # Imported here so that definitions load without the drivers.
             from outbox_pipelines.existing.months.ahead import ensure
 
             done = ensure(outbox.load_settings())

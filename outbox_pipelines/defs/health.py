@@ -175,7 +175,6 @@ def last_hour(outbox: Outbox) -> dg.AssetChecksDefinition:
 
     @dg.asset_check(asset=outbox.key("health"), name="last_hour", description=outbox.text(_LAST_HOUR))
     def last_hour(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        # Imported here so that definitions load without the drivers and Great Expectations.
         import psycopg
 
         from outbox_pipelines.quality.expectations import checkpoint, hour
@@ -286,7 +285,6 @@ def _in_short(wrong: dict[str, str]) -> str:
 
 def _evaluate(reading: ticks.Reading) -> tuple["Measurements | None", dict[str, dict[str, Any]]]:
     """Return the measurements, and the arguments of an evaluation by the check's name."""
-    # Imported here so that definitions load without the drivers.
     import psycopg
 
     from outbox_pipelines.quality.rules import chapter, chapter_text

@@ -45,7 +45,6 @@ def table(rows: Sequence[Mapping[str, Any]], *columns: str) -> dg.TableMetadataV
 
 def said(outbox: Outbox, error: BaseException) -> str | None:
     """Return an error of the packages or the database in one line; None for any other error."""
-    # Imported here so that definitions load without the drivers.
     import psycopg
 
     from outbox_pipelines.core.secret import first_line

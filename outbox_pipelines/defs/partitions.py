@@ -207,7 +207,6 @@ def drop(outbox: Outbox) -> dg.OpDefinition:
         started = time.monotonic()
         day = day_of(context)
         with one_line(outbox):
-            # Imported here so that definitions load without the drivers.
             from outbox_pipelines.days.archive import drop as days
 
             try:

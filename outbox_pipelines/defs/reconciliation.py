@@ -72,7 +72,6 @@ def reconciliation(outbox: Outbox) -> dg.AssetsDefinition:
     )
     def reconciliation(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         with one_line(outbox):
-            # Imported here so that definitions load without the drivers.
             from outbox_pipelines.quality.rules import Status
             from outbox_pipelines.reconciliation import reconcile as days
 

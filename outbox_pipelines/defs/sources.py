@@ -50,7 +50,6 @@ def load(
 
 
 def _outboxes(given: Mapping[str, Any]) -> Outboxes:
-    # Imported here so that definitions load without the drivers.
     from outbox_pipelines.outboxes import load_outboxes
 
     if given:
@@ -73,7 +72,6 @@ def shared_tables(settings: Mapping[str, Settings]) -> list[str]:
     known = {name: one for name, one in settings.items() if one.dsn}
     if len(known) < 2:
         return []
-    # Imported here so that definitions load without the drivers.
     from outbox_pipelines.outboxes import Outboxes
 
     return Outboxes(known).shared_tables()

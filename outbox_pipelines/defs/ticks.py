@@ -86,7 +86,6 @@ class Reading:
 
     @cached_property
     def _measurements(self) -> Measurements | Exception:
-        # Imported here so that definitions load without the drivers.
 
         try:
             settings = self.settings()

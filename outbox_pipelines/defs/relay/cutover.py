@@ -29,7 +29,6 @@ def change_source(outbox: Outbox) -> dg.OpDefinition:
     @dg.op(name=outbox.name_of("change_source"))
     def change_source(context: dg.OpExecutionContext, config: CutoverConfig) -> None:
         """Change where relays read events; log each step."""
-        # Imported here so that definitions load without the drivers.
         from outbox_pipelines.relay.cdc import cutover
         from outbox_pipelines.relay.cdc.status import read
 
