@@ -69,7 +69,7 @@ def status_command(settings: Settings, as_json: bool) -> None:
 
     Changes nothing. Exit 1 if a person must act.
     """
-    from outbox_pipelines.debezium.connector_state import read
+    from outbox_pipelines.debezium.connector_reading import read
 
     found = read(settings)
     if as_json:

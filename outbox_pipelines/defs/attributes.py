@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.quality.expectations.archived_day import CHECKS, OWN
+from outbox_pipelines.quality.expectations.day_suite import CHECKS, OWN
 
 SCHEDULES: Final = (
     "archive_days",

@@ -35,7 +35,7 @@ def connector(outbox: Outbox) -> dg.AssetsDefinition:
     )
     def connector() -> Iterator[dg.ObserveResult]:
         with one_line(outbox):
-            from outbox_pipelines.debezium.connector_state import read
+            from outbox_pipelines.debezium.connector_reading import read
 
             found = read(outbox.load_settings())
         yield dg.ObserveResult(asset_key=key, metadata=numbers(found))

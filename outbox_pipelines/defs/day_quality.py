@@ -12,7 +12,7 @@ from outbox_pipelines.core.text import markdown
 from outbox_pipelines.defs import pages, places
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import day_of, one_line
-from outbox_pipelines.quality.expectations.archived_day import CHECKS, OWN
+from outbox_pipelines.quality.expectations.day_suite import CHECKS, OWN
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.expectations.archived_day import Result

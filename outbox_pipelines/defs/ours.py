@@ -13,7 +13,7 @@ import dagster as dg
 
 from outbox_pipelines.defs.attributes import ARCHIVE_CHECKS
 from outbox_pipelines.defs.outbox import NAME, PACKAGE, Outbox
-from outbox_pipelines.quality.expectations.archived_day import OWN
+from outbox_pipelines.quality.expectations.day_suite import OWN
 from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES
 
 _ASSETS = ("events", "relay", "health", "connector", "inbox", "archive", "dropped", "reconciliation")

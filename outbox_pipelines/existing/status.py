@@ -14,7 +14,7 @@ import psycopg
 from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.database import connect
-from outbox_pipelines.debezium import connector_state
+from outbox_pipelines.debezium import connector_reading
 from outbox_pipelines.debezium.connector_state import Connector
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import examine, queries
@@ -80,7 +80,7 @@ def read(settings: Settings) -> TableStatus:
 def _read(settings: Settings) -> TableStatus:
     mapping = open_mapping(settings)
     # Before the connection, which would wait for it.
-    reported = connector_state.ask(settings) if settings.connect else None
+    reported = connector_reading.ask(settings) if settings.connect else None
     with connect(settings, name="outbox: status") as connection:
         connection.execute(PLAN_EACH)
         connection.execute(queries.FOR_A_WHILE)
@@ -111,7 +111,7 @@ def _read(settings: Settings) -> TableStatus:
             successor_waits=bool(waiting),
             warnings=found.warnings,
             has_ages="created_at" in mapping.columns,
-            connector=None if reported is None else connector_state.combine(settings, connection, reported),
+            connector=None if reported is None else connector_reading.combine(settings, connection, reported),
         )
 
 

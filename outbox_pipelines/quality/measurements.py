@@ -17,7 +17,7 @@ from psycopg.rows import dict_row
 from outbox_pipelines.core import sequence
 from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.database import connect
-from outbox_pipelines.debezium import connector_state
+from outbox_pipelines.debezium import connector_reading
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import quality_sql
 from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
@@ -54,7 +54,7 @@ def read(settings: Settings) -> Measurements:
         "retention": settings.retention_days,
     }
     # Before the connection, which would wait for it.
-    reported = connector_state.ask(settings) if settings.connect else None
+    reported = connector_reading.ask(settings) if settings.connect else None
     with connect(settings, name="outbox: status") as connection:
         connection.execute(TUNE)
         try:
@@ -63,7 +63,7 @@ def read(settings: Settings) -> Measurements:
             raise SetupError(
                 f"no outbox in schema {settings.db_schema!r} (OUTBOX_SCHEMA): run `outbox migrate`"
             ) from None
-        of_debezium = None if reported is None else connector_state.combine(settings, connection, reported)
+        of_debezium = None if reported is None else connector_reading.combine(settings, connection, reported)
     assert row is not None
     if row["slots"] is None:
         raise SetupError(

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from outbox_pipelines.debezium.connect import Connect, MissingError
-from outbox_pipelines.debezium.connector_state import Connector, Task, ask
+from outbox_pipelines.debezium.connector_reading import ask
+from outbox_pipelines.debezium.connector_state import Connector, Task
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.settings import load_settings
 from tests.debezium.worker import ANSWERS, answering

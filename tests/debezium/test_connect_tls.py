@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.debezium.connect import Connect
-from outbox_pipelines.debezium.connector_state import ask
+from outbox_pipelines.debezium.connector_reading import ask
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import load_settings
 from tests.debezium.worker import FakeWorker, answering

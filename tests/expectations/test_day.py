@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.expectations import archived_day, checkpoint, sample
+from outbox_pipelines.quality.expectations import archived_day, checkpoint, day_suite, sample
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.settings import Settings
 from tests.catalog.conftest import CATALOG
@@ -43,8 +43,8 @@ def test_a_sound_day_meets_all(tmp_path: Path) -> None:
     result = archived_day.validate(documented(settings, tmp_path), DAY)
     assert wrong(result) == {}
     assert str(result.sample) == "all 50 events"
-    assert [*result.findings] == [*archived_day.CHECKS]
-    assert all(result.findings[check] for check in archived_day.CHECKS if check != "volume_as_usual")
+    assert [*result.findings] == [*day_suite.CHECKS]
+    assert all(result.findings[check] for check in day_suite.CHECKS if check != "volume_as_usual")
     assert checkpoint.summary(result.findings["volume_as_usual"]) == "nothing to compare with yet"
 
 
@@ -242,9 +242,9 @@ def test_a_suite_of_the_user_is_added(tmp_path: Path) -> None:
         result = archived_day.validate(settings, DAY)
         assert wrong(result) == {
             "types_known": (Status.ERROR, [odd["id"]]),
-            archived_day.OWN: (Status.ERROR, [odd["id"]]),
+            day_suite.OWN: (Status.ERROR, [odd["id"]]),
         }
-    found = {each.expectation: each for each in result.findings[archived_day.OWN]}
+    found = {each.expectation: each for each in result.findings[day_suite.OWN]}
     by_regex = found["expect_column_values_to_match_regex(aggregate_id)"]
     missing = found["expect_column_max_to_be_between(missing)"]
     assert by_regex.found == "1 of 51 rows do not meet it"
@@ -272,8 +272,8 @@ def test_a_suite_that_cannot_be_stored_stops_no_other(tmp_path: Path) -> None:
         update={"expectations": tmp_path / "quality"}
     )
     result = archived_day.validate(settings, DAY)
-    assert [*wrong(result)] == [archived_day.OWN]
-    (finding,) = result.findings[archived_day.OWN]
+    assert [*wrong(result)] == [day_suite.OWN]
+    (finding,) = result.findings[day_suite.OWN]
     assert "Write `mostly` instead of an expectation of quantiles" in finding.found
 
 
@@ -284,7 +284,7 @@ def test_outboxes_share_a_project(tmp_path: Path) -> None:
     settings = settings.model_copy(update={"expectations": tmp_path / "quality"})
     assert wrong(archived_day.validate(settings, DAY)) == {}
     orders = settings.model_copy(update={"name": "orders"})
-    assert archived_day.OWN in wrong(archived_day.validate(orders, DAY))
+    assert day_suite.OWN in wrong(archived_day.validate(orders, DAY))
 
 
 def test_a_project_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from outbox_pipelines.database import schema
 from outbox_pipelines.debezium.connect import Connect
 from outbox_pipelines.debezium.connector_config import connector_name, table
-from outbox_pipelines.debezium.connector_state import read
+from outbox_pipelines.debezium.connector_reading import read
 from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service

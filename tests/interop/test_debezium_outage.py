@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from outbox_pipelines.database import schema
-from outbox_pipelines.debezium.connector_state import read
+from outbox_pipelines.debezium.connector_reading import read
 from outbox_pipelines.local import kafka, postgres
 from outbox_pipelines.settings import load_settings
 from tests.conftest import password_of, wait_until
