@@ -12,9 +12,8 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines import locks
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.database import Connection
+from outbox_pipelines.database import Connection, locks
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of, place_of, require_day, working_at

@@ -22,9 +22,8 @@ from typing import Final
 
 import psycopg
 
-from outbox_pipelines import locks
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import Connection, connect, locks
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.days.partitions.calendar import leaf_of, require_day, working_at

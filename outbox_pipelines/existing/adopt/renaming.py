@@ -16,8 +16,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines import locks
-from outbox_pipelines.database import Connection
+from outbox_pipelines.database import Connection, locks
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.adopt import queries
 from outbox_pipelines.existing.adopt.facts import Facts

@@ -14,10 +14,9 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines import locks
 from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.database import Connection, connect, refuse_standby
+from outbox_pipelines.database import Connection, connect, locks, refuse_standby
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing import examine, findings, pg_catalog
 from outbox_pipelines.existing.check import open_mapping
