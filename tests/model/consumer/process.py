@@ -71,13 +71,8 @@ _NAMES: Final = {
 _LOGGERS: Final = [
     logging.getLogger(f"outbox_pipelines.consumer.{name}")
     for name in (
-        "base_consumer",
-        "deliveries",
-        "handler_breakers",
-        "inbox_worker",
-        "membership",
-        "partition_owners",
-        "settlement",
+        *("base_consumer", "database_retry", "deliveries", "handler_breakers", "membership"),
+        *("partition_owners", "settlement"),
     )
 ]
 
