@@ -45,12 +45,12 @@ class Deliveries:
 
     plan: Plan
     retry: DatabaseRetry
-    guard: CrashGuard
     breakers: Breakers
     transactions: HandlerTransactions
     settlement: Settlement
-    inbox: InboxWorker
     counts: Counts
+    guard: CrashGuard
+    inbox: InboxWorker
 
     async def handle(self, items: Sequence[Item]) -> None:
         """Handle items of one handler that takes batches, or of handlers that can share a transaction."""
@@ -176,14 +176,14 @@ class InboxWorker:
     """Handles the inbox of one consumer; must be used by one thread or task."""
 
     plan: Plan
-    handlers: Handlers
     retry: DatabaseRetry
-    inbox: Inbox
-    items: ItemReader
     breakers: Breakers
     transactions: HandlerTransactions
     settlement: Settlement
     counts: Counts
+    handlers: Handlers
+    inbox: Inbox
+    items: ItemReader
     figures: Figures
     look_at: float = 0.0
     measure_at: float = 0.0

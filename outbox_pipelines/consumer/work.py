@@ -73,28 +73,9 @@ class Work:
         self.settlement = settlement(
             plan, self.retry, self._processed, inbox, self.breakers, self.counts, self.types
         )
-        self.inbox = InboxWorker(
-            plan,
-            handlers,
-            self.retry,
-            inbox,
-            self._items,
-            self.breakers,
-            self.transactions,
-            self.settlement,
-            self.counts,
-            self.figures,
-        )
-        self._deliveries = Deliveries(
-            plan,
-            self.retry,
-            self.guard,
-            self.breakers,
-            self.transactions,
-            self.settlement,
-            self.inbox,
-            self.counts,
-        )
+        parts = plan, self.retry, self.breakers, self.transactions, self.settlement, self.counts
+        self.inbox = InboxWorker(*parts, handlers, inbox, self._items, self.figures)
+        self._deliveries = Deliveries(*parts, self.guard, self.inbox)
 
     async def begin(self) -> None:
         """Check the consumer's tables, and the service's own one.
