@@ -92,12 +92,12 @@ def test_a_mistake_is_named_as_it_was_written_and_on_its_line() -> None:
         'topics = { topic = 4 }\n[outboxes."a.b"]\n[outboxes.x.kafka]\nsasl.password = "hunter2pw"\n'
         'ssl.key.pem = { env = "A", file = "b" }\n'
     )
-    starts = (
+    starts = [
         "1: dsn is no section: it belongs in [outbox]",
         "2: kafka is no section: its addresses belong in",
-    )
-    starts += ("3: table is no section", "8: a.b is no name of an outbox", "10: sasl.password is a secret")
-    starts += ("11: ssl.key.pem is a secret", "7: topic=4: ")
+    ]
+    starts += ["3: table is no section", "8: a.b is no name of an outbox", "10: sasl.password is a secret"]
+    starts += ["11: ssl.key.pem is a secret", "7: topic=4: "]
     assert len(lines) == len(starts), lines
     for line in starts:
         assert any(each.startswith(f"outbox.toml line {line}") for each in lines), (line, lines)
