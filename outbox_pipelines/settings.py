@@ -54,6 +54,14 @@ _NOT_SHOWN: Final = SECRET | {
 class Settings(Fields):
     """The settings of the commands, the relay and Dagster's definitions."""
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_flag(cls, value: Any, info: ValidationInfo) -> Any:
+        # pydantic would take `true` for 1.
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("write a number or a text, not true or false")
+        return value
+
     @field_validator("*")
     @classmethod
     def _has_no_password(cls, value: Any, info: ValidationInfo) -> Any:

@@ -51,9 +51,12 @@ def check() -> None:
 def show(outbox: str | None, as_json: bool) -> None:
     """Show the value of each setting, and where it comes from. Secrets are shown as ***."""
     all_values = _all_values()
+    if outbox is None and len(all_values) == 1:
+        [outbox] = all_values
     if outbox not in all_values:
         names = ", ".join(name for name in all_values if name is not None)
-        raise SetupError(f"choose an outbox with --outbox NAME: {names}" if names else f"no outbox {outbox}")
+        wrong = f"no outbox {outbox}" if outbox else "several outboxes"
+        raise SetupError(f"{wrong}: choose {f'with --outbox NAME: {names}' if names else 'none'}")
     values = all_values[outbox]
     settings = values.checked()
     found = {
@@ -69,8 +72,9 @@ def show(outbox: str | None, as_json: bool) -> None:
     for section, entries in found.items():
         click.echo(f"[{section}]")
         for key, (value, origin) in ((key, each.values()) for key, each in entries.items()):
-            text = "" if value is None else config_schema.literal(value)
-            click.echo(plain(f"{f'{key} = {text}':<50} # {origin}"))
+            # TOML has no null.
+            text = f"# {key} =" if value is None else f"{key} = {config_schema.literal(value)}"
+            click.echo(plain(f"{text:<50} # {origin}"))
         click.echo()
 
 

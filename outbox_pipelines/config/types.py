@@ -144,6 +144,14 @@ def _replicas(value: int) -> int:
     return value
 
 
+def _limits(value: Any) -> dict[str, Any]:
+    # YAML reads `off` as false, and pydantic false as 0.
+    table = {name: "off" if limit is False else limit for name, limit in as_table(value).items()}
+    if wrong := [name for name, limit in table.items() if limit is True]:
+        raise ValueError(f"{wrong[0]} has no limit: write a number, or off")
+    return table
+
+
 def _archive(value: str) -> str:
     scheme, separator, rest = value.partition("://")
     if separator and (_CREDENTIALS.search(rest) or (scheme != "file" and "@" in rest.partition("/")[0])):
@@ -196,7 +204,7 @@ FlatMembers = Annotated[Names, BeforeValidator(as_table), _read_by(flat_members)
 UriReference = Annotated[str, AfterValidator(_uri_reference)]
 SecretCommand = Annotated[Secret, AfterValidator(_command)]
 ArchivePlace = Annotated[str, AfterValidator(_archive)]
-Limits = Annotated[dict[str, float | str], BeforeValidator(as_table), _read_by(read_thresholds)]
+Limits = Annotated[dict[str, float | str], BeforeValidator(_limits), _read_by(read_thresholds)]
 AlertAddresses = Annotated[Secret, AfterValidator(_alerts)]
 Link = Annotated[str, AfterValidator(_link)]
 ANY_CASE: Final = BeforeValidator(_lower)

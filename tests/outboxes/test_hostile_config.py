@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from outbox_pipelines.cli.main import cli
+from outbox_pipelines.settings import load_settings
 
 ADDRESSES = ("postgresql://u:hunter2pw@h/d", "host=h password=hunter2pw", "host=h password='hunter2pw'")
 # Entries that are no secrets, sections and names; the address is in the place of %s.
@@ -93,11 +94,25 @@ def test_a_mistake_is_named_as_it_was_written_and_on_its_line() -> None:
         'ssl.key.pem = { env = "A", file = "b" }\n'
     )
     starts = [
-        "1: dsn is no section: it belongs in [outbox]",
-        "2: kafka is no section: its addresses belong in",
+        *("1: dsn is no section: it belongs in [outbox]", "2: kafka is no section: its addresses belong in"),
+        *("3: table is no section", "8: a.b is no name of an outbox", "10: sasl.password is a secret"),
+        *("11: ssl.key.pem is a secret", "7: topic=4: "),
     ]
-    starts += ["3: table is no section", "8: a.b is no name of an outbox", "10: sasl.password is a secret"]
-    starts += ["11: ssl.key.pem is a secret", "7: topic=4: "]
     assert len(lines) == len(starts), lines
     for line in starts:
         assert any(each.startswith(f"outbox.toml line {line}") for each in lines), (line, lines)
+
+
+def test_true_is_no_number() -> None:
+    """Guards against 1 where `true` is written, and a limit of 0 where `off` is meant (YAML reads false)."""
+    for entry in (
+        "relay.batch_events",
+        "relay.lease_seconds",
+        "topics.topic_replication",
+        "checks.warn_at.lag",
+    ):
+        [line] = _check(f"{entry} = true")
+        assert "line 1: " in line
+        assert "number" in line
+    assert "no mistake" in _check("[checks]\nerror_at = { keys = false, lag = 120 }")[0]
+    assert load_settings().error_at == {"keys": "off", "lag": 120.0}
