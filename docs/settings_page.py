@@ -39,7 +39,7 @@ topic_partitions = 12      # the same as OUTBOX_TOPIC_PARTITIONS=12
 | Command | What it does |
 |---|---|
 | `outbox init` | writes a first file, with what it finds in the database, and its JSON Schema |
-| `outbox config check` | shows all mistakes in the file and the environment, with their lines; exit code 1 if there are any |
+| `outbox config check` | shows all mistakes in the file and the environment, with their lines; exit code 1 if there are any, 2 if the file is not TOML |
 | `outbox config show` | shows the value of each setting, and where it comes from |
 | `outbox config schema` | prints the JSON Schema, with which editors complete and check the file (`#:schema` in its first line) |
 
