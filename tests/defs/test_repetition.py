@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import dagster as dg
 import pytest
 
+from outbox_pipelines.catalog import comparison
+from outbox_pipelines.consumer import loading
+from outbox_pipelines.defs import run_history
 from outbox_pipelines.defs.dagster_internals import LOCATION
+from outbox_pipelines.defs.relay import relay_session
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.existing.cleaning import clean
+from outbox_pipelines.existing.months import ahead
+from outbox_pipelines.reconciliation import reconcile
 from tests.catalog.conftest import CATALOG
 from tests.conftest import Outbox
 from tests.defs import test_history
@@ -42,7 +49,7 @@ def repeat(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Rep
 
     def repeat(
         job: dg.JobDefinition,
-        module: str,
+        module: ModuleType,
         work: str,
         state: Callable[[], object],
         *,
@@ -50,8 +57,7 @@ def repeat(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Rep
         **options: Any,
     ) -> None:
         owner, _, name = work.rpartition(".")
-        target: Any = importlib.import_module(f"outbox_pipelines.{module}")
-        target = getattr(target, owner) if owner else target
+        target: Any = getattr(module, owner) if owner else module
         original = getattr(target, name)
 
         def fail(*arguments: Any, **named: Any) -> None:
@@ -81,7 +87,7 @@ def test_published_events_are_published_once(outbox: Outbox, repeat: Repeat) -> 
             states = connection.execute("SELECT * FROM outbox_events ORDER BY seq").fetchall()
         return sorted(str(message.headers["id"]) for message in outbox.messages()), states
 
-    repeat(job_of(served_of(outbox), "relay_once"), "defs.relay.session", "Session.result", state)
+    repeat(job_of(served_of(outbox), "relay_once"), relay_session, "Session.result", state)
 
 
 def test_rows_are_removed_once(
@@ -93,15 +99,13 @@ def test_rows_are_removed_once(
         files = {file.name: file.read_bytes() for file in (tmp_path / "archive").rglob("*") if file.is_file()}
         return cleaning.execute("SELECT * FROM events ORDER BY 1"), files
 
-    repeat(
-        job_of(serving(dsn=cleaning.settings.dsn), "clean_table"), "existing.cleaning.clean", "clean", state
-    )
+    repeat(job_of(serving(dsn=cleaning.settings.dsn), "clean_table"), clean, "clean", state)
 
 
 def test_months_are_made_once(table: Cleaning, repeat: Repeat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBOX_TABLE", json.dumps(table.settings.table))
     served = serving(dsn=table.settings.dsn, months_ahead=2)
-    repeat(job_of(served, "make_months"), "existing.months.ahead", "ensure", lambda: table.execute(NAMES))
+    repeat(job_of(served, "make_months"), ahead, "ensure", lambda: table.execute(NAMES))
 
 
 @pytest.mark.parametrize("named", ["Consumer"], indirect=True)
@@ -114,7 +118,7 @@ def test_events_are_handled_once(database: Database, named: str, repeat: Repeat)
         )
 
     config = {"ops": {"drain": {"config": {"consumer": named}}}}
-    repeat(job_of(serving(), "drain_inbox"), "consumer.loading", "drain", state, run_config=config)
+    repeat(job_of(serving(), "drain_inbox"), loading, "drain", state, run_config=config)
 
 
 def test_runs_are_deleted_once(
@@ -127,7 +131,7 @@ def test_runs_are_deleted_once(
     test_history.run(instance)
     repeat(
         job_of(serving(), "purge_history"),
-        "defs.history",
+        run_history,
         "_delete_runs",
         lambda: test_history.ids(instance),
         tags={LOCATION: test_history.OURS},
@@ -143,7 +147,7 @@ def test_a_reconciliation_only_reads(place: Place, repeat: Repeat) -> None:
 
     served = replace(served_of(place.outbox), partition_start=DAY)
     job = job_of(served, "reconcile_day")
-    repeat(job, "reconciliation.day", "reconcile", state, changes=False, partition_key=str(DAY))
+    repeat(job, reconcile, "reconcile", state, changes=False, partition_key=str(DAY))
 
 
 def test_a_comparison_with_the_catalog_only_reads(database: Database, repeat: Repeat, tmp_path: Path) -> None:
@@ -152,4 +156,4 @@ def test_a_comparison_with_the_catalog_only_reads(database: Database, repeat: Re
         insert(connection)
     served = serving(dsn=database.dsn, catalog_file=str(tmp_path / "catalog.yaml"))
     events = partial(database.rows, "SELECT * FROM outbox")
-    repeat(job_of(served, "check_catalog"), "catalog.comparison", "compare", events, changes=False)
+    repeat(job_of(served, "check_catalog"), comparison, "compare", events, changes=False)
