@@ -71,8 +71,8 @@ def page() -> str:
     parts = [INTRODUCTION]
     for section, model in SECTIONS.items():
         rows = [_row(field) for field in model.model_fields]
-        title = f"## {str(model.__doc__).removesuffix('.')} `[{section}]`"
-        parts.append("\n".join([title, *_HEAD, *rows, ""]))
+        title = f"## {str(model.__doc__).removesuffix('.')}"
+        parts.append("\n".join([title, f"In the file: `[{section}]`.", "", *_HEAD, *rows, ""]))
     return "\n".join(parts)
 
 
