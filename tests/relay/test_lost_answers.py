@@ -128,7 +128,8 @@ def test_a_relay_that_reads_a_slot_ends(outbox: Outbox, proxy: Proxy) -> None:
         cutover.run(outbox.settings, "cdc", seconds=60, say=lambda line: None)
         proxy.swallow_answers()
         outbox.write("b")
-    remove(outbox.settings, seconds=30, say=lambda line: None)
+    # Longer than wal_sender_timeout (60 s): the server may learn only by it that the session has ended.
+    remove(outbox.settings, seconds=120, say=lambda line: None)
 
 
 def test_a_relay_of_a_marked_table_ends(stack: Stack, tmp_path: Path, proxy: Proxy) -> None:
