@@ -69,7 +69,7 @@ class ConfigFile:
     """By name, in the order of the file."""
 
     def line(self, place: Place) -> int:
-        """The line on which an entry or a section stands; 1 if it cannot be told."""
+        """The line on which an entry or a section stands; 1 if it is not found."""
         return _line(_lines(self.text), place)
 
     def of(self, name: str) -> Entries:

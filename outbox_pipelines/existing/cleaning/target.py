@@ -145,8 +145,7 @@ def _time(mapping: Mapping, columns: dict[str, Column]) -> sql.Composable:
     named = [mapping.columns[name] for name in _TIMES if name in mapping.columns]
     if not named:
         raise SetupError(
-            f"{mapping} has no time of publishing: name processed_at or created_at in the file of "
-            "OUTBOX_TABLE"
+            f"{mapping} has no time of publishing: name processed_at or created_at in [table.columns]"
         )
     times = [
         sql.SQL("({} AT TIME ZONE 'UTC')" if columns[name].type == "timestamp" else "{}").format(
