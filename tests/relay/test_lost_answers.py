@@ -25,6 +25,8 @@ from tests.history.proxy import Proxy
 from tests.relay.threads import owners
 
 _PATIENCE = 0.5
+# Longer than wal_sender_timeout (60 s): the server may learn only by it that the session that read has ended.
+_SLOT_SECONDS = 120.0
 
 
 @pytest.fixture
@@ -91,7 +93,7 @@ def test_a_relay_continues(
             wait_until(lambda: [message.key for message in source.messages()] == ["a"], what="an event")
             if reads == "a slot":
                 cutover.run(outbox.settings, "cdc", seconds=60, say=lambda line: None)
-                stack_of.callback(remove, outbox.settings, seconds=30, say=lambda line: None)
+                stack_of.callback(remove, outbox.settings, seconds=_SLOT_SECONDS, say=lambda line: None)
             proxy.forget()
             write("b")
             wait_until(lambda: {message.key for message in source.messages()} == {"a", "b"}, what="the next")
@@ -128,8 +130,7 @@ def test_a_relay_that_reads_a_slot_ends(outbox: Outbox, proxy: Proxy) -> None:
         cutover.run(outbox.settings, "cdc", seconds=60, say=lambda line: None)
         proxy.swallow_answers()
         outbox.write("b")
-    # Longer than wal_sender_timeout (60 s): the server may learn only by it that the session has ended.
-    remove(outbox.settings, seconds=120, say=lambda line: None)
+    remove(outbox.settings, seconds=_SLOT_SECONDS, say=lambda line: None)
 
 
 def test_a_relay_of_a_marked_table_ends(stack: Stack, tmp_path: Path, proxy: Proxy) -> None:

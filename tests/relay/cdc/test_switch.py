@@ -235,6 +235,8 @@ def test_a_schema_whose_name_is_quoted(outbox: Outbox) -> None:
     create_topic(shop)
     settings = quick(shop)
     with running(settings):
+        # Without an owner, `cutover` does not wait for one: the slot would be read a moment later.
+        wait_until(lambda: owners(shop) != [None], what="a relay")
         for n, target in enumerate(("cdc", "polling")):
             cutover.run(settings, target, seconds=30, say=print)
             wait_until(lambda: not read(settings).changing, what="the end of the change")
