@@ -18,7 +18,7 @@ from outbox_pipelines.config import parsed
 from outbox_pipelines.config.file import ConfigFile, read_config_file
 from outbox_pipelines.core.secret import register_variables
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.settings import Settings, values_of, warn_of_mistyped
+from outbox_pipelines.settings import OutboxSettings, Settings, values_of, warn_of_mistyped
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _settings(config: ConfigFile, name: str, given: dict[str, Any]) -> Settings:
     return values.checked()
 
 
-def _tables(settings: Settings) -> tuple[object, ...]:
+def _tables(settings: OutboxSettings) -> tuple[object, ...]:
     """Return where an outbox's tables are, as far as its settings tell."""
     parts = conninfo_to_dict(settings.dsn.reveal())
     server = tuple(parts.get(part) for part in ("service", "host", "hostaddr", "port", "dbname"))

@@ -16,11 +16,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from pydantic import ValidationError, ValidationInfo, field_validator
+from pydantic import ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from outbox_pipelines.config.fields import Fields
+from outbox_pipelines.config import fields
 from outbox_pipelines.config.file import (
     NOT_SHARED,
     SECRET,
@@ -51,8 +51,10 @@ _NOT_SHOWN: Final = SECRET | {
 }
 
 
-class Settings(Fields):
-    """The settings of the commands, the relay and Dagster's definitions."""
+class OutboxSettings(fields.Lease, fields.Outbox):
+    """What every part may know: the outbox and its servers."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -73,11 +75,6 @@ class Settings(Fields):
             )
         return value
 
-    @property
-    def archives(self) -> bool:
-        """Whether closed days are archived at all."""
-        return self.archive not in ("", "none")
-
     def require_dsn(self) -> str:
         """The database's connection string; `SetupError` where none was given."""
         if not self.dsn:
@@ -87,7 +84,59 @@ class Settings(Fields):
             )
         return self.dsn.reveal()
 
-    def of_consumer(self) -> Settings:
+    def require_kafka(self) -> str:
+        """The bootstrap servers; `SetupError` where none were given."""
+        if not self.kafka:
+            raise SetupError(
+                "no Kafka is named: set OUTBOX_KAFKA, for example broker:9092, "
+                "or start a local one with `outbox local run -- COMMAND`"
+            )
+        return self.kafka
+
+    def require_connect(self) -> str:
+        """The address of Kafka Connect; `SetupError` where none was given."""
+        if not self.connect:
+            raise SetupError("no Kafka Connect is named: set OUTBOX_CONNECT, for example http://connect:8083")
+        return self.connect.reveal()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """The same with other values, which are not checked; secrets stay secrets."""
+        given = dict(update or {})
+        if unknown := given.keys() - Settings.model_fields.keys():
+            raise TypeError(f"no settings: {', '.join(sorted(unknown))}")
+        for name in SECRET & given.keys():
+            given[name] = Secret(given[name])
+            register(given[name].reveal())
+        for name in {"dsn", "consumer_dsn"} & given.keys():
+            register_dsn(given[name].reveal())
+        return super().model_copy(update=given, deep=deep)
+
+
+class MessageSettings(fields.Topics, fields.Messages, OutboxSettings):
+    """What an event becomes, and where."""
+
+
+class RelaySettings(fields.Telemetry, fields.Relay, MessageSettings):
+    """What publishes."""
+
+
+class DaySettings(fields.Days, OutboxSettings):
+    """What days become."""
+
+    @property
+    def archives(self) -> bool:
+        """Whether closed days are archived at all."""
+        return self.archive not in ("", "none")
+
+
+class CheckSettings(fields.Checks, DaySettings):
+    """What is wrong, and who learns of it."""
+
+
+class ConsumerSettings(fields.Consumer, OutboxSettings):
+    """What consumers need."""
+
+    def of_consumer(self) -> Self:
         """Return the settings with a consumer's database in the place of the outbox's.
 
         Raises:
@@ -100,32 +149,13 @@ class Settings(Fields):
             )
         return self.model_copy(update={"dsn": self.consumer_dsn.reveal(), "db_schema": self.consumer_schema})
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Settings:
-        """The same with other values, which are not checked; secrets stay secrets."""
-        given = dict(update or {})
-        if unknown := given.keys() - Settings.model_fields.keys():
-            raise TypeError(f"no settings: {', '.join(sorted(unknown))}")
-        for name in SECRET & given.keys():
-            given[name] = Secret(given[name])
-            register(given[name].reveal())
-        for name in {"dsn", "consumer_dsn"} & given.keys():
-            register_dsn(given[name].reveal())
-        return super().model_copy(update=given, deep=deep)
 
-    def require_connect(self) -> str:
-        """The address of Kafka Connect; `SetupError` where none was given."""
-        if not self.connect:
-            raise SetupError("no Kafka Connect is named: set OUTBOX_CONNECT, for example http://connect:8083")
-        return self.connect.reveal()
+class LocalSettings(fields.Local, OutboxSettings):
+    """What the local stack needs."""
 
-    def require_kafka(self) -> str:
-        """The bootstrap servers; `SetupError` where none were given."""
-        if not self.kafka:
-            raise SetupError(
-                "no Kafka is named: set OUTBOX_KAFKA, for example broker:9092, "
-                "or start a local one with `outbox local run -- COMMAND`"
-            )
-        return self.kafka
+
+class Settings(LocalSettings, fields.Dagster, ConsumerSettings, CheckSettings, RelaySettings):
+    """The settings of the commands and of Dagster's definitions, of which a part gets a group."""
 
 
 @dataclass(frozen=True, slots=True)

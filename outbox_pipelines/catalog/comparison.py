@@ -14,7 +14,7 @@ from typing import Final, Literal
 from outbox_pipelines.catalog.document import Catalog, EventType, require_catalog
 from outbox_pipelines.database import connect
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import MessageSettings
 
 # The report is not urgent: it leaves cores to the application.
 TUNE: Final = "SET max_parallel_workers_per_gather = 2"
@@ -61,7 +61,7 @@ class Compared:
         return self.status in ("undocumented", "retired")
 
 
-def compare(settings: Settings) -> list[Compared]:
+def compare(settings: MessageSettings) -> list[Compared]:
     """Return every event type that is documented or seen, by name. Reads the rows of all attached days once.
 
     Raises:

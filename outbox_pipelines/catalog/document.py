@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from outbox_pipelines.catalog.schemas import check_schema, checker, place
 from outbox_pipelines.config.topics import is_topic
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import MessageSettings
 
 Lifecycle = Literal["proposed", "active", "deprecated", "retired"]
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -81,7 +81,7 @@ class Catalog(BaseModel):
     events: dict[str, EventType]
 
 
-def require_catalog(settings: Settings) -> Catalog:
+def require_catalog(settings: MessageSettings) -> Catalog:
     """Read and return the event catalog that OUTBOX_CATALOG_FILE names.
 
     Raises:

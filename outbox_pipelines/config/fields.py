@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from outbox_pipelines.config.types import (
     ANY_CASE,
@@ -157,7 +157,18 @@ class Messages(BaseModel):
     )
 
 
-class Relay(BaseModel):
+class Lease(BaseModel):
+    """Of the relay's fields the one that all sessions share: how long they wait for an answer."""
+
+    lease_seconds: float = Field(
+        default=5.0,
+        ge=1.0,
+        le=300.0,
+        description="If a relay sends no heartbeat for this long, it loses its shard.",
+    )
+
+
+class Relay(Lease):
     """The relay."""
 
     delivery: Literal["at_least_once", "exactly_once"] = Field(
@@ -182,12 +193,6 @@ class Relay(BaseModel):
         ge=1_000,
         le=1_000_000_000,
         description="Maximum payload bytes of a batch. A single event may exceed it.",
-    )
-    lease_seconds: float = Field(
-        default=5.0,
-        ge=1.0,
-        le=300.0,
-        description="If a relay sends no heartbeat for this long, it loses its shard.",
     )
     breaker_seconds: float = Field(
         default=5.0,
@@ -428,9 +433,3 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
 """The sections of `outbox.toml`, in the order of its documentation, and their fields."""
 WHOLE: Final = {"kafka": "kafka_config", "table": "table", "consumers": "consumers"}
 """Sections that are the value of one field."""
-
-
-class Fields(Local, Dagster, Consumer, Checks, Days, Telemetry, Relay, Messages, Topics, Outbox):
-    """The fields of `Settings`."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from outbox_pipelines.config import fields
 from outbox_pipelines.config import flat_members as members
 from outbox_pipelines.config import header_names as headers
 from outbox_pipelines.config.consumers import Consumer, read_consumers
-from outbox_pipelines.config.fields import Fields
 from outbox_pipelines.config.kafka_config import read_config
 from outbox_pipelines.config.table_mapping import Mapping, read_mapping
 from outbox_pipelines.config.thresholds import read_thresholds
@@ -15,12 +15,12 @@ from outbox_pipelines.config.topics import TopicTemplate, read_map
 from outbox_pipelines.errors import SetupError
 
 
-def mapping(settings: Fields) -> Mapping | None:
+def mapping(settings: fields.Outbox) -> Mapping | None:
     """Return the description of the existing table; None for the append-only outbox."""
     return read_mapping(settings.table) if settings.table else None
 
 
-def kafka_config(settings: Fields) -> dict[str, Any]:
+def kafka_config(settings: fields.Outbox) -> dict[str, Any]:
     """Return the user's own settings of Kafka's client.
 
     Raises:
@@ -32,26 +32,26 @@ def kafka_config(settings: Fields) -> dict[str, Any]:
         raise SetupError(f"OUTBOX_KAFKA_CONFIG {error}") from None
 
 
-def topic_map(settings: Fields) -> dict[str, TopicTemplate]:
+def topic_map(settings: fields.Topics) -> dict[str, TopicTemplate]:
     """Return the topics of event types that have one of their own."""
     return read_map(settings.topic_map)
 
 
-def consumers(settings: Fields) -> dict[str, Consumer]:
+def consumers(settings: fields.Consumer) -> dict[str, Consumer]:
     """Return the consumers to reconcile, by name."""
     return read_consumers(settings.consumers)
 
 
-def header_names(settings: Fields) -> dict[str, str]:
+def header_names(settings: fields.Messages) -> dict[str, str]:
     """Return the name of each header in Kafka, by ours."""
     return headers.header_names(settings.header_names)
 
 
-def flat_members(settings: Fields) -> dict[str, str]:
+def flat_members(settings: fields.Messages) -> dict[str, str]:
     """Return the name of each member that `flat` adds, by ours."""
     return members.flat_members(settings.flat_members)
 
 
-def thresholds(settings: Fields) -> tuple[dict[str, float | None], dict[str, float | None]]:
+def thresholds(settings: fields.Checks) -> tuple[dict[str, float | None], dict[str, float | None]]:
     """Return the limits for a warning and for an error, by check; None for off."""
     return read_thresholds(settings.warn_at), read_thresholds(settings.error_at)

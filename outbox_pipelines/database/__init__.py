@@ -19,7 +19,7 @@ from outbox_pipelines.core.refusals import is_refused
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.table_locks import LOCK_PATIENCE, Session, is_reading
 from outbox_pipelines.errors import RefusedError, SetupError, UnavailableError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -33,7 +33,7 @@ _STANDBY = (
 
 
 def connect(
-    settings: Settings,
+    settings: OutboxSettings,
     *,
     name: str,
     beside: Connection | None = None,
@@ -127,7 +127,7 @@ def reading_dsn(dsn: str) -> str:
     return psycopg.conninfo.make_conninfo(**given)
 
 
-def require_own_session(settings: Settings, connection: Connection) -> None:
+def require_own_session(settings: OutboxSettings, connection: Connection) -> None:
     """Raise `SetupError` if statements of this session may run in others: also where a pooler hides."""
     with connect(settings, name="outbox relay: pooler?", beside=connection) as other:
         pooler.refuse(connection, other, "OUTBOX_DSN")

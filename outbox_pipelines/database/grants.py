@@ -20,7 +20,7 @@ from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import LOCK, PATIENTLY
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 Grants = Mapping[str, list[tuple[str, dict[str, Any]]]]
 """By role: kinds, each with its options."""
@@ -97,7 +97,7 @@ def _kind(path: Path, role: str, given: Any) -> tuple[str, dict[str, Any]]:
     return table["kind"], {name: value for name, value in table.items() if name != "kind"}
 
 
-def apply(settings: Settings, grants: Grants, *, check: bool = False) -> list[str]:
+def apply(settings: OutboxSettings, grants: Grants, *, check: bool = False) -> list[str]:
     """Give each role of `grants` the rights of its kinds, and no other right on the outbox.
 
     With `check`, all is rolled back.

@@ -26,7 +26,7 @@ from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.table_locks import is_reading
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import DaySettings, OutboxSettings
 
 _OLDEST_SERVER: Final = 140000
 
@@ -188,7 +188,7 @@ PATIENTLY: Final = f"SET lock_timeout = '{PATIENCE:g}s'"
 _BRIEFLY: Final = "SET LOCAL lock_timeout = '50ms'"
 
 
-def migrate(settings: Settings) -> list[str]:
+def migrate(settings: DaySettings) -> list[str]:
     """Apply the files of `sql/` that are missing; return their names.
 
     Raises:
@@ -273,7 +273,7 @@ def _require_equal(connection: Connection, schema: str, applied: list[Path], con
         )
 
 
-def drift(settings: Settings) -> list[str]:
+def drift(settings: OutboxSettings) -> list[str]:
     """Return how the database differs from `sql/` and whether its sequence is behind; change nothing."""
     with _session(settings) as connection:
         try:
@@ -295,7 +295,7 @@ def drift(settings: Settings) -> list[str]:
             connection.rollback()
 
 
-def require_schema(settings: Settings) -> None:
+def require_schema(settings: OutboxSettings) -> None:
     """Raise `SetupError` if the schema or a part of it is missing; cheap enough for each start of a relay.
 
     Objects that were added manually (such as an index) are allowed; `outbox migrate --check` reports them.
@@ -337,7 +337,7 @@ def sequence_problems(connection: Connection) -> list[str]:
 
 
 @contextmanager
-def _session(settings: Settings) -> Iterator[Connection]:
+def _session(settings: OutboxSettings) -> Iterator[Connection]:
     """Open a transaction that has the migration lock."""
     connection = connect(settings, name="outbox migrate")
     with connection:

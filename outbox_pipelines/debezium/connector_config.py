@@ -23,7 +23,7 @@ from outbox_pipelines.config import parsed
 from outbox_pipelines.config.header_names import METADATA
 from outbox_pipelines.config.table_mapping import REQUIRED, Mapping
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import MessageSettings, OutboxSettings, RelaySettings
 
 CLASS: Final = "io.debezium.connector.postgresql.PostgresConnector"
 HEARTBEAT_MS: Final = 10_000
@@ -86,7 +86,7 @@ OUTBOX: Final = Mapping(
 
 
 def connector(
-    settings: Settings,
+    settings: RelaySettings,
     *,
     slot: str,
     publication: str,
@@ -127,13 +127,13 @@ def connector(
     return found
 
 
-def database(settings: Settings) -> str:
+def database(settings: OutboxSettings) -> str:
     """Return the name of the database."""
     given = _given(settings)
     return str(given.get("dbname") or given["user"])
 
 
-def _given(settings: Settings) -> dict[str, Any]:
+def _given(settings: OutboxSettings) -> dict[str, Any]:
     """Return OUTBOX_DSN, completed as libpq does."""
     return {
         option.keyword.decode(): option.val.decode()
@@ -142,7 +142,9 @@ def _given(settings: Settings) -> dict[str, Any]:
     } | conninfo_to_dict(settings.require_dsn())
 
 
-def _database(settings: Settings, *, host: str | None, port: int | None, user: str | None) -> dict[str, str]:
+def _database(
+    settings: OutboxSettings, *, host: str | None, port: int | None, user: str | None
+) -> dict[str, str]:
     given = _given(settings)
     where = host or given.get("hostaddr") or given.get("host") or ""
     if not where or where.startswith(("/", "@")):
@@ -176,12 +178,12 @@ def _escaped(name: str) -> str:
     return name if _PLAIN.fullmatch(name) else re.escape(name)
 
 
-def connector_name(settings: Settings) -> str:
+def connector_name(settings: OutboxSettings) -> str:
     """Return the name of the connector in its cluster."""
     return settings.connector or settings.name
 
 
-def slot_name(settings: Settings, database: str) -> str:
+def slot_name(settings: OutboxSettings, database: str) -> str:
     """Return the name of the slot and the publication: readable, and no other outbox's of the server."""
     schema, name = table(settings)
     is_ours = mapping(settings) is OUTBOX
@@ -209,18 +211,18 @@ def reference(text: str) -> str:
     return text
 
 
-def mapping(settings: Settings) -> Mapping:
+def mapping(settings: OutboxSettings) -> Mapping:
     """Return the description of the table that the connector publishes."""
     return parsed.mapping(settings) or OUTBOX
 
 
-def table(settings: Settings) -> tuple[str, str]:
+def table(settings: OutboxSettings) -> tuple[str, str]:
     """Return the schema and the name of the table."""
     found = mapping(settings)
     return found.schema or settings.db_schema, found.table
 
 
-def router(settings: Settings) -> dict[str, str]:
+def router(settings: MessageSettings) -> dict[str, str]:
     """Return the settings of the router and of the converters.
 
     Raises:
@@ -261,7 +263,7 @@ def router(settings: Settings) -> dict[str, str]:
     return found
 
 
-def _topic(settings: Settings) -> tuple[str, str]:
+def _topic(settings: MessageSettings) -> tuple[str, str]:
     """Return the column by which the router chooses the topic, and the topic with its value."""
     parts = list(string.Formatter().parse(settings.topic))
     fields = {field for _, field, _, _ in parts if field is not None}
@@ -274,7 +276,7 @@ def _topic(settings: Settings) -> tuple[str, str]:
     return next(iter(fields), "aggregate_type"), topic
 
 
-def _refuse(settings: Settings) -> None:
+def _refuse(settings: MessageSettings) -> None:
     if settings.value_format != "payload":
         raise SetupError(
             f"OUTBOX_VALUE_FORMAT={settings.value_format}: Debezium sends the payload as it is: set "

@@ -21,7 +21,7 @@ from outbox_pipelines.debezium.connect import Connect, MissingError
 from outbox_pipelines.debezium.connector_config import OUTBOX, connector_name, mapping, slot_name, table
 from outbox_pipelines.debezium.connector_state import Connector, Task
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 STATE: Final = """
 SELECT r.active, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), r.confirmed_flush_lsn)::bigint,
@@ -63,7 +63,7 @@ class Reported:
     """None: it has confirmed nothing."""
 
 
-def read(settings: Settings) -> Connector:
+def read(settings: OutboxSettings) -> Connector:
     """Return the state of the connector.
 
     Raises:
@@ -74,7 +74,7 @@ def read(settings: Settings) -> Connector:
         return combine(settings, connection, reported)
 
 
-def ask(settings: Settings) -> Reported:
+def ask(settings: OutboxSettings) -> Reported:
     """Return what Kafka Connect says; that it does not answer is a part of it."""
     deadline = time.monotonic() + _SECONDS
     try:
@@ -95,7 +95,7 @@ def ask(settings: Settings) -> Reported:
     return Reported(None, status, config.get("slot.name"), offsets[0].get("offset") if offsets else None)
 
 
-def combine(settings: Settings, connection: Connection, reported: Reported) -> Connector:
+def combine(settings: OutboxSettings, connection: Connection, reported: Reported) -> Connector:
     """Return the state, with what PostgreSQL knows."""
     slot = reported.slot or slot_name(settings, connection.info.dbname)
     row = connection.execute(STATE, {"slot": slot}).fetchone()
@@ -126,7 +126,7 @@ def combine(settings: Settings, connection: Connection, reported: Reported) -> C
 
 
 def _waiting(
-    settings: Settings, connection: Connection, offset: dict[str, Any] | None, catalog_xmin: int | None
+    settings: OutboxSettings, connection: Connection, offset: dict[str, Any] | None, catalog_xmin: int | None
 ) -> float:
     """Return the age of the oldest event that committed after the last one that is confirmed."""
     # Before the first: all that the slot has not seen ended.

@@ -22,7 +22,7 @@ from types import FrameType
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import jars, kafka, lease, postgres, stack_state
 from outbox_pipelines.local.stack_state import KAFKA, KEEP, POSTGRES, STOP, Home, State
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import LocalSettings
 
 ATTEMPTS = 3
 # Longer than killing two servers takes.
@@ -42,13 +42,13 @@ class Stack:
     kafka: str
 
 
-def home_of(settings: Settings) -> Home:
+def home_of(settings: LocalSettings) -> Home:
     """The directory of the settings' local stack."""
     return Home(settings.local_dir.expanduser().absolute())
 
 
 @contextmanager
-def stack(settings: Settings, say: Callable[[str], None] = lambda _: None) -> Iterator[Stack]:
+def stack(settings: LocalSettings, say: Callable[[str], None] = lambda _: None) -> Iterator[Stack]:
     """Provide PostgreSQL and Kafka for the length of the block.
 
     Servers named in the settings are used as they are. The others come from the local stack, which is started
@@ -117,7 +117,7 @@ def forget(home: Home) -> bool:
     return True
 
 
-def _started(home: Home, settings: Settings, wanted: list[str]) -> State:
+def _started(home: Home, settings: LocalSettings, wanted: list[str]) -> State:
     attempts = 0
     waited = False
     while True:
@@ -145,7 +145,7 @@ def _serves(state: State, wanted: list[str]) -> bool:
     )
 
 
-def _start(home: Home, settings: Settings) -> bool:
+def _start(home: Home, settings: LocalSettings) -> bool:
     """Start a supervisor; return False if another client is starting one."""
     plan = stack_state.Plan(
         directory=str(home.path),

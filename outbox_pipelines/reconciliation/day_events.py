@@ -24,7 +24,7 @@ from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of, requir
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import reconciliation_sql
 from outbox_pipelines.reconciliation.workspace import Workspace, reading
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import DaySettings
 
 _COLUMNS: Final = ("id", "seq", "aggregate_type", "aggregate_id", "event_type", "created_at", "status")
 _STATES: Final = {"PROCESSED": "published", "FAILED": "failed", "DISCARDED": "discarded"}
@@ -35,7 +35,7 @@ _AT_ONCE: Final = 1_000
 
 
 def load(
-    settings: Settings, day: date, space: Workspace, progress: Callable[[str], None]
+    settings: DaySettings, day: date, space: Workspace, progress: Callable[[str], None]
 ) -> tuple[str, bool]:
     """Fill `events`; return where they were read (table or archive), and whether the day is over.
 
@@ -69,7 +69,7 @@ def load(
     return "table" if in_table else "archive", day < today
 
 
-def archived_spans(settings: Settings, days: set[date]) -> dict[date, tuple[str | None, str | None]]:
+def archived_spans(settings: DaySettings, days: set[date]) -> dict[date, tuple[str | None, str | None]]:
     """Return the lowest and highest id of version 7 of each of these days in the archive."""
     from outbox_pipelines.days.archive.data_set import Archive
 
@@ -77,7 +77,7 @@ def archived_spans(settings: Settings, days: set[date]) -> dict[date, tuple[str 
     return {day: (each.first_id, each.last_id) for day, each in manifests.items() if day in days}
 
 
-def archived_ids(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
+def archived_ids(settings: DaySettings, day: date) -> Iterator[pa.RecordBatch]:
     """Return the ids of an archived day; none if the archive does not have it."""
     from outbox_pipelines.days.archive.data_set import Archive
 
@@ -96,7 +96,7 @@ def _fill(space: Workspace, rows: Iterator[pa.RecordBatch], progress: Callable[[
             progress(f"{events:,} events read")
 
 
-def _of_archive(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
+def _of_archive(settings: DaySettings, day: date) -> Iterator[pa.RecordBatch]:
     from outbox_pipelines.days.archive.data_set import Archive
 
     if not settings.archives:
@@ -112,7 +112,7 @@ def _of_archive(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
         yield batch.drop_columns(["status"]).append_column("state", pa.array(states))
 
 
-def forget(settings: Settings, day: date, side: str, space: Workspace) -> list[str]:
+def forget(settings: DaySettings, day: date, side: str, space: Workspace) -> list[str]:
     """Remove the known ids from `unknown`; return notes about days that could not be read."""
     notes: list[str] = []
     unknown = reconciliation_sql.UNKNOWN.format(side=side)

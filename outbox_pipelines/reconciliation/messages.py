@@ -27,7 +27,7 @@ from outbox_pipelines.reconciliation import reconciliation_sql
 from outbox_pipelines.reconciliation.workspace import Workspace
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.kafka.routing import Router
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import MessageSettings, OutboxSettings, RelaySettings, Settings
 
 # Untyped there.
 _FIRST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -162,7 +162,7 @@ def find(
     return found, gone
 
 
-def _partitions(settings: Settings, kafka: Consumer, name: str) -> list[TopicPartition]:
+def _partitions(settings: OutboxSettings, kafka: Consumer, name: str) -> list[TopicPartition]:
     try:
         found = kafka.list_topics(name, timeout=_SECONDS).topics[name]
     except KafkaException as error:
@@ -175,7 +175,7 @@ def _partitions(settings: Settings, kafka: Consumer, name: str) -> list[TopicPar
 
 
 def _ends(
-    settings: Settings,
+    settings: RelaySettings,
     admin: AdminClient,
     partitions: list[TopicPartition],
     progress: Callable[[str], None],
@@ -197,7 +197,7 @@ def _ends(
 
 
 def _offsets(
-    settings: Settings,
+    settings: OutboxSettings,
     admin: AdminClient,
     partitions: list[TopicPartition],
     spec: Any,
@@ -241,7 +241,7 @@ def committed(settings: Settings, group: str, partitions: list[TopicPartition]) 
         kafka.close()
 
 
-def _no_answer(settings: Settings, error: BaseException) -> UnavailableError:
+def _no_answer(settings: OutboxSettings, error: BaseException) -> UnavailableError:
     reason = error.args[0].str() if isinstance(error, KafkaException) else "timeout"
     return UnavailableError(f"no broker answers at {settings.kafka} (OUTBOX_KAFKA): {reason}")
 
@@ -258,7 +258,7 @@ def kept_from(topic: Topic, first_ms: dict[int, int]) -> int | None:
 
 
 def load(
-    settings: Settings,
+    settings: MessageSettings,
     kafka: Consumer,
     topics: list[Topic],
     span: tuple[str, str],
@@ -349,7 +349,7 @@ def _texts(found: pa.ChunkedArray) -> Any:
         return pa.array([None if id is None else id.decode(errors="replace") for id in found.to_pylist()])
 
 
-def _judged(settings: Settings, topic: str | None, error: KafkaError) -> Exception:
+def _judged(settings: OutboxSettings, topic: str | None, error: KafkaError) -> Exception:
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return SetupError(f"topic {topic} cannot be read: grant READ on it")
     if error.code() == KafkaError._AUTO_OFFSET_RESET:

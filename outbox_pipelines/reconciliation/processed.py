@@ -21,7 +21,7 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import ids, messages, reconciliation_sql
 from outbox_pipelines.reconciliation.workspace import Workspace, reading
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ConsumerSettings, OutboxSettings, Settings
 
 # If the group has no offset: events older than this should be processed.
 _GRACE_MS: Final = 3_600_000
@@ -29,7 +29,7 @@ _GRACE_MS: Final = 3_600_000
 _LEAST_DAYS: Final = 1
 
 
-def chosen(settings: Settings, names: Sequence[str]) -> list[Consumer]:
+def chosen(settings: ConsumerSettings, names: Sequence[str]) -> list[Consumer]:
     """Return the consumers of the settings with these names; without names, all of them.
 
     Raises:
@@ -99,7 +99,7 @@ def load(
     return Handled(_kept(own, day, consumer, now_ms) if any_passed else 0, notes)
 
 
-def _require_tables(own: Settings, consumer: Consumer) -> bool:
+def _require_tables(own: OutboxSettings, consumer: Consumer) -> bool:
     """Return whether the consumer's database also has an inbox."""
     with _entered(own, consumer) as connection:
         ((has_processed, has_inbox),) = connection.execute(reconciliation_sql.HAS_TABLES)
@@ -111,7 +111,7 @@ def _require_tables(own: Settings, consumer: Consumer) -> bool:
     return bool(has_inbox)
 
 
-def _entered(own: Settings, consumer: Consumer) -> Connection:
+def _entered(own: OutboxSettings, consumer: Consumer) -> Connection:
     setting = f"dsn of [consumers.{consumer.name}]"
     return connect(own, name=f"outbox reconcile: {consumer.name}", setting=setting)
 
@@ -138,7 +138,7 @@ def _commits(settings: Settings, consumer: Consumer, space: Workspace) -> list[s
     return [f"group {consumer.group} has no offsets in Kafka: events older than an hour count as skipped"]
 
 
-def _kept(own: Settings, day: date, consumer: Consumer, now_ms: int) -> int:
+def _kept(own: OutboxSettings, day: date, consumer: Consumer, now_ms: int) -> int:
     """Return the time in ms since which records of processed messages are certainly kept."""
     if consumer.keep_days is None:
         start, end = ids.bounds(day)

@@ -71,7 +71,11 @@ def _span(space: Workspace, day: date) -> tuple[int, tuple[str, str]]:
 
 
 def _topics(
-    settings: Settings, day: date, span: tuple[str, str], space: Workspace, progress: Callable[[str], None]
+    settings: Settings,
+    day: date,
+    span: tuple[str, str],
+    space: Workspace,
+    progress: Callable[[str], None],
 ) -> tuple[Side, int, list[str]]:
     start, end = ids.bounds(day)
     numbers = messages.route(settings, space)

@@ -38,7 +38,7 @@ from outbox_pipelines.days.archive.store import Store, Stored, key, manifest_key
 from outbox_pipelines.days.partitions import close
 from outbox_pipelines.days.partitions.calendar import leaf_of, place_of, require_day, working_at
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import DaySettings, OutboxSettings
 
 _LOG = logging.getLogger(__name__)
 
@@ -55,7 +55,10 @@ class Archived:
 
 
 def archive(
-    settings: Settings, day: date, progress: Callable[[int], None] = lambda rows: None, again: bool = False
+    settings: DaySettings,
+    day: date,
+    progress: Callable[[int], None] = lambda rows: None,
+    again: bool = False,
 ) -> Archived:
     """Write the file and the manifest of a day; an archived day does not change. Closes an open day first.
 
@@ -110,7 +113,7 @@ def archive(
         return Archived(manifest, True, store.address(key(day, manifest.file)))
 
 
-def verify(settings: Settings, day: date) -> Proof:
+def verify(settings: DaySettings, day: date) -> Proof:
     """Prove that an archived day's file equals its rows; for a dropped day, that the file has not changed.
 
     Raises:
@@ -132,7 +135,7 @@ def verify(settings: Settings, day: date) -> Proof:
         return found
 
 
-def _require_closed(settings: Settings, connection: Connection, day: date) -> None:
+def _require_closed(settings: DaySettings, connection: Connection, day: date) -> None:
     if require_day(connection, day).state == "open":
         (closing,) = close.close(settings, day)
         if not closing.closed:
@@ -191,7 +194,7 @@ def _record(connection: Connection, manifest: Manifest, content: bytes, archive:
 
 
 def _write(
-    settings: Settings,
+    settings: OutboxSettings,
     connection: Connection,
     store: Store,
     day: date,

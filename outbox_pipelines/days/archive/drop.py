@@ -27,7 +27,7 @@ from outbox_pipelines.days.archive.store import open_store
 from outbox_pipelines.days.partitions import attach, close, partitions_sql
 from outbox_pipelines.days.partitions.calendar import leaf_of, place_of, require_day, working_at
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
-from outbox_pipelines.settings import NO_ARCHIVE, Settings
+from outbox_pipelines.settings import NO_ARCHIVE, DaySettings, OutboxSettings
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Dropped:
     """False if the day was already dropped."""
 
 
-def due(settings: Settings) -> list[date]:
+def due(settings: DaySettings) -> list[date]:
     """Return the days that are past OUTBOX_RETENTION_DAYS and can be dropped, the oldest first.
 
     Raises:
@@ -76,7 +76,7 @@ def due(settings: Settings) -> list[date]:
         return [day for (day,) in connection.execute(partitions_sql.DUE, given)]
 
 
-def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
+def drop(settings: DaySettings, day: date, *, early: bool = True) -> Dropped:
     """Prove and drop a day.
 
     Args:
@@ -130,7 +130,9 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
             ) from None
 
 
-def _look_first(settings: Settings, connection: Connection, day: date, manifest_sha256: str | None) -> None:
+def _look_first(
+    settings: DaySettings, connection: Connection, day: date, manifest_sha256: str | None
+) -> None:
     """Raise the errors that prevent a drop, while the partition is still attached."""
     ((dependent,),) = connection.execute(partitions_sql.DEPENDENTS, {"leaf": leaf_of(day)})
     if dependent is not None:
@@ -176,7 +178,7 @@ def _detach(connection: Connection, day: date) -> None:
 
 
 def _prove_and_drop(
-    settings: Settings, connection: Connection, day: date, manifest_sha256: str | None
+    settings: DaySettings, connection: Connection, day: date, manifest_sha256: str | None
 ) -> Dropped:
     leaf, found = leaf_of(day), None
     try:
@@ -195,7 +197,7 @@ def _prove_and_drop(
         raise
 
 
-def _put_back(settings: Settings, day: date) -> None:
+def _put_back(settings: OutboxSettings, day: date) -> None:
     """Attach the partition again after any error; log an error if that fails too."""
     try:
         # In a new session, since the failed one may be unusable; if it still exists, it keeps the day's lock.
@@ -211,7 +213,9 @@ def _put_back(settings: Settings, day: date) -> None:
         )
 
 
-def _was_gone(settings: Settings, connection: Connection, day: date, manifest_sha256: str | None) -> Dropped:
+def _was_gone(
+    settings: DaySettings, connection: Connection, day: date, manifest_sha256: str | None
+) -> Dropped:
     """Record a partition that was dropped manually as dropped, after verifying its file."""
     if settings.archive != NO_ARCHIVE:
         found = proof.verify(open_store(settings), day, manifest_sha256)

@@ -36,7 +36,7 @@ from outbox_pipelines.database import Connection, reading_dsn
 from outbox_pipelines.days.archive import archive_sql
 from outbox_pipelines.days.archive.manifest import SCHEMA, Column, schema_with
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 _NEVER = np.iinfo(np.int64).max
 Ints = NDArray[np.int64]
@@ -147,7 +147,7 @@ class Exported:
 
 
 def export(
-    settings: Settings,
+    settings: OutboxSettings,
     connection: Connection,
     day: date,
     leaf: str,
@@ -200,7 +200,7 @@ def _published(connection: Connection, day: date) -> dict[int, dict[int, Publish
 
 
 def _batches(
-    settings: Settings,
+    settings: OutboxSettings,
     leaf: str,
     aggregate: sql.Composable,
     divisions: list[int],

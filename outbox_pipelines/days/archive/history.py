@@ -19,7 +19,7 @@ from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.archive import archive_sql
 from outbox_pipelines.days.archive.store import Store
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.settings import NO_ARCHIVE, Settings
+from outbox_pipelines.settings import NO_ARCHIVE, DaySettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ COLUMNS: Final = [field.name for field in fields(Happened)]
 _STORED: Final = COLUMNS[:-1]
 
 
-def history(settings: Settings, aggregate_type: str, aggregate_id: str) -> list[Happened]:
+def history(settings: DaySettings, aggregate_type: str, aggregate_id: str) -> list[Happened]:
     """Return the events of one aggregate, by `seq`; an empty list if it has none.
 
     Raises:
@@ -88,7 +88,7 @@ def _attached(connection: Connection) -> set[date]:
 
 
 def _archived(
-    settings: Settings, attached: set[date], required: Sequence[date], aggregate: dict[str, str]
+    settings: DaySettings, attached: set[date], required: Sequence[date], aggregate: dict[str, str]
 ) -> list[tuple[Any, ...]]:
     """Return the rows of days that are not in the table."""
     from outbox_pipelines.days.archive.data_set import Archive

@@ -25,7 +25,7 @@ from outbox_pipelines.days.archive import archive_sql
 from outbox_pipelines.days.archive.manifest import Source, digest, now
 from outbox_pipelines.days.archive.store import IDENTITY, Store, manifest_key, open_store
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import DaySettings
 
 
 class Identity(BaseModel):
@@ -96,7 +96,7 @@ def require_or_make(store: Store, connection: Connection) -> uuid.UUID:
         return found.archive
 
 
-def adopt(settings: Settings, force: bool = False) -> Adopted:
+def adopt(settings: DaySettings, force: bool = False) -> Adopted:
     """Make the location of the settings the archive of this outbox.
 
     Args:

@@ -27,7 +27,7 @@ from outbox_pipelines.days.archive.manifest import Manifest
 from outbox_pipelines.days.archive.store import Store, key, open_store
 from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of, working_at
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import DaySettings
 
 _PROGRESS_ROWS: Final = 500_000
 
@@ -42,7 +42,10 @@ class Restored:
 
 
 def restore(
-    settings: Settings, day: date, attach: bool = False, progress: Callable[[int], None] = lambda rows: None
+    settings: DaySettings,
+    day: date,
+    attach: bool = False,
+    progress: Callable[[int], None] = lambda rows: None,
 ) -> Restored:
     """Create the table `outbox_restored_YYYYMMDD`, or the dropped partition, from a day's file.
 

@@ -33,7 +33,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from outbox_pipelines.config.fields import Readers
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import DaySettings
 
 EVENTS: Final = "events"
 """The data set: only Parquet files, in one directory for each day."""
@@ -280,7 +280,7 @@ class Store:
             ) from None
 
 
-def open_store(settings: Settings) -> Store:
+def open_store(settings: DaySettings) -> Store:
     """Open the archive of the settings.
 
     Raises:
@@ -289,7 +289,7 @@ def open_store(settings: Settings) -> Store:
     return Store(named(settings), settings.archive_readers)
 
 
-def named(settings: Settings) -> str:
+def named(settings: DaySettings) -> str:
     """Return the location of the archive.
 
     Raises:

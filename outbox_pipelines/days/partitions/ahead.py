@@ -23,7 +23,7 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.partitions import calendar, partitions_sql
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import DaySettings
 
 _LOG = logging.getLogger(__name__)
 # Other maintenance (VACUUM, DDL) may lock the table for a while.
@@ -44,7 +44,7 @@ class Ensured:
     """Days from tomorrow on that have a partition, without a gap."""
 
 
-def ensure(settings: Settings, days: int | None = None, since: date | None = None) -> Ensured:
+def ensure(settings: DaySettings, days: int | None = None, since: date | None = None) -> Ensured:
     """Create the missing partitions of the coming days.
 
     Args:

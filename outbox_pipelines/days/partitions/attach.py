@@ -18,14 +18,14 @@ from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of, place_of, require_day, working_at
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 SECONDS: Final = 60.0
 """How long to wait for transactions that use the outbox; no other session queues behind this wait."""
 PAUSE: Final = (0.5, 0.5)
 
 
-def attach(settings: Settings, day: date) -> bool:
+def attach(settings: OutboxSettings, day: date) -> bool:
     """Attach the partition of a day to the outbox; return False if it was attached already.
 
     Raises:

@@ -16,7 +16,7 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Day:
     """When file and rows were last proven equal."""
 
 
-def read(settings: Settings) -> list[Day]:
+def read(settings: OutboxSettings) -> list[Day]:
     """Return all days, in order.
 
     Raises:
@@ -49,7 +49,7 @@ def read(settings: Settings) -> list[Day]:
         return [Day(*row) for row in connection.execute(partitions_sql.DAYS)]
 
 
-def first(settings: Settings) -> date | None:
+def first(settings: OutboxSettings) -> date | None:
     """Return the first day of the outbox; None before `outbox migrate`.
 
     Raises:
@@ -62,7 +62,7 @@ def first(settings: Settings) -> date | None:
         return row[0] if row else None
 
 
-def waiting(settings: Settings) -> list[date]:
+def waiting(settings: OutboxSettings) -> list[date]:
     """Return the days that are closed and not archived, in order.
 
     Raises:
@@ -82,7 +82,7 @@ def bounds_of(day: date) -> tuple[str, str]:
 
 
 @contextmanager
-def working_at(settings: Settings, day: date) -> Iterator[Connection]:
+def working_at(settings: OutboxSettings, day: date) -> Iterator[Connection]:
     """Open a connection and lock the day, so that no other session works on it.
 
     Raises:

@@ -28,7 +28,7 @@ from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.days.partitions.calendar import leaf_of, require_day, working_at
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
-from outbox_pipelines.settings import NO_ARCHIVE, Settings
+from outbox_pipelines.settings import NO_ARCHIVE, DaySettings, OutboxSettings
 
 _LOG = logging.getLogger(__name__)
 # A longer lock request would make writers wait. If all tries fail, a transaction with rows in the day owns
@@ -51,7 +51,7 @@ class Closing:
     """Why the day stays open, and what to do."""
 
 
-def close(settings: Settings, day: date | None = None) -> list[Closing]:
+def close(settings: DaySettings, day: date | None = None) -> list[Closing]:
     """Close the past days that are still open, the oldest first, or only `day`.
 
     A day that cannot be closed yet is not an error: the next call tries again.
@@ -72,7 +72,7 @@ def close(settings: Settings, day: date | None = None) -> list[Closing]:
         return [_close(connection, each) for each in over]
 
 
-def reopen(settings: Settings, day: date) -> None:
+def reopen(settings: OutboxSettings, day: date) -> None:
     """Reopen a closed day that is not archived yet, such as one that a fast clock closed too early.
 
     Relays restart, because they no longer read the day. They then publish rows that bypassed the guards.
@@ -203,7 +203,7 @@ def _unpublished(connection: Connection, day: date) -> str:
     return ""
 
 
-def _not_over(connection: Connection, day: date, settings: Settings) -> Closing:
+def _not_over(connection: Connection, day: date, settings: DaySettings) -> Closing:
     row = connection.execute(partitions_sql.DAY, {"day": day}).fetchone()
     if row is None:
         raise SetupError(f"{day} is not a day of the outbox: see `outbox partitions list`")
@@ -236,7 +236,7 @@ class Purged:
     discarded: int
 
 
-def purge(settings: Settings) -> Purged:
+def purge(settings: DaySettings) -> Purged:
     """Delete keys older than OUTBOX_KEY_RETENTION_DAYS, and the other rows together with their days.
 
     Raises:
