@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from outbox_pipelines.config.tables import as_table, resolved
+from outbox_pipelines.config.tables import as_table, each_checked, resolved
 from outbox_pipelines.core.secret import Secret, check_dsn, register_dsn
 
 _NONE: Final = Secret()
@@ -41,19 +41,19 @@ class Consumer:
 
 def read_consumers(given: Any) -> dict[str, Consumer]:
     """Return the consumers of a table, by name; raise `ValueError` that says how to correct it."""
-    return {name: _consumer(name, table) for name, table in as_table(given).items()}
+    return each_checked(as_table(given).items(), _consumer)
 
 
 def _consumer(name: str, table: Any) -> Consumer:
     if not isinstance(table, dict):
         raise ValueError(f"has {name} outside a consumer's section: write [consumers.billing] above it")
-    for entry, value in table.items():
+
+    def one(entry: str, value: Any) -> Any:
         if entry == "dsn":
             try:
                 value = resolved(value)
             except ValueError as error:
                 raise ValueError(f"[{name}] dsn {error}") from None
-            table = {**table, "dsn": value}
         if entry not in _ENTRIES:
             raise ValueError(f"[{name}] has an unknown entry {entry!r}: use {', '.join(_ENTRIES)}")
         fits, example = _ENTRIES[entry]
@@ -66,7 +66,9 @@ def _consumer(name: str, table: Any) -> Consumer:
                 check_dsn(value)
             except ValueError as error:
                 raise ValueError(f"[{name}] dsn {error}") from None
-    given: dict[str, Any] = {"source": name, **table}
+        return value
+
+    given: dict[str, Any] = {"source": name, **each_checked(table.items(), one)}
     for entry in ("topics", "event_types"):
         given[entry] = tuple(given.get(entry, ()))
     given["dsn"] = Secret(given.get("dsn", ""))

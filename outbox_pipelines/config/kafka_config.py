@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from outbox_pipelines.config.tables import as_table, is_reference, resolved
+from outbox_pipelines.config.tables import as_table, each_checked, is_reference, resolved
 from outbox_pipelines.core.secret import SECRET_NAME, register
 
 # The form of librdkafka's setting names.
@@ -92,16 +92,18 @@ def read_config(given: Any, *, is_resolved: bool = True) -> dict[str, Any]:
     Raises:
         ValueError: a name is reserved or none, or a value cannot be read.
     """
-    found: dict[str, Any] = {}
-    for name, value in _flat(as_table(given), ""):
+
+    def one(name: str, value: Any) -> Any:
         if not _NAME.fullmatch(name):
             raise ValueError("has a name that is none of librdkafka's: write for example security.protocol")
         if (why := reason(name)) is not None:
             raise ValueError(f"has {name}: remove it: {why}")
         try:
-            found[name] = resolved(value) if is_resolved else value
+            return resolved(value) if is_resolved else value
         except ValueError as error:
             raise ValueError(f"has {name}, which {error}") from None
+
+    found = each_checked(_flat(as_table(given), ""), one)
     register(*(str(value) for name, value in found.items() if SECRET_NAME.search(name)))
     return found
 

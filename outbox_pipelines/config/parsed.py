@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from outbox_pipelines.config import fields
-from outbox_pipelines.config import flat_members as members
-from outbox_pipelines.config import header_names as headers
 from outbox_pipelines.config.consumers import Consumer, read_consumers
 from outbox_pipelines.config.kafka_config import read_config
+from outbox_pipelines.config.message_names import read_headers, read_members
 from outbox_pipelines.config.table_mapping import Mapping, read_mapping
 from outbox_pipelines.config.thresholds import read_thresholds
 from outbox_pipelines.config.topics import TopicTemplate, read_map
@@ -44,12 +43,12 @@ def consumers(settings: fields.Consumer) -> dict[str, Consumer]:
 
 def header_names(settings: fields.Messages) -> dict[str, str]:
     """Return the name of each header in Kafka, by ours."""
-    return headers.header_names(settings.header_names)
+    return read_headers(settings.header_names)
 
 
 def flat_members(settings: fields.Messages) -> dict[str, str]:
     """Return the name of each member that `flat` adds, by ours."""
-    return members.flat_members(settings.flat_members)
+    return read_members(settings.flat_members)
 
 
 def thresholds(settings: fields.Checks) -> tuple[dict[str, float | None], dict[str, float | None]]:

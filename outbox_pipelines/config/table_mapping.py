@@ -17,7 +17,7 @@ import zlib
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from outbox_pipelines.config.tables import as_table
+from outbox_pipelines.config.tables import as_table, each_checked
 
 # Columns with these names unless the section gives others.
 REQUIRED: Final = ("id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload")
@@ -182,7 +182,8 @@ def _names(content: dict[str, Any], section: str, known: tuple[str, ...]) -> dic
     found = content.get(section, {})
     if not isinstance(found, dict):
         raise ValueError(f'has {section} as a value: write a section [table.{section}] with lines name = "…"')
-    for name, value in found.items():
+
+    def one(name: str, value: Any) -> str:
         if name not in known:
             raise ValueError(f"has an unknown {name!r} in [table.{section}]: use {', '.join(known)}")
         if not isinstance(value, str) or not value:
@@ -190,7 +191,9 @@ def _names(content: dict[str, Any], section: str, known: tuple[str, ...]) -> dic
                 f"has {name} = {value!r} in [table.{section}]: write a name in quotes, or leave it out"
             )
         _check_name(name, value)
-    return found
+        return value
+
+    return each_checked(found.items(), one)
 
 
 def _check_name(what: str, name: str) -> None:

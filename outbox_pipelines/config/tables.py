@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from outbox_pipelines.core.secret import SECRET_NAME, first_line, has_password
 
+_Value = TypeVar("_Value")
+_Checked = TypeVar("_Checked")
 _KINDS: Final = ("env", "file")
 # Of a file that holds a secret: /dev/zero and a backup of a database are none.
 _LONGEST: Final = 1_000_000
@@ -49,34 +50,24 @@ def as_table(value: Any) -> dict[str, Any]:
     return table
 
 
-def read_names(
-    given: Any, what: str, known: Iterable[str], usual: Iterable[str], example: str
-) -> dict[str, str]:
-    """Return other names by ours: the usual ones, changed as a table says, without those it leaves out.
-
-    Args:
-        given: a table, see `as_table`; an empty value leaves a name out.
-        what: of what these are names, for messages.
-        known: all that can be named.
-        usual: those that are present by their own names unless the table says otherwise.
-        example: a text that is valid.
+def each_checked(
+    entries: Iterable[tuple[str, _Value]], check: Callable[[str, _Value], _Checked]
+) -> dict[str, _Checked]:
+    """Return what `check` makes of each entry, by its name.
 
     Raises:
-        ValueError: the table is not valid.
+        ValueError: what it raised for entries; one message for all.
     """
-    names = {name: name for name in usual}
-    for ours, theirs in as_table(given).items():
-        if ours not in known:
-            raise ValueError(f"unknown {what} {ours!r}: use {', '.join(known)}")
-        # A connection string in a wrong place; the message must not repeat its password.
-        if not isinstance(theirs, str) or "://" in theirs:
-            raise ValueError(f"write a name for the {what} {ours}, not an address: for example {example}")
-        names[ours] = theirs
-    names = {ours: theirs for ours, theirs in names.items() if theirs}
-    taken = sorted(names.values())
-    if twice := [name for name, after in pairwise(taken) if name == after]:
-        raise ValueError(f"two {what}s would have the name {twice[0]}: choose another name for one")
-    return names
+    found: dict[str, _Checked] = {}
+    mistakes: list[str] = []
+    for name, value in entries:
+        try:
+            found[name] = check(name, value)
+        except ValueError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise ValueError("; ".join(mistakes))
+    return found
 
 
 def expanded(path: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from outbox_pipelines.config.tables import as_table
+from outbox_pipelines.config.tables import as_table, each_checked
 
 CHECKS: Final = (
     "lag",
@@ -35,15 +35,16 @@ def read_thresholds(given: Any) -> dict[str, float | None]:
     Raises:
         ValueError: a name is unknown, or a limit is not a number.
     """
-    limits: dict[str, float | None] = {}
-    for name, limit in as_table(given).items():
-        if name not in CHECKS:
-            raise ValueError(f"no check is named {name!r}: write NAME=LIMIT,… with {', '.join(CHECKS)}")
-        try:
-            limits[name] = None if limit == "off" else _number(limit)
-        except (TypeError, ValueError):
-            raise ValueError(f"{name}={limit} has no limit: write {name}=NUMBER, or {name}=off") from None
-    return limits
+    return each_checked(as_table(given).items(), _limit)
+
+
+def _limit(name: str, limit: Any) -> float | None:
+    if name not in CHECKS:
+        raise ValueError(f"no check is named {name!r}: write NAME=LIMIT,… with {', '.join(CHECKS)}")
+    try:
+        return None if limit == "off" else _number(limit)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={limit} has no limit: write {name}=NUMBER, or {name}=off") from None
 
 
 def _number(limit: Any) -> float:

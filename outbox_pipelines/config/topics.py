@@ -11,7 +11,7 @@ import re
 import string
 from typing import Any
 
-from outbox_pipelines.config.tables import as_table
+from outbox_pipelines.config.tables import as_table, each_checked
 
 # Kafka's own rule for topic names.
 _LEGAL = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}\Z")
@@ -76,10 +76,11 @@ def read_map(given: Any) -> dict[str, TopicTemplate]:
     Raises:
         ValueError: a topic is not valid.
     """
-    topics: dict[str, TopicTemplate] = {}
-    for event_type, template in as_table(given).items():
+
+    def one(event_type: str, template: Any) -> TopicTemplate:
         try:
-            topics[event_type] = TopicTemplate(str(template))
+            return TopicTemplate(str(template))
         except ValueError as error:
             raise ValueError(f"{event_type}: {error}") from None
-    return topics
+
+    return each_checked(as_table(given).items(), one)

@@ -15,9 +15,8 @@ from pydantic import AfterValidator, BeforeValidator
 
 from outbox_pipelines.config.connect_url import connect_urls
 from outbox_pipelines.config.consumers import read_consumers
-from outbox_pipelines.config.flat_members import flat_members
-from outbox_pipelines.config.header_names import header_names
 from outbox_pipelines.config.kafka_config import read_config
+from outbox_pipelines.config.message_names import read_headers, read_members
 from outbox_pipelines.config.table_mapping import read_mapping
 from outbox_pipelines.config.tables import as_table
 from outbox_pipelines.config.thresholds import read_thresholds
@@ -199,8 +198,8 @@ TopicMap = Annotated[Names, BeforeValidator(as_table), _read_by(read_map)]
 TopicPatterns = Annotated[str, AfterValidator(_topic_patterns)]
 Replicas = Annotated[int, AfterValidator(_replicas)]
 DrainConsumers = Annotated[str, AfterValidator(_drain_consumers)]
-HeaderNames = Annotated[Names, BeforeValidator(as_table), _read_by(header_names)]
-FlatMembers = Annotated[Names, BeforeValidator(as_table), _read_by(flat_members)]
+HeaderNames = Annotated[Names, BeforeValidator(as_table), _read_by(read_headers)]
+FlatMembers = Annotated[Names, BeforeValidator(as_table), _read_by(read_members)]
 UriReference = Annotated[str, AfterValidator(_uri_reference)]
 SecretCommand = Annotated[Secret, AfterValidator(_command)]
 ArchivePlace = Annotated[str, AfterValidator(_archive)]

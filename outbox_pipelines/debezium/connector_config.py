@@ -20,7 +20,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_pipelines.config import parsed
-from outbox_pipelines.config.header_names import METADATA
+from outbox_pipelines.config.message_names import METADATA
 from outbox_pipelines.config.table_mapping import REQUIRED, Mapping
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import MessageSettings, OutboxSettings, RelaySettings

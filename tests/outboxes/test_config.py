@@ -78,6 +78,23 @@ def test_all_mistakes_are_shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert (refused.exit_code, refused.output.count("\n")) == (2, 1)
 
 
+def test_all_mistakes_of_a_section_are_shown_at_once() -> None:
+    """Guards against a section whose second mistake is found only when the first is corrected."""
+    Path("outbox.toml").write_text(
+        '[kafka]\nacks = "0"\nretries = 1\n[checks.warn_at]\nlags = 3\nbacklog = "many"\n'
+        '[topics.topic_map]\na = "{b}"\nc = "/"\n[messages.header_names]\nidd = "a"\nversion = "a://b"\n'
+        "[consumers.a]\ntopics = 1\nkeep = 2\n[consumers.b]\nsource = 3\n"
+        '[table]\nname = "outbox"\n[table.columns]\nids = "a"\nversion = 1\n'
+    )
+    found = _outbox("config", "check").output
+    for part in (
+        *("has acks", "has retries", "'lags'", "backlog=many", "a: unknown field", "c: a topic name"),
+        *("'idd'", "header version", "[a] topics", "[a] has an unknown entry 'keep'", "[b] source"),
+        *("'ids'", "version = 1 in [table.columns]"),
+    ):
+        assert found.count(part) == 1, part
+
+
 def test_a_right_file_is_read_by_every_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against a file that is checked and not used; paths in it are relative to it."""
     (tmp_path / "shop").mkdir()

@@ -15,8 +15,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from outbox_pipelines.config import parsed
-from outbox_pipelines.config.flat_members import IDEMPOTENCY_KEY
-from outbox_pipelines.config.header_names import COLUMNS, CONTENT_TYPE, METADATA, USUAL
+from outbox_pipelines.config.message_names import COLUMNS, CONTENT_TYPE, IDEMPOTENCY_KEY, METADATA, USUAL
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.settings import Settings
 
