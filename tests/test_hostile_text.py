@@ -28,7 +28,7 @@ from outbox_pipelines.existing import check as table_check
 from outbox_pipelines.existing import status as claims_status
 from outbox_pipelines.existing.findings import Finding
 from outbox_pipelines.relay.kafka import client
-from outbox_pipelines.relay.telemetry import prometheus
+from outbox_pipelines.relay.telemetry import exporter
 from outbox_pipelines.settings import load_settings
 from tests.archive.reading import three_days
 from tests.conftest import clean_environment, command, wait_until
@@ -131,7 +131,7 @@ def test_idle_connections_take_no_threads(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(metrics_server, "CONNECTIONS", 4)
     monkeypatch.setattr(metrics_server._Handler, "timeout", 1.0)
     settings = load_settings(dsn="postgresql://a@127.0.0.1:9/b", kafka="127.0.0.1:9")
-    with prometheus.serving(settings, 0) as (_, url):
+    with exporter.serving(settings, 0) as (_, url):
         port = int(url.rsplit(":", 1)[1].split("/")[0])
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
 

@@ -20,7 +20,7 @@ from outbox_pipelines.core.secret import Secret, redacted
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.relay.telemetry.prometheus import serving
+from outbox_pipelines.relay.telemetry.exporter import serving
 from outbox_pipelines.settings import Settings, load_settings
 
 CANARIES = ("hunter2", "xyzzy9", "plugh7")

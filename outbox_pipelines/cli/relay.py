@@ -98,7 +98,7 @@ def relay(
 
 def _relay_all(outboxes: Outboxes, names: list[str], changes: dict[str, Any]) -> None:
     from outbox_pipelines.relay.fleet import service
-    from outbox_pipelines.relay.telemetry import tracing
+    from outbox_pipelines.relay.telemetry import observers
 
     for name in names:
         # A name that was mistyped is an error of the command, not of an outbox.
@@ -120,7 +120,7 @@ def _relay_all(outboxes: Outboxes, names: list[str], changes: dict[str, Any]) ->
                 on_serve=lambda url: log.say(f"metrics at {url}", url=url),
             )
     finally:
-        tracing.close()
+        observers.close()
     log.say(f"published {totals.events} events", events=totals.events)
 
 
@@ -139,12 +139,12 @@ def _until_signal() -> Iterator[threading.Event]:
 
 def _relay_one(settings: Settings, *, until_empty: bool, shard: int | None) -> None:
     from outbox_pipelines.relay import service
-    from outbox_pipelines.relay.telemetry import serving, tracing
+    from outbox_pipelines.relay.telemetry import metrics, observers
 
     try:
         with (
             _until_signal() as stop,
-            serving.metrics(settings, lambda url: log.say(f"metrics at {url}", url=url)) as counting,
+            metrics.serving(settings, lambda url: log.say(f"metrics at {url}", url=url)) as counting,
         ):
             totals = service.relay(
                 settings,
@@ -158,7 +158,7 @@ def _relay_one(settings: Settings, *, until_empty: bool, shard: int | None) -> N
     except service.ShardOwnedError as error:
         raise NotReadyError(str(error)) from None
     finally:
-        tracing.close()
+        observers.close()
     log.say(
         f"published {totals.events} events in {totals.seconds:.1f} s",
         events=totals.events,

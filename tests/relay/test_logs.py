@@ -96,7 +96,7 @@ def test_at_debug_each_event_has_a_line(outbox: Outbox) -> None:
     told = {
         one["id"]: one
         for one in _objects(lines)
-        if one["logger"] == "outbox_pipelines.relay.telemetry.event_log"
+        if one["logger"] == "outbox_pipelines.relay.telemetry.observers"
     }
     assert len(told) == 3
     for message in outbox.messages():
@@ -119,7 +119,7 @@ def test_at_debug_parked_events_have_lines_too(outbox: Outbox) -> None:
     told = [
         (one["id"], one.get("error", one.get("offset")))
         for one in _objects(lines[:-1])
-        if one["logger"] == "outbox_pipelines.relay.telemetry.event_log"
+        if one["logger"] == "outbox_pipelines.relay.telemetry.observers"
     ]
     assert (str(guilty.id), "MSG_SIZE_TOO_LARGE") in told
     assert (str(behind.id), 0) in told
@@ -155,7 +155,7 @@ def test_case_does_not_matter_and_levels_come_and_go(capsys: pytest.CaptureFixtu
     """Guards against two handlers, each of which writes every line."""
     for level in ("DEBUG", "Warning"):
         log.configure(load_settings(log_level=level))
-        logging.getLogger("outbox_pipelines.relay.telemetry.event_log").debug("one event")
+        logging.getLogger("outbox_pipelines.relay.telemetry.observers").debug("one event")
         logging.getLogger("outbox_pipelines.librdkafka").error("kafka")
     text = capsys.readouterr().err
     assert (text.count("one event"), text.count("kafka")) == (1, 1)

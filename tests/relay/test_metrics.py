@@ -24,7 +24,7 @@ from outbox_pipelines.quality.measured import Measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.shard import Settled, Shard
-from outbox_pipelines.relay.telemetry import prometheus, serving
+from outbox_pipelines.relay.telemetry import exporter, metrics
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
@@ -147,7 +147,7 @@ def test_a_relay_is_healthy_and_ready_through_an_outage(outbox: Outbox) -> None:
         except urllib.error.HTTPError as error:
             return error.code
 
-    with prometheus.serving(outbox.settings, 0) as (_, url):
+    with exporter.serving(outbox.settings, 0) as (_, url):
         # Nothing has reached a server.
         assert (status(url, "/healthz"), status(url, "/readyz")) == (200, 503)
     with _relay(outbox) as first, _relay(outbox) as second:
@@ -212,8 +212,8 @@ def test_an_unavailable_database_fails_no_scrape(outbox: Outbox) -> None:
 
 def test_a_database_that_hangs_holds_no_scrape_up(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against scrapes that time out behind a lock of another session."""
-    monkeypatch.setattr(prometheus, "PATIENCE", 0.2)
-    with prometheus.serving(outbox.settings, 0) as (_, url), outbox.connect(autocommit=False) as locking:
+    monkeypatch.setattr(exporter, "PATIENCE", 0.2)
+    with exporter.serving(outbox.settings, 0) as (_, url), outbox.connect(autocommit=False) as locking:
         locking.execute("LOCK TABLE outbox_shards")
         begun = time.monotonic()
         found = _scrape(url)
@@ -232,9 +232,9 @@ def test_many_scrapes_cost_one_read(outbox: Outbox, monkeypatch: pytest.MonkeyPa
         reads.append(settings)
         return read(settings)
 
-    monkeypatch.setattr(prometheus, "FRESH", 3600.0)
+    monkeypatch.setattr(exporter, "FRESH", 3600.0)
     monkeypatch.setattr(measurements, "read", counted)
-    with prometheus.serving(outbox.settings, 0) as (_, url):
+    with exporter.serving(outbox.settings, 0) as (_, url):
         for _ in range(5):
             assert _scrape(url)["outbox_database_up"] == 1
     assert len(reads) == 1
@@ -262,7 +262,7 @@ def test_the_documented_metrics_are_those_that_are_served(outbox: Outbox) -> Non
         for name, kind, labels, meaning in re.findall(r"\| `(\w+)` \| (\w+) \| ([^|]*?) ?\| (.+) \|\n", table)
         if not name.startswith("outbox_consumer_")
     }
-    with prometheus.serving(outbox.settings, 0) as (counting, url):
+    with exporter.serving(outbox.settings, 0) as (counting, url):
         counting.took(0)
         counting.rejected(["CODE: for some reason"])
         counting.settled(1, 0.1, Settled(1, 0.5))
@@ -281,7 +281,7 @@ def test_a_run_until_empty_counts_and_gives_the_shard_back(outbox: Outbox, deliv
     """Guards against a process that claims a shard, or knows its lag, after it has given it back."""
     outbox.fill(100)
     settings = outbox.settings.model_copy(update={"delivery": delivery})
-    with prometheus.serving(settings, 0) as (counting, url):
+    with exporter.serving(settings, 0) as (counting, url):
         service.relay(settings, until_empty=True, metrics=counting)
         found = _scrape(url)
         assert (found["outbox_published_total 0"], found["outbox_shard_owned 0"]) == (100, 0)
@@ -294,7 +294,7 @@ def test_a_run_until_empty_counts_and_gives_the_shard_back(outbox: Outbox, deliv
 @pytest.mark.parametrize(("state", "number"), [("closed", 0), ("half-open", 1), ("open", 2)])
 def test_each_state_of_the_breaker_has_its_number(outbox: Outbox, state: str, number: int) -> None:
     """Guards against an alert on a number that means something else."""
-    with prometheus.serving(outbox.settings, 0) as (counting, url):
+    with exporter.serving(outbox.settings, 0) as (counting, url):
         counting.took(3)
         counting.breaker(State(state))
         assert _scrape(url)["outbox_breaker_state 3"] == number
@@ -302,7 +302,7 @@ def test_each_state_of_the_breaker_has_its_number(outbox: Outbox, state: str, nu
 
 def test_metrics_are_served_only_on_request(outbox: Outbox) -> None:
     """Guards against a cost, and a port, that were not asked for."""
-    with serving.metrics(outbox.settings, pytest.fail) as counting:
+    with metrics.serving(outbox.settings, pytest.fail) as counting:
         assert type(counting) is Metrics
 
 

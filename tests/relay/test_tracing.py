@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from psycopg.types.json import Jsonb
 
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.telemetry import tracing
+from outbox_pipelines.relay.telemetry import observers
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Message, Outbox, patience
@@ -35,7 +35,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(tracing, "_provider", cache(lambda: provider))
+    monkeypatch.setattr(observers, "_provider", cache(lambda: provider))
     yield exporter
     provider.shutdown()
 

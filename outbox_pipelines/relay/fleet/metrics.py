@@ -20,8 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from outbox_pipelines.core import metrics_server
-from outbox_pipelines.relay.telemetry.metrics import Metrics
-from outbox_pipelines.relay.telemetry.prometheus import (
+from outbox_pipelines.relay.telemetry.exporter import (
     FRESH,
     PATIENCE,
     Families,
@@ -30,6 +29,7 @@ from outbox_pipelines.relay.telemetry.prometheus import (
     configured,
     families,
 )
+from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import Settings
 
 OLDEST: Final = 300.0

@@ -31,8 +31,7 @@ from outbox_pipelines.relay.kafka.batch_size import BatchSize
 from outbox_pipelines.relay.kafka.encoding import Encoder, Headers
 from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.relay.kafka.topics import Topics, TopicUnavailableError
-from outbox_pipelines.relay.telemetry.observer import Report
-from outbox_pipelines.relay.telemetry.observers import observer
+from outbox_pipelines.relay.telemetry.observers import Report, observer
 from outbox_pipelines.settings import Settings
 
 # Until the last reports of a producer that has failed are in.

@@ -34,8 +34,7 @@ from outbox_pipelines.relay.kafka import client, errors
 from outbox_pipelines.relay.kafka.encoding import Encode, Encoder, Headers
 from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.relay.kafka.topics import Topics, TopicUnavailableError
-from outbox_pipelines.relay.telemetry.observer import Report
-from outbox_pipelines.relay.telemetry.observers import observer
+from outbox_pipelines.relay.telemetry.observers import Report, observer
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)

@@ -1,18 +1,20 @@
 """What a relay counts, and when: the worker calls this, per batch and never per event.
 
 Invariants:
-- Without OUTBOX_METRICS_PORT, this class counts nothing and `prometheus_client` is not imported: decided
+- Without OUTBOX_METRICS_PORT, nothing is counted or served, and `prometheus_client` is not imported: decided
   once, when the relay starts.
 - Nothing here fails or waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.shard import Settled
+from outbox_pipelines.settings import Settings
 
 
 class Metrics:
@@ -44,3 +46,23 @@ class Metrics:
 
     def breaker(self, state: State) -> None:
         """Record a new state of the circuit breaker."""
+
+
+@contextmanager
+def serving(settings: Settings, on_serve: Callable[[str], None]) -> Iterator[Metrics]:
+    """Yield the relay's metrics; serve them over HTTP while the block runs, if a port is set.
+
+    Args:
+        on_serve: called with the URL.
+
+    Raises:
+        SetupError: the port cannot be opened.
+    """
+    if settings.metrics_port is None:
+        yield Metrics()
+        return
+    from outbox_pipelines.relay.telemetry import exporter
+
+    with exporter.serving(settings, settings.metrics_port) as (counted, url):
+        on_serve(url)
+        yield counted
