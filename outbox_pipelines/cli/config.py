@@ -17,7 +17,7 @@ from outbox_pipelines.core.secret import HIDDEN
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing.describe import candidates
-from outbox_pipelines.settings import Settings, Values, load_settings, values_of, warn_of_mistyped
+from outbox_pipelines.settings import Settings, Values, values_of, warn_of_mistyped
 
 
 @click.group()
@@ -99,16 +99,20 @@ def init(path: Path, force: bool) -> None:
     """
     if path.exists() and not force:
         raise SetupError(f"{path} exists: edit it, name another file, or add --force to replace it")
-    settings = load_settings()
+    # Not from a file: it may be the one to replace, and wrong.
+    settings = values_of(None, None, {}).checked()
     ours, others = candidates(settings) if settings.dsn else ([], [])
     given: dict[str, Any] = {"dsn": {"env": "OUTBOX_DSN"}}
     if settings.kafka:
         given["kafka"] = settings.kafka
     if len(ours) == 1:
         given["schema"] = ours[0]
-    path.write_text(config_schema.first_file({"outbox": given}))
     beside = path.with_name(config_schema.SCHEMA_NAME)
-    beside.write_text(json.dumps(config_schema.json_schema(), indent=2) + "\n")
+    try:
+        path.write_text(config_schema.first_file({"outbox": given}))
+        beside.write_text(json.dumps(config_schema.json_schema(), indent=2) + "\n")
+    except OSError as error:
+        raise SetupError(f"{error.filename} cannot be written: {error.strerror}: name another file") from None
     click.echo(plain(f"wrote {path} and {beside}"))
     if not settings.dsn:
         click.echo("the database was not asked: set OUTBOX_DSN, for example postgresql://user@host/db")

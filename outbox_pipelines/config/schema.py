@@ -98,6 +98,8 @@ def literal(value: Any) -> str:
     """Return a value as TOML."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_key(key)} = {literal(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(literal, value)) + "]"
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     return json.dumps(str(value), ensure_ascii=False)

@@ -117,7 +117,8 @@ def test_each_value_is_shown_with_its_origin(monkeypatch: pytest.MonkeyPatch) ->
     """Guards against a value that nobody can find, and a secret on a screen."""
     Path("outbox.toml").write_text(
         '[kafka]\nsasl.username = "u"\nsasl.password = { env = "PASSWORD" }\n'
-        '[topics]\ntopic = "a"\ntopic_partitions = 3\n[outboxes.orders]\ndsn = { env = "ORDERS_DSN" }\n'
+        '[topics]\ntopic = "a"\ntopic_partitions = 3\n'
+        '[consumers.billing]\ntopics = ["a", "b"]\n[outboxes.orders]\ndsn = { env = "ORDERS_DSN" }\n'
         "[outboxes.orders.topics]\ntopic_partitions = 5\n"
     )
     monkeypatch.setenv("ORDERS_DSN", "postgresql://u:hunter2@h/d")
@@ -128,13 +129,14 @@ def test_each_value_is_shown_with_its_origin(monkeypatch: pytest.MonkeyPatch) ->
     assert "hunter2" not in shown
     assert found["topics"]["topic"] == {"value": "b", "origin": "OUTBOX_TOPIC"}
     assert found["topics"]["topic_partitions"]["value"] == 5
-    assert found["topics"]["topic_partitions"]["origin"].startswith("outbox.toml line 10")
+    assert found["topics"]["topic_partitions"]["origin"].startswith("outbox.toml line 12")
     assert found["topics"]["create_topics"] == {"value": False, "origin": "default"}
     assert found["outbox"]["dsn"]["value"] == "***"
     assert found["kafka"]["sasl"]["value"] == {"username": "u", "password": {"env": "PASSWORD"}}
-    # As a file, it is one.
+    # As a file, it is one, lists included.
     text = _outbox("config", "show", "--outbox", "orders").output
     assert tomllib.loads(text)["topics"]
+    assert tomllib.loads(text)["consumers"] == {"billing": {"topics": ["a", "b"]}}
     # The only one needs no name.
     assert _outbox("config", "show").output == text
     assert "no outbox billing" in _outbox("config", "show", "--outbox", "billing").output
@@ -196,6 +198,18 @@ def test_a_first_file(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     with_file = load_settings()
     Path("outbox.toml").unlink()
     assert load_settings() == with_file
+
+
+def test_where_a_first_file_cannot_be_written() -> None:
+    """Guards against a stack trace, and a file that is wrong and cannot be replaced."""
+    for path in ("missing/outbox.toml", "link.toml"):
+        Path("link.toml").unlink(missing_ok=True)
+        Path("link.toml").symlink_to("/nowhere/outbox.toml")
+        done = _outbox("init", path)
+        assert (done.exit_code, "cannot be written" in done.output) == (2, True), done.output
+    Path("outbox.toml").write_text("a b")
+    assert _outbox("init", "--force").exit_code == 0
+    assert tomllib.loads(Path("outbox.toml").read_text())
 
 
 def _uncommented(line: str) -> str:
