@@ -30,8 +30,8 @@ from outbox_pipelines.existing.findings import Finding
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.telemetry import exporter
 from outbox_pipelines.settings import load_settings
-from tests.archive.reading import three_days
 from tests.conftest import clean_environment, command, wait_until
+from tests.days.archive.reading import three_days
 
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07\nFAKE: all is well\r\x9b31m\u202egpj\u2028\ud800"
 HARMLESS = r"a\x1b[2J\x1b]0;owned\x07\nFAKE: all is well\r\x9b31m\u202egpj\u2028\ud800"

@@ -21,9 +21,9 @@ from outbox_pipelines.database import connect, reading_dsn
 from outbox_pipelines.local import Stack
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
-from tests.archive import days
 from tests.conftest import Outbox, fresh_database, topic_prefix, wait_until
 from tests.consumer.place import Place, running
+from tests.days.archive import days
 from tests.existing import textbook
 from tests.relay.topic import NOISE, create_topic
 

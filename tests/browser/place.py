@@ -20,8 +20,8 @@ from outbox_pipelines.local.server import free_port
 from outbox_pipelines.relay.service import relay
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
-from tests.archive.days import days_ago
 from tests.conftest import Outbox, fresh_database, topic_prefix
+from tests.days.archive.days import days_ago
 
 PAST: Final[tuple[date, ...]] = tuple(days_ago(days) for days in (7, 6, 5, 4, 3))
 EVENTS_A_DAY: Final = 200

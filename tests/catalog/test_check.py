@@ -6,9 +6,9 @@ import json
 
 from outbox_pipelines.catalog.comparison import compare
 from outbox_pipelines.settings import load_settings
-from tests.archive.days import days_ago, make_days
-from tests.archive.days import write as write_day
 from tests.catalog.conftest import CATALOG, Write
+from tests.days.archive.days import days_ago, make_days
+from tests.days.archive.days import write as write_day
 from tests.schema.events import insert
 from tests.schema.servers import Database
 

@@ -16,7 +16,7 @@ from outbox_pipelines.days.partitions import close
 from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.quality.expectations.day_suite import CHECKS
-from tests.archive.days import days_ago, file, make_days, manifest, publish, write, write_shapes
+from tests.days.archive.days import days_ago, file, make_days, manifest, publish, write, write_shapes
 from tests.defs.conftest import failure_of, metadata_of, records_of, schedule_of, serving
 from tests.schema.servers import Database
 

@@ -12,7 +12,7 @@ import pytest
 from outbox_pipelines.defs import ArchiveResource, Outbox, outbox_definitions
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.expectations.archived_day import validate
-from tests.expectations.archived import DAY, event, write
+from tests.quality.expectations.archived import DAY, event, write
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -11,7 +11,7 @@ import pytest
 
 from outbox_pipelines.days.archive import day as days
 from outbox_pipelines.defs.outbox import Outbox as Served
-from tests.archive.days import days_ago, make_days, publish, write_shapes
+from tests.days.archive.days import days_ago, make_days, publish, write_shapes
 from tests.defs.conftest import failure_of, job_of, metadata_of, schedule_of, serving
 from tests.schema.servers import Database
 

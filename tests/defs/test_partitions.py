@@ -14,10 +14,10 @@ from outbox_pipelines.defs import first_day as module
 from outbox_pipelines.defs.first_day import first_day
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.defs.runs import requests
-from tests.archive.days import days_ago, make_days, publish, write
 from tests.conftest import Outbox
+from tests.days.archive.days import days_ago, make_days, publish, write
+from tests.days.partitions.test_partitions import DAYS_GO_BY
 from tests.defs.conftest import failure_of, job_of, records_of, schedule_of, served_of, serving
-from tests.partitions.test_partitions import DAYS_GO_BY
 from tests.schema.servers import Database
 
 

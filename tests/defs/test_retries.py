@@ -12,7 +12,7 @@ import pytest
 from outbox_pipelines.days.archive import day as days
 from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.errors import SetupError
-from tests.archive.days import days_ago, make_days, publish, write
+from tests.days.archive.days import days_ago, make_days, publish, write
 from tests.defs.conftest import EVERYTHING, job_of, serving
 from tests.defs.instances import stored
 from tests.schema.servers import Database

@@ -26,9 +26,9 @@ from outbox_pipelines.local import Stack
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import load_settings
 from tests.conftest import ADOPT, Outbox, fresh_database, topic_prefix, wait_until
+from tests.days.partitions.test_partitions import DAYS_GO_BY
 from tests.defs.conftest import records_of
 from tests.defs.test_merging import project
-from tests.partitions.test_partitions import DAYS_GO_BY
 
 NAMES = ("orders", "billing", "stock")
 

@@ -38,14 +38,14 @@ TESTS: Final = (
 )
 # All that sends SQL of its own; `make test` runs most of it on one PostgreSQL.
 TESTS_OF_POSTGRES: Final = (
-    "tests/archive",
+    "tests/days/archive",
     "tests/consumer/test_dedupe_table.py",
     "tests/consumer/test_other_languages.py",
     "tests/consumer/test_processed_mark.py",
     "tests/consumer/test_tables.py",
     "tests/examples/test_dapr_shop.py",
     "tests/guide",
-    "tests/partitions",
+    "tests/days/partitions",
     "tests/schema",
     "tests/writer",
     *_RELAY,
