@@ -45,7 +45,7 @@ _MODULES: Final = (
         "outbox_pipelines.existing.kind",
         "outbox_pipelines.existing.worker",
     ),
-    *("outbox_pipelines.relay.shared", "outbox_pipelines.relay.parking.hooks", "outbox_pipelines.consumer"),
+    *("outbox_pipelines.relay.shared", "outbox_pipelines.relay.parking.notify", "outbox_pipelines.consumer"),
     *(
         "tests.history.standstill",
         "tests.history.tapes",

@@ -15,7 +15,7 @@ from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
     from outbox_pipelines.relay.kinds import Store
-    from outbox_pipelines.relay.parking.dead_letters import DeadLetterRow
+    from outbox_pipelines.relay.parking.dead_letter_store import DeadLetterRow
 
 
 @contextmanager

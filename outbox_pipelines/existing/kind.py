@@ -17,7 +17,7 @@ from outbox_pipelines.existing.ownership import TableOwnership, holding
 from outbox_pipelines.quality import rules
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.kinds import Status
-from outbox_pipelines.relay.parking.dead_letters import Replayed
+from outbox_pipelines.relay.parking.dead_letter_store import Replayed
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:

@@ -4,15 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 import psycopg
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import measurements, rules
 from outbox_pipelines.quality import status as rendering
 from outbox_pipelines.relay import queries
@@ -22,7 +19,7 @@ from outbox_pipelines.settings import Settings
 if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-    from outbox_pipelines.relay.parking.dead_letters import Filter, Found, Replayed
+    from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters
     from outbox_pipelines.relay.run import Run
     from outbox_pipelines.relay.shard import Shard
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
@@ -83,45 +80,7 @@ def lock_of_all(settings: Settings, connection: Connection) -> int | None:
     return None
 
 
-class _DeadLetters:
-    """Those in the table `outbox_parked`."""
+def dead_letters(settings: Settings) -> DeadLetters:
+    from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Found:
-        from outbox_pipelines.relay.parking import dead_letters
-
-        return dead_letters.find(self._settings, _filter(given), limit=limit, discarded=discarded)
-
-    def show(self, given: str) -> list[dict[str, Any]]:
-        from outbox_pipelines.relay.parking import dead_letters
-
-        return dead_letters.show(self._settings, _id(given))
-
-    def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        from outbox_pipelines.relay.parking import dead_letters
-
-        return dead_letters.act(self._settings, action, _filter(given), actor=actor, reason=reason)
-
-    def replay(self, given: Mapping[str, Any], *, actor: str, reason: str, seconds: float) -> Replayed:
-        from outbox_pipelines.relay.parking import dead_letters
-
-        which = _filter(given)
-        return dead_letters.replay(self._settings, which, actor=actor, reason=reason, seconds=seconds)
-
-
-def _filter(given: Mapping[str, Any]) -> Filter:
-    from outbox_pipelines.relay.parking.dead_letters import Filter
-
-    return Filter(**{**given, "ids": tuple(map(_id, given.get("ids", ())))})
-
-
-def _id(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise SetupError(f"{text!r} is not a valid UUID: use the ids that `list` shows") from None
-
-
-dead_letters = _DeadLetters
+    return DeadLetters(settings)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outbox_pipelines.quality.rules import CheckResult
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.ownership import Ownership
-    from outbox_pipelines.relay.parking.dead_letters import Replayed
+    from outbox_pipelines.relay.parking.dead_letter_store import Replayed
     from outbox_pipelines.relay.run import Run
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
     from outbox_pipelines.relay.totals import Totals

@@ -35,7 +35,7 @@ from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.lost_sessions import noticing
 from outbox_pipelines.relay.memory import collecting_rarely, return_large_blocks
 from outbox_pipelines.relay.ownership import Ownership
-from outbox_pipelines.relay.parking import hooks
+from outbox_pipelines.relay.parking import notify
 from outbox_pipelines.relay.run import Run
 from outbox_pipelines.relay.shard import Settled
 from outbox_pipelines.relay.shards.heartbeats import beating
@@ -111,7 +111,7 @@ def relay(
         until_empty=until_empty,
         hand_over_after=hand_over_after,
         on_progress=on_progress or (lambda settled: None),
-        on_dead_letter=hooks.reporter(metrics),
+        on_dead_letter=notify.reporter(metrics),
         metrics=metrics,
         host=host,
     )

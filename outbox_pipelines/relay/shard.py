@@ -22,7 +22,7 @@ from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.relay import bodies, queries
 from outbox_pipelines.relay.core.blocked import DEATH_PAUSE, LONGEST_PAUSE
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.parking import queries as parked_queries
+from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.shards.ownership import ShardOwnership
 from outbox_pipelines.settings import Settings
 
@@ -139,7 +139,7 @@ class Shard(ShardOwnership):
     ) -> Generator[tuple[int, tuple[Any, ...] | str]]:
         """Yield the content of parked events, one after the other, or why it cannot be read."""
         try:
-            read = bodies.read(self._connection, parked_queries.BODIES, {}, seqs, may_take_large)
+            read = bodies.read(self._connection, parking_sql.BODIES, {}, seqs, may_take_large)
             with closing(read) as found:
                 yield from found
         except psycopg.OperationalError as error:
@@ -169,7 +169,7 @@ class Shard(ShardOwnership):
 
     def released(self, seqs: list[int]) -> None:
         """Record these parked events as published."""
-        self.execute(parked_queries.RELEASED, {"seqs": seqs})
+        self.execute(parking_sql.RELEASED, {"seqs": seqs})
 
     def forget_tick(self) -> None:
         """Forget the tick: from now on only the database's position is valid."""
@@ -187,7 +187,7 @@ class Shard(ShardOwnership):
         while True:
             ((start, stop),) = self.execute(queries.DAYS, ends)
             given = {"seqs": seqs, "start": start, "stop": stop}
-            ((present, twice),) = self.execute(parked_queries.PRESENT, given)
+            ((present, twice),) = self.execute(parking_sql.PRESENT, given)
             if twice is not None:
                 raise sequence.twice(twice)
             if present == len(seqs):
@@ -202,12 +202,12 @@ class Shard(ShardOwnership):
         states, errors = zip(*parked.values(), strict=True)
         rows = {"seqs": list(parked), "states": list(states), "errors": list(errors)}
         try:
-            self.execute(parked_queries.PARK, {**ends, **rows, "start": start, "stop": stop})
+            self.execute(parking_sql.PARK, {**ends, **rows, "start": start, "stop": stop})
         except psycopg.errors.UniqueViolation as error:
             raise sequence.SequenceError(f"{first_line(error)}: run `outbox relay --rebase`") from None
         if self.crash_guard_crashes and self.crash_guard_seq in parked:
             pause = min(LONGEST_PAUSE, DEATH_PAUSE * self._settings.retry_seconds)
-            self.execute(parked_queries.DIED_ALONE, {"seq": self.crash_guard_seq, "pause": pause})
+            self.execute(parking_sql.DIED_ALONE, {"seq": self.crash_guard_seq, "pause": pause})
         dead = [seq for seq, (state, _) in parked.items() if state == "failed"]
         if dead and self._has_command:
-            self.execute(parked_queries.COMMANDS_DUE, {"seqs": dead})
+            self.execute(parking_sql.COMMANDS_DUE, {"seqs": dead})

@@ -31,9 +31,9 @@ from outbox_pipelines.relay.core.settler import MANY_EVENTS, Settler
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.routing import Router
-from outbox_pipelines.relay.parking.due_commands import DueCommands
+from outbox_pipelines.relay.parking.notify import DueCommands
+from outbox_pipelines.relay.parking.parked_table import ParkedTable
 from outbox_pipelines.relay.parking.prober import Prober
-from outbox_pipelines.relay.parking.table import ParkedTable
 from outbox_pipelines.relay.reader import Reader
 from outbox_pipelines.relay.run import Run
 from outbox_pipelines.relay.shard import Settled, Shard

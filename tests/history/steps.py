@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.existing import queries as claim_queries
 from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.parking import queries as parked_queries
+from outbox_pipelines.relay.parking import parking_sql
 
 Mode = Literal["at_least_once", "exactly_once", "table"]
 MODES: Final[tuple[Mode, ...]] = ("at_least_once", "exactly_once", "table")
@@ -42,28 +42,28 @@ STEPS: Final[Mapping[str, Step]] = {
     "take the shard": Step(_OURS, (queries.TAKE,)),
     "create the progress topic": Step(_ONCE),
     "fence predecessors": Step(_ONCE),
-    "clear the tried marks": Step(_OURS, (parked_queries.WAS_TRYING,)),
-    "isolate a released run": Step(_OURS, (parked_queries.ALONE,)),
+    "clear the tried marks": Step(_OURS, (parking_sql.WAS_TRYING,)),
+    "isolate a released run": Step(_OURS, (parking_sql.ALONE,)),
     "mark a suspect": Step(_OURS, (queries.CRASH_GUARD,)),
     "clear the crash state": Step(_OURS, (queries.CALM,)),
     # With the id of a new tick; a plain settle has none.
     "open a tick": Step(_ONCE),
     "acknowledge": Step(MODES),
-    "park ahead": Step(_ONCE, (parked_queries.PARK,)),
+    "park ahead": Step(_ONCE, (parking_sql.PARK,)),
     "commit": Step(_ONCE),
     "abort": Step(_ONCE),
     "settle": Step(_OURS, (queries.SETTLE, queries.SETTLE_WITH_PROGRESS)),
     "settle and park": Step(("at_least_once",)),
-    "mark as tried": Step(_OURS, (parked_queries.TRYING,)),
-    "clear a tried mark": Step(_OURS, (parked_queries.INNOCENT,)),
+    "mark as tried": Step(_OURS, (parking_sql.TRYING,)),
+    "clear a tried mark": Step(_OURS, (parking_sql.INNOCENT,)),
     "acknowledge a probe": Step(("at_least_once", "table")),
     "abort a probe": Step(_ONCE),
     "copy a dead letter": Step(MODES),
-    "record acceptance": Step(_ONCE, (parked_queries.ACCEPTED,)),
-    "record a refusal": Step(MODES, (parked_queries.REFUSED, claim_queries.REFUSED)),
-    "record an outage": Step(MODES, (parked_queries.POSTPONED, claim_queries.POSTPONED), rare=True),
-    "remove released": Step(_OURS, (parked_queries.RELEASED,)),
-    "suspect released": Step(_OURS, (parked_queries.SUSPECTED,)),
+    "record acceptance": Step(_ONCE, (parking_sql.ACCEPTED,)),
+    "record a refusal": Step(MODES, (parking_sql.REFUSED, claim_queries.REFUSED)),
+    "record an outage": Step(MODES, (parking_sql.POSTPONED, claim_queries.POSTPONED), rare=True),
+    "remove released": Step(_OURS, (parking_sql.RELEASED,)),
+    "suspect released": Step(_OURS, (parking_sql.SUSPECTED,)),
     "show the breaker": Step(_OURS, (queries.BREAKER,)),
     "mark": Step(_TABLE, (claim_queries.MARK,)),
     "reach the pause": Step(_OURS, (queries.PAUSED,)),

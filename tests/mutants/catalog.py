@@ -26,7 +26,7 @@ _PACKAGE: Final = "outbox_pipelines/"
 AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "relay": (
         (
-            *("relay/queries.py", "relay/parking/queries.py", "relay/shards/*.py", "relay/*.py"),
+            *("relay/queries.py", "relay/parking/parking_sql.py", "relay/shards/*.py", "relay/*.py"),
             *("relay/kafka/*.py", "relay/parking/prober.py", "core/session.py", "database/__init__.py"),
         ),
         ("relay/test_*.py", "test_session_settings.py"),

@@ -114,17 +114,17 @@ def test_ids_are_distinct_and_have_no_lines() -> None:
 def test_a_patch_reaches_what_others_derived(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a mutant that is not there, and survives."""
     from outbox_pipelines.relay import queries
-    from outbox_pipelines.relay.parking import queries as parked
+    from outbox_pipelines.relay.parking import parking_sql
 
     before = queries.MINE
-    for module in (queries, parked):
+    for module in (queries, parking_sql):
         for name, value in vars(module).items():
             if isinstance(value, str) and not name.startswith("__"):
                 monkeypatch.setattr(module, name, value)
     file = "outbox_pipelines/relay/queries.py"
     source = (catalog.ROOT / file).read_text(encoding="utf-8")
     patch.apply(file, source.replace("%(shards)s = 1 OR", "%(shards)s = 7 OR"))
-    assert before not in parked.REPLAYS
-    assert "= 7 OR" in parked.REPLAYS
+    assert before not in parking_sql.REPLAYS
+    assert "= 7 OR" in parking_sql.REPLAYS
     patch.apply(file, source)
-    assert before in parked.REPLAYS
+    assert before in parking_sql.REPLAYS

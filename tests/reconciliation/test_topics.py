@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import messages
-from outbox_pipelines.relay.parking import dead_letters
+from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters
 from tests.conftest import Outbox, may_log_in
 from tests.consumer.place import uuid7
 from tests.reconciliation.place import DAY, END_MS, START_MS, TODAY, Place, found, new_id, one
@@ -178,8 +178,8 @@ def test_a_dead_letter_is_not_missing_and_comes_late_when_replayed(place: Place)
     assert report.equal
     assert "topics: 4 compared, all present" in report.lines()
     act = {"actor": "alice", "reason": "mended"}
-    dead_letters.act(place.settings, "discard", dead_letters.Filter(ids=(UUID(given_up),)), **act)
-    dead_letters.act(place.settings, "replay", dead_letters.Filter(ids=(UUID(dead),)), **act)
+    DeadLetters(place.settings).act("discard", {"ids": [given_up]}, **act)
+    DeadLetters(place.settings).act("replay", {"ids": [dead]}, **act)
     assert found(place.reconcile().sides[0]) == {"lagging": 1, "discarded": 1}
     place.relay()
     report = place.reconcile()

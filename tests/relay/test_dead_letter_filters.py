@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from outbox_pipelines.relay.parking import queries
+from outbox_pipelines.relay.parking import parking_sql
 from tests.conftest import Outbox
 
 _NOON: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -56,12 +56,14 @@ def test_a_filter_means_these(outbox: Outbox, given: dict[str, Any], expected: l
     with outbox.connect() as connection:
         connection.execute(_ROWS, {"noon": _NOON})
         values = _ANY | given
-        assert sorted(seq for (seq,) in connection.execute(queries.MEANT, values)) == sorted(expected)
+        assert sorted(seq for (seq,) in connection.execute(parking_sql.MEANT, values)) == sorted(expected)
         shown = values | {"state": "failed", "limit": 99}
-        listed = connection.execute(queries.LIST_DEAD_LETTERS, shown).fetchall()
+        listed = connection.execute(parking_sql.LIST_DEAD_LETTERS, shown).fetchall()
         assert [row[1] for row in listed] == expected
-        assert connection.execute(queries.LIST_DEAD_LETTERS, shown | {"limit": 1}).fetchall() == listed[:1]
-        counted = connection.execute(queries.COUNT_DEAD_LETTERS, shown).fetchall()
+        assert (
+            connection.execute(parking_sql.LIST_DEAD_LETTERS, shown | {"limit": 1}).fetchall() == listed[:1]
+        )
+        counted = connection.execute(parking_sql.COUNT_DEAD_LETTERS, shown).fetchall()
         without = sum(seq == 5 for seq in expected)
         rest = len(expected) - without
         assert sorted(counted) == [row for row in (("", without), ("too large", rest)) if row[1]]

@@ -14,7 +14,7 @@ import pytest
 
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.parking import queries
+from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.writer import emit
 from tests import forks
 from tests.conftest import Outbox, clean_environment, command, may_log_in, wait_until
@@ -250,7 +250,7 @@ def _audit(outbox: Outbox) -> list[tuple[str, str, str, dict[str, str], list[int
         ).fetchall()
 
 
-@pytest.mark.parametrize("statement", [queries.ACT, queries.COMMANDS_RAN], ids=["operator", "relay"])
+@pytest.mark.parametrize("statement", [parking_sql.ACT, parking_sql.COMMANDS_RAN], ids=["operator", "relay"])
 def test_dead_letters_are_locked_in_order(outbox: Outbox, statement: LiteralString) -> None:
     """Guards against a deadlock of an operator's action and a relay, which would start over."""
     write(outbox, *[(str(n), {}) for n in range(3)])

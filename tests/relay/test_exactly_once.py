@@ -25,7 +25,7 @@ from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.core.record import Record
 from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
 from outbox_pipelines.relay.kafka import progress_topic
-from outbox_pipelines.relay.parking import queries
+from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shards import resharding
 from outbox_pipelines.relay.totals import Totals
@@ -498,6 +498,6 @@ def test_a_run_that_is_released_ends_where_the_position_does(outbox: Outbox) -> 
             "INSERT INTO outbox_parked SELECT *, 'waiting', 0, NULL, 'aside', now(), NULL FROM outbox"
         )
         names = {"types": ["order"], "ids": ["a"], "shard": 0, "limit": 10, "blocking": ["waiting"]}
-        free = connection.execute(queries.FREE, names).fetchall()
+        free = connection.execute(parking_sql.FREE, names).fetchall()
         written = connection.execute("SELECT seq FROM outbox ORDER BY seq").fetchall()
     assert [row[0] for row in free] == [seq for (seq,) in written[:2]]

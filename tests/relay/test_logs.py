@@ -80,7 +80,7 @@ def test_machines_get_an_object_a_line(outbox: Outbox) -> None:
     *lines, last = _drain(outbox, code=1, OUTBOX_MAX_ATTEMPTS="1", OUTBOX_LOG_FORMAT="json")
     taken, letter, published = _objects(lines)
     assert (taken["message"], taken["level"], taken["shard"]) == ("shard 0 taken", "info", 0)
-    assert (letter["level"], letter["logger"]) == ("error", "outbox_pipelines.relay.parking.hooks")
+    assert (letter["level"], letter["logger"]) == ("error", "outbox_pipelines.relay.parking.notify")
     assert (letter["id"], letter["seq"], letter["attempts"]) == (str(written.id), written.seq, 1)
     assert letter["aggregate_id"] == "1"
     assert "MSG_SIZE_TOO_LARGE" in letter["error"]

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from outbox_pipelines.relay.parking import queries
-from outbox_pipelines.relay.parking.table import ParkedTable
+from outbox_pipelines.relay.parking import parking_sql
+from outbox_pipelines.relay.parking.parked_table import ParkedTable
 from outbox_pipelines.relay.shard import Shard
 from tests.conftest import Outbox
 from tests.relay.test_resharding import MORE_SHARDS
@@ -48,7 +48,7 @@ def _taken_over(table: ParkedTable) -> list[str]:
 
 
 def _commands(table: ParkedTable) -> list[str]:
-    rows = table._shard.execute(queries.COMMANDS, {"under_way": [], "room": 100})
+    rows = table._shard.execute(parking_sql.COMMANDS, {"under_way": [], "room": 100})
     return [row[3] for row in rows]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from outbox_pipelines.relay.parking import queries
+from outbox_pipelines.relay.parking import parking_sql
 from tests.conftest import Outbox, wait_until
 from tests.relay.test_resharding import MORE_SHARDS
 
@@ -81,7 +81,7 @@ def test_a_refusal(rows: _Rows) -> None:
     seqs = {"seqs": [*range(1, 8)], "errors": [f"now {n}" for n in range(1, 8)], "pauses": [100.0] * 7}
     again = {"state": "retrying", "crashes": 0, "trying": False, "command": False, "due": 100, "fails": None}
     dead = {"state": "failed", "crashes": 0, "trying": False, "command": True, "due": 100, "fails": True}
-    assert rows.changed(queries.REFUSED, **seqs, most=5, command=True) == {
+    assert rows.changed(parking_sql.REFUSED, **seqs, most=5, command=True) == {
         2: again | {"attempts": 1, "error": "now 2"},
         3: dead | {"attempts": 1, "error": "now 3"},
         6: again | {"attempts": 4, "error": "now 6"},
@@ -90,9 +90,11 @@ def test_a_refusal(rows: _Rows) -> None:
     rows.put({"seq": 21, "state": "replaying"}, {"seq": 22, "attempts": 4}, {"seq": 23})
     given = {"seqs": [21, 22, 23], "errors": ["", "", ""], "pauses": [1.0] * 3, "most": 5}
     with rows._connection.transaction(force_rollback=True):
-        answered = rows.execute(queries.REFUSED, **given, command=True)
+        answered = rows.execute(parking_sql.REFUSED, **given, command=True)
         assert sorted(answered) == [(21, "failed", 1), (22, "failed", 5), (23, "retrying", 1)]
-    assert not any(row["command"] for row in rows.changed(queries.REFUSED, **given, command=False).values())
+    assert not any(
+        row["command"] for row in rows.changed(parking_sql.REFUSED, **given, command=False).values()
+    )
 
 
 def test_no_answer(rows: _Rows) -> None:
@@ -100,7 +102,7 @@ def test_no_answer(rows: _Rows) -> None:
     rows.put(*_of_each_state(trying=True, crashes=2))
     given = {"seqs": [1, 2], "errors": [None, "now"], "pauses": [100.0, 200.0]}
     kept = _AS_BEFORE | {"trying": False}
-    assert rows.changed(queries.POSTPONED, **given) == {
+    assert rows.changed(parking_sql.POSTPONED, **given) == {
         1: kept | {"state": "waiting", "due": 100},
         2: kept | {"state": "retrying", "due": 200, "error": "now"},
     }
@@ -111,31 +113,33 @@ def test_content_that_cannot_be_read(rows: _Rows) -> None:
     rows.put(*_of_each_state(trying=True, crashes=2))
     dead = _AS_BEFORE | {"state": "failed", "trying": False, "due": None, "fails": True}
     with rows._connection.transaction(force_rollback=True):
-        assert sorted(rows.execute(queries.UNREADABLE, **_SEQS)) == [(1, 0), (2, 0), (3, 0)]
-    assert rows.changed(queries.UNREADABLE, **_SEQS) == {n: dead | {"error": f"now {n}"} for n in (1, 2, 3)}
+        assert sorted(rows.execute(parking_sql.UNREADABLE, **_SEQS)) == [(1, 0), (2, 0), (3, 0)]
+    assert rows.changed(parking_sql.UNREADABLE, **_SEQS) == {
+        n: dead | {"error": f"now {n}"} for n in (1, 2, 3)
+    }
 
 
 def test_released_events_of_a_refused_batch(rows: _Rows) -> None:
     """Guards against a batch that is sent again as a whole, without end."""
     rows.put(*_of_each_state(trying=True, crashes=2, due=500))
     suspect = _AS_BEFORE | {"state": "retrying", "trying": False, "due": 0, "error": "now 1"}
-    assert rows.changed(queries.SUSPECTED, **_SEQS) == {1: suspect}
+    assert rows.changed(parking_sql.SUSPECTED, **_SEQS) == {1: suspect}
 
 
 def test_accepted_by_kafka(rows: _Rows) -> None:
     """Guards against a dead letter, or what an operator has discarded, that is published."""
     rows.put(*_of_each_state(trying=True, crashes=2, due=500))
     free = _AS_BEFORE | {"state": "waiting", "trying": False, "due": None}
-    assert rows.changed(queries.ACCEPTED, seqs=[1, 2, 3, 4, 5]) == {2: free, 3: free}
+    assert rows.changed(parking_sql.ACCEPTED, seqs=[1, 2, 3, 4, 5]) == {2: free, 3: free}
 
 
 def test_marks_of_what_is_tried(rows: _Rows) -> None:
     """Guards against a crash that is counted against an event which was not in flight."""
     rows.put({"seq": 1}, {"seq": 2})
-    assert [*rows.changed(queries.TRYING, seqs=[1])] == [1]
+    assert [*rows.changed(parking_sql.TRYING, seqs=[1])] == [1]
     assert [row[4] for row in rows.execute(_SEEN)] == [True, False]
     rows.put({"seq": 3, "trying": True})
-    assert [*rows.changed(queries.INNOCENT, seqs=[1, 2])] == [1]
+    assert [*rows.changed(parking_sql.INNOCENT, seqs=[1, 2])] == [1]
     assert [row[4] for row in rows.execute(_SEEN)] == [False, False, True]
 
 
@@ -143,16 +147,16 @@ def test_a_crash_while_it_was_published_alone(rows: _Rows) -> None:
     """Guards against a crash that does not count, or that blames another event."""
     rows.put(*_of_each_state())
     for n in (1, 3, 4, 5):
-        assert rows.changed(queries.DIED_ALONE, seq=n, pause=100.0) == {}
+        assert rows.changed(parking_sql.DIED_ALONE, seq=n, pause=100.0) == {}
     kept = _AS_BEFORE | {"state": "retrying", "trying": False}
-    assert rows.changed(queries.DIED_ALONE, seq=2, pause=100.0) == {2: kept | {"crashes": 1, "due": 100}}
+    assert rows.changed(parking_sql.DIED_ALONE, seq=2, pause=100.0) == {2: kept | {"crashes": 1, "due": 100}}
 
 
 def test_suspected_aggregates_are_tried_one_by_one(rows: _Rows) -> None:
     """Guards against the events of other aggregates that slow down with it."""
     rows.put(*_of_each_state(due=500))
     rows.put({"seq": 21, "state": "waiting", "name": "b"}, {"seq": 22, "state": "waiting", "type": "offer"})
-    found = rows.changed(queries.ALONE, types=["order"], ids=["a"], error="now")
+    found = rows.changed(parking_sql.ALONE, types=["order"], ids=["a"], error="now")
     assert {n: (row["state"], row["due"], row["error"]) for n, row in found.items()} == {
         1: ("retrying", 0, "now"),
         11: ("retrying", 0, "now"),
@@ -188,11 +192,11 @@ def test_a_relay_that_ended_while_it_tried_one(
     rows.put({"seq": 1, "trying": True, **given}, {"seq": 2})
     with rows._connection.transaction(force_rollback=True):
         ((*names, was, state, attempts, error, alone, crashes, due),) = rows.execute(
-            queries.WAS_TRYING, **_MOST, crashed=crashed
+            parking_sql.WAS_TRYING, **_MOST, crashed=crashed
         )
         assert (alone, crashes, state, round(due), error) == expected
         assert (names[0], was, attempts) == (1, given.get("state", "retrying"), 0)
-    (found,) = rows.changed(queries.WAS_TRYING, **_MOST, crashed=crashed).values()
+    (found,) = rows.changed(parking_sql.WAS_TRYING, **_MOST, crashed=crashed).values()
     is_dead = expected[2] == "failed"
     assert found == {
         **{"state": state, "attempts": 0, "crashes": crashes, "trying": False, "command": is_dead},
@@ -200,7 +204,7 @@ def test_a_relay_that_ended_while_it_tried_one(
     }
     if is_dead:
         rows.put({"seq": 3, "trying": True, **given})
-        assert rows.changed(queries.WAS_TRYING, **_MOST | {"command": False}, crashed=True)[3]["fails"]
+        assert rows.changed(parking_sql.WAS_TRYING, **_MOST | {"command": False}, crashed=True)[3]["fails"]
         assert [row[5] for row in rows.execute(_SEEN) if row[0] == 3] == [False]
 
 
@@ -208,7 +212,7 @@ def test_a_relay_that_crashed_while_it_tried_several(rows: _Rows) -> None:
     """Guards against several events that count a crash each time, although one of them is the cause."""
     rows.put({"seq": 1, "trying": True}, {"seq": 2, "trying": True, "crashes": 5})
     rows.put({"seq": 3, "trying": True, "state": "waiting"})
-    found = rows.changed(queries.WAS_TRYING, **_MOST, crashed=True)
+    found = rows.changed(parking_sql.WAS_TRYING, **_MOST, crashed=True)
     assert {n: (row["crashes"], row["state"], row["due"]) for n, row in found.items()} == {
         1: (1, "retrying", 0),
         2: (5, "retrying", 0),
@@ -224,7 +228,7 @@ def test_a_relay_that_crashed_has_tried_its_own(rows: _Rows) -> None:
     for n in (0, 1):
         with rows._connection.transaction(force_rollback=True):
             halves.append(
-                {*rows.changed(queries.WAS_TRYING, **_MOST | {"shards": 2, "shard": n}, crashed=True)}
+                {*rows.changed(parking_sql.WAS_TRYING, **_MOST | {"shards": 2, "shard": n}, crashed=True)}
             )
     assert all(halves)
     assert (halves[0] | halves[1], halves[0] & halves[1]) == ({*range(1, 9)}, set())
@@ -235,7 +239,7 @@ def test_what_is_released_while_a_relay_begins(rows: _Rows, outbox: Outbox) -> N
     rows.put({"seq": 1, "trying": True, "crashes": 4})
     with outbox.connect(autocommit=False) as first, outbox.connect() as other:
         first.execute("UPDATE outbox_parked SET trying = false, state = 'waiting'")
-        given = (queries.WAS_TRYING, _MOST | {"crashed": True})
+        given = (parking_sql.WAS_TRYING, _MOST | {"crashed": True})
         thread = threading.Thread(target=other.execute, args=given)
         thread.start()
         waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = %(pid)s"
@@ -260,23 +264,23 @@ def test_dead_letters_to_be_tried_again(rows: _Rows) -> None:
     )
 
     def found(limit: int, **shard: int) -> set[int]:
-        return {row[0] for row in rows.execute(queries.REPLAYS, **_ONE | shard, limit=limit)}
+        return {row[0] for row in rows.execute(parking_sql.REPLAYS, **_ONE | shard, limit=limit)}
 
     assert found(99) == {3, 9, 10, 11, 13}
     assert len(found(2)) == 2
     halves = found(99, shards=2, shard=0), found(99, shards=2, shard=1)
     assert (halves[0] | halves[1], halves[0] & halves[1]) == (found(99), set())
     assert all(halves)
-    any_of = [rows.execute(queries.ANY_REPLAYS, shards=2, shard=n) for n in (0, 1)]
+    any_of = [rows.execute(parking_sql.ANY_REPLAYS, shards=2, shard=n) for n in (0, 1)]
     assert any_of == [[(True,)], [(True,)]]
     rows.execute("UPDATE outbox_parked SET state = 'failed' WHERE seq <> 10")
-    any_of = [rows.execute(queries.ANY_REPLAYS, shards=2, shard=n) for n in (0, 1)]
+    any_of = [rows.execute(parking_sql.ANY_REPLAYS, shards=2, shard=n) for n in (0, 1)]
     assert sorted(any_of) == [[(False,)], [(True,)]]
 
 
 def test_what_is_left_unpublished(rows: _Rows) -> None:
     """Guards against a run until empty that ends too early, or never."""
-    ask = queries.UNPUBLISHED
+    ask = parking_sql.UNPUBLISHED
     assert rows.execute(ask, **_ONE) == [(0, 0, 0.0)]
     rows.put(*({"seq": n, "state": state, "name": str(n)} for n, state in enumerate(_STATES, 1)))
     assert rows.execute(ask, **_ONE) == [(4, 0, 0.0)]
@@ -304,15 +308,15 @@ def test_commands_of_dead_letters(rows: _Rows) -> None:
 
     def found(under_way: list[int], room: int = 99, **shard: int) -> list[int]:
         given = _ONE | shard | {"under_way": under_way, "room": room}
-        return [row[0] for row in rows.execute(queries.COMMANDS, **given)]
+        return [row[0] for row in rows.execute(parking_sql.COMMANDS, **given)]
 
     assert (found([])[0], sorted(found([]))) == (14, [4, 14, 21])
     assert sorted(found([4])) == [14, 21]
     assert found([], room=1) == [14]
     assert sorted(found([], shards=2, shard=0) + found([], shards=2, shard=1)) == [4, 14, 21]
-    assert [*rows.changed(queries.COMMANDS_RAN, seqs=[4])] == [4]
+    assert [*rows.changed(parking_sql.COMMANDS_RAN, seqs=[4])] == [4]
     assert sorted(found([])) == [14, 21]
-    assert [*rows.changed(queries.COMMANDS_DUE, seqs=[4])] == [4]
+    assert [*rows.changed(parking_sql.COMMANDS_DUE, seqs=[4])] == [4]
     assert sorted(found([])) == [4, 14, 21]
 
 
@@ -324,13 +328,13 @@ def test_the_first_of_an_aggregate(rows: _Rows) -> None:
     """Guards against an aggregate that goes on behind an event that blocks it."""
     rows.put({"seq": 1, "name": "b"}, {"seq": 2, "type": "offer"}, {"seq": 3, "state": "failed"})
     rows.put({"seq": 5, "due": 60, "attempts": 2, "crashes": 1}, {"seq": 6})
-    ((*names, state, attempts, due, crashes, covered),) = rows.execute(queries.HEADS, **_AGGREGATE)
+    ((*names, state, attempts, due, crashes, covered),) = rows.execute(parking_sql.HEADS, **_AGGREGATE)
     assert (names[0], state, attempts, round(due), crashes) == (5, "retrying", 2, 60, 1)
     rows.execute("UPDATE outbox_parked SET next_attempt_at = now() + interval '1 hour'")
-    assert rows.execute(queries.HEADS, **_AGGREGATE)[0][-3] == 0
+    assert rows.execute(parking_sql.HEADS, **_AGGREGATE)[0][-3] == 0
     assert covered is True
     rows.execute("UPDATE outbox_shards SET done = '3:3:'")
-    assert rows.execute(queries.HEADS, **_AGGREGATE)[0][-1] is False
+    assert rows.execute(parking_sql.HEADS, **_AGGREGATE)[0][-1] is False
 
 
 def test_what_nothing_blocks(rows: _Rows) -> None:
@@ -342,7 +346,7 @@ def test_what_nothing_blocks(rows: _Rows) -> None:
     )
 
     def found(limit: int = 99) -> list[int]:
-        return [row[0] for row in rows.execute(queries.FREE, **_AGGREGATE, limit=limit)]
+        return [row[0] for row in rows.execute(parking_sql.FREE, **_AGGREGATE, limit=limit)]
 
     assert found() == [3, 4, 6]
     assert found(2) == [3, 4]
@@ -354,7 +358,7 @@ def test_what_is_behind_a_blocking_event_is_not_free(rows: _Rows) -> None:
     rows.put({"seq": 2, "state": "failed"}, {"seq": 1, "name": "b"}, {"seq": 8})
 
     def found() -> list[int]:
-        return [row[0] for row in rows.execute(queries.FREE, **_AGGREGATE, limit=99)]
+        return [row[0] for row in rows.execute(parking_sql.FREE, **_AGGREGATE, limit=99)]
 
     assert found() == [3, 4]
     rows.execute("UPDATE outbox_shards SET done = '3:3:'")
@@ -367,7 +371,8 @@ def test_the_position_of_the_own_shard_counts(rows: _Rows, outbox: Outbox) -> No
     rows._connection.execute(MORE_SHARDS, [[1]])
     rows.execute("UPDATE outbox_shards SET done = '3:3:' WHERE shard = 0")
     found = [
-        [row[0] for row in rows.execute(queries.FREE, **_AGGREGATE | {"shard": n}, limit=9)] for n in (0, 1)
+        [row[0] for row in rows.execute(parking_sql.FREE, **_AGGREGATE | {"shard": n}, limit=9)]
+        for n in (0, 1)
     ]
     assert found == [[], [1]]
 
@@ -378,7 +383,7 @@ def test_blocked_aggregates(rows: _Rows) -> None:
     rows.put({"seq": 9, "state": "waiting", "name": "waiting"})
 
     def found(**shard: int) -> list[Any]:
-        return sorted(rows.execute(queries.BLOCKED, **_ONE | shard, blocking=_BLOCKING))
+        return sorted(rows.execute(parking_sql.BLOCKED, **_ONE | shard, blocking=_BLOCKING))
 
     assert found() == [("order", "replaying"), ("order", "retrying"), ("order", "waiting")]
     assert sorted(found(shards=2, shard=0) + found(shards=2, shard=1)) == found()
@@ -387,7 +392,7 @@ def test_blocked_aggregates(rows: _Rows) -> None:
 def test_after_a_replay(rows: _Rows) -> None:
     """Guards against an answer about events that the operator has not named."""
     rows.put(*_of_each_state())
-    assert [row[1] for row in rows.execute(queries.AFTER_REPLAY, seqs=[5, 4, 2])] == [2, 4]
+    assert [row[1] for row in rows.execute(parking_sql.AFTER_REPLAY, seqs=[5, 4, 2])] == [2, 4]
 
 
 def test_what_is_parked_must_be_present_once(outbox: Outbox) -> None:
@@ -397,7 +402,7 @@ def test_what_is_parked_must_be_present_once(outbox: Outbox) -> None:
 
         def present(start: str, stop: str) -> Any:
             given = {"seqs": [*seqs[:2], 999], "start": start, "stop": stop}
-            return connection.execute(queries.PRESENT, given).fetchone()
+            return connection.execute(parking_sql.PRESENT, given).fetchone()
 
         assert present("-infinity", "infinity") == (2, None)
         ((at,),) = connection.execute("SELECT created_at::text FROM outbox WHERE seq = %s", [seqs[0]])
@@ -415,7 +420,7 @@ def test_content_that_is_too_large_to_show(rows: _Rows) -> None:
     rows.execute('UPDATE outbox_parked SET headers = \'{"h": "1"}\' WHERE seq = 2')
 
     def shown(seq: int, most: int) -> Any:
-        return rows.execute(queries.SHOW_CONTENT, seq=seq, most=most)[0]
+        return rows.execute(parking_sql.SHOW_CONTENT, seq=seq, most=most)[0]
 
     assert shown(1, 1000) == ('{"n": 1}', None, False)
     assert shown(2, 1000) == ('{"n": 1}', '{"h": "1"}', True)

@@ -15,7 +15,7 @@ from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.days.partitions import ahead
 from outbox_pipelines.days.partitions.calendar import leaf_of
 from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.parking import queries as parking
+from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shards.resharding import Change
 from outbox_pipelines.relay.source import SnapshotSource
@@ -112,7 +112,7 @@ def test_parked_events_are_found_by_an_index(outbox: Outbox, is_filled: bool) ->
         **{"blocking": ["waiting", "retrying"], "shard": 0, "shards": 1, "under_way": seqs, "room": 16},
     }
     statements = {
-        name: getattr(parking, name)
+        name: getattr(parking_sql, name)
         for name in (
             *("HEADS", "FREE", "BODIES", "TRYING", "INNOCENT", "ACCEPTED", "REFUSED", "POSTPONED"),
             *("SUSPECTED", "REPLAYS", "ANY_REPLAYS", "COMMANDS", "COMMANDS_RAN"),

@@ -12,7 +12,7 @@ import pytest
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.attempts import Attempt, DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.kafka.topics import Topics, TopicUnavailableError
-from outbox_pipelines.relay.parking import hooks
+from outbox_pipelines.relay.parking import notify
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.telemetry.metrics import Metrics
@@ -33,7 +33,7 @@ def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_dead_letters_that_are_alike(caplog: pytest.LogCaptureFixture) -> None:
     """Guards against a line for each event of a topic that refuses them all."""
     counted: list[int] = []
-    report = hooks.reporter(cast("Metrics", SimpleNamespace(dead_lettered=lambda: counted.append(1))))
+    report = notify.reporter(cast("Metrics", SimpleNamespace(dead_lettered=lambda: counted.append(1))))
     for n in range(100):
         report(DeadLetter(_event(n), 5, "too large"))
     report(DeadLetter(_event(1), 5, "another error"))

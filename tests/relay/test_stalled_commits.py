@@ -13,7 +13,7 @@ from outbox_pipelines.relay import service, transactional_producer
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
-from outbox_pipelines.relay.parking import queries
+from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shared import SharedLedger
 from tests.conftest import Outbox, wait_until
@@ -123,7 +123,7 @@ def test_a_crash_while_released_events_are_removed(outbox: Outbox, monkeypatch: 
             order(self, wanted)
 
     def dying(self: Shard, query: Any, parameters: Any) -> Any:
-        if query is queries.RELEASED and parameters["seqs"]:
+        if query is parking_sql.RELEASED and parameters["seqs"]:
             raise SystemExit("dead")
         return execute(self, query, parameters)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from outbox_pipelines.relay.parking import queries
+from outbox_pipelines.relay.parking import parking_sql
 from tests.schema.events import insert, one
 from tests.schema.servers import Database
 
@@ -78,13 +78,13 @@ def test_an_action_is_on_dead_letters_alone(database: Database, dead: int) -> No
     """Guards against an action on what is not one, and against one without a reason."""
     with database.connect(user=_granted(database, "operator")) as ours:
         given = {"action": "discard", "seqs": [dead], "reason": "x", "filter": "{}", "on_behalf_of": None}
-        assert one_of(ours.execute(queries.ACT, given)) == 1
-        assert one_of(ours.execute(queries.ACT, given)) == 0
+        assert one_of(ours.execute(parking_sql.ACT, given)) == 1
+        assert one_of(ours.execute(parking_sql.ACT, given)) == 0
         with pytest.raises(psycopg.errors.InvalidParameterValue):
-            ours.execute(queries.ACT, given | {"action": "waiting"})
+            ours.execute(parking_sql.ACT, given | {"action": "waiting"})
         database.rows("UPDATE outbox_parked SET state = 'failed'")
         with pytest.raises(psycopg.errors.CheckViolation):
-            ours.execute(queries.ACT, given | {"reason": ""})
+            ours.execute(parking_sql.ACT, given | {"reason": ""})
     assert database.value("SELECT count(*) FROM outbox_audit") == 1
 
 

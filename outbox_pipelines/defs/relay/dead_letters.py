@@ -14,7 +14,7 @@ from outbox_pipelines.defs.pages import one_line, require_seconds
 from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
-    from outbox_pipelines.relay.parking.dead_letters import DeadLetterRow, Replayed
+    from outbox_pipelines.relay.parking.dead_letter_store import DeadLetterRow, Replayed
 
 # Rows of the table.
 _MOST = 50

@@ -1,6 +1,8 @@
-"""Runs the operator's command for dead letters: a few at a time, each for a limited time.
+"""Reports dead letters: in the log, in a metric, and by the operator's command.
 
 Invariants:
+- An error in the log for those that are alike, a metric for each. The command runs at least once for each,
+  however the relay ends: the table records where it is due.
 - Bounded: `_WORKERS` processes at once, `room` more in the queue, whatever the number of dead letters.
 - Nothing here delays the relay or makes it fail. A command that fails or takes too long is logged and counts
   as run.
@@ -13,22 +15,36 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
+
+import psycopg
 
 from outbox_pipelines.core import log
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.repeated_lines import RepeatedLines
+from outbox_pipelines.relay.core.attempts import DeadLetter
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.parking import parking_sql
+from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.telemetry.metrics import Metrics
+from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
 _COMMAND_SECONDS: Final = 30.0
 _WORKERS: Final = 4
+# Dead letters in the queue; all others wait in the table.
+_MOST_QUEUED: Final = 16
+_EVERY: Final = 1.0
+_LOOK_SECONDS: Final = 0.02
 # The kind of repeated lines.
 _COMMAND: Final = "command"
 _CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -178,3 +194,65 @@ def _environment(ours: Mapping[str, str]) -> dict[str, str]:
 def _kill(process: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+class DueCommands:
+    """Runs the command for the dead letters of a shard; uses the session that owns the shard."""
+
+    def __init__(self, settings: Settings, shard: Shard) -> None:
+        self._shard = shard
+        self._is_wanted = bool(settings.dead_letter_command)
+        self._runs = DeadLetterRuns(settings.dead_letter_command.reveal(), most=_MOST_QUEUED)
+        self._look_at = 0.0
+
+    def look(self, now: float) -> None:
+        """Start as many commands as there is room for, and record which have run."""
+        if not self._is_wanted:
+            return
+        if ran := self._runs.done():
+            self._shard.execute(parking_sql.COMMANDS_RAN, {"seqs": ran})
+            self._look_at = 0.0
+        room = self._runs.room
+        if now < self._look_at or not room:
+            return
+        self._look_at = now + _EVERY
+        found = {"room": room, "under_way": self._runs.under_way()}
+        for row in self._shard.execute(parking_sql.COMMANDS, found):
+            *columns, attempts, error = row
+            event = Event._make([*columns, "", None])
+            remedy = f"outbox dead-letters show {event.id}"
+            self._runs.submit(event.seq, describe(event, attempts, error, remedy=remedy))
+
+    def close(self, seconds: float) -> None:
+        """Wait for the commands for at most `seconds`; the others run later."""
+        # If the session is lost, they run again.
+        with suppress(ShardLostError, psycopg.Error):
+            deadline = time.monotonic() + seconds
+            self.look(math.inf)
+            while not self._runs.wait(_LOOK_SECONDS) and time.monotonic() < deadline:
+                # Also a heartbeat.
+                self._shard.execute(parking_sql.COMMANDS_RAN, {"seqs": self._runs.done()})
+                self.look(math.inf)
+        self._runs.close()
+        with suppress(ShardLostError, psycopg.Error):
+            self.look(-math.inf)
+
+
+def reporter(metrics: Metrics) -> Callable[[DeadLetter], None]:
+    """Return what reports a dead letter, and returns immediately."""
+    lines = RepeatedLines(_LOG)
+
+    def report(letter: DeadLetter) -> None:
+        metrics.dead_lettered()
+        event = letter.event
+        lines.log(
+            (event.aggregate_type, event.event_type, letter.error),
+            "dead letter: %s, after %d attempts: %s",
+            event,
+            letter.attempts,
+            letter.error,
+            level=logging.ERROR,
+            extra=fields(event, letter.attempts, letter.error),
+        )
+
+    return report

@@ -17,7 +17,7 @@ from outbox_pipelines.relay.core.blocked import CRASHED, DEATH_PAUSE, LONGEST_PA
 from outbox_pipelines.relay.core.parked import ParkedEvent, TakenOver
 from outbox_pipelines.relay.core.retries import MAX_CRASHES
 from outbox_pipelines.relay.memory import LargeEvent
-from outbox_pipelines.relay.parking import queries
+from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import Settings
 
@@ -46,48 +46,48 @@ class ParkedTable:
         pauses = {"pause": DEATH_PAUSE * self._retry_seconds, "longest": LONGEST_PAUSE}
         with self._shard.transaction():
             rows = self._shard.execute(
-                queries.WAS_TRYING, {"crashed": crashed, "most": MAX_CRASHES, "error": CRASHED} | pauses
+                parking_sql.WAS_TRYING, {"crashed": crashed, "most": MAX_CRASHES, "error": CRASHED} | pauses
             )
             found = [TakenOver(Event._make(row[:_EVENT]), *row[_EVENT:]) for row in rows]
             runs = {_aggregate(one.event) for one in found if one.was == "waiting" and not one.is_alone}
             if crashed and runs:
-                self._shard.execute(queries.ALONE, _names(runs) | {"error": CRASHED})
+                self._shard.execute(parking_sql.ALONE, _names(runs) | {"error": CRASHED})
         return found
 
     def news(self) -> int:
         """Return a number that changes with each replay or discard."""
-        ((news,),) = self._shard.execute(queries.NEWS, {})
+        ((news,),) = self._shard.execute(parking_sql.NEWS, {})
         return int(news)
 
     def blocked(self) -> Iterable[tuple[str, str]]:
         """Return all aggregates that have parked events."""
-        return [(kind, name) for kind, name in self._shard.execute(queries.BLOCKED, self._blocking)]
+        return [(kind, name) for kind, name in self._shard.execute(parking_sql.BLOCKED, self._blocking)]
 
     def heads(self, aggregates: Sequence[tuple[str, str]]) -> list[ParkedEvent]:
         """Return the first event of each aggregate that blocks it; none for a free aggregate."""
-        return self._parked(queries.HEADS, _names(aggregates) | self._blocking)
+        return self._parked(parking_sql.HEADS, _names(aggregates) | self._blocking)
 
     def behind(self, aggregates: Sequence[tuple[str, str]], limit: int) -> list[ParkedEvent]:
         """Return for each the events that may be released: up to the next that must be tried alone."""
-        rows = self._shard.execute(queries.FREE, _names(aggregates) | self._blocking | {"limit": limit})
+        rows = self._shard.execute(parking_sql.FREE, _names(aggregates) | self._blocking | {"limit": limit})
         return [ParkedEvent(_contentless(row), "waiting") for row in rows]
 
     def replays(self, limit: int) -> list[ParkedEvent]:
         """Return dead letters to be tried again: of each aggregate the first that is due."""
-        return self._parked(queries.REPLAYS, {"limit": limit})
+        return self._parked(parking_sql.REPLAYS, {"limit": limit})
 
     def has_replays(self) -> bool:
         """Return whether there are dead letters to be tried again, due or not."""
-        ((some,),) = self._shard.execute(queries.ANY_REPLAYS, {})
+        ((some,),) = self._shard.execute(parking_sql.ANY_REPLAYS, {})
         return bool(some)
 
     def mark(self, seqs: Sequence[int]) -> None:
         """Mark these as being tried: a crash from now on counts against them."""
-        self._shard.execute(queries.TRYING, {"seqs": list(seqs)})
+        self._shard.execute(parking_sql.TRYING, {"seqs": list(seqs)})
 
     def clear(self, seqs: Sequence[int]) -> None:
         """Clear the mark: a crash from now on does not count against them."""
-        self._shard.execute(queries.INNOCENT, {"seqs": list(seqs)})
+        self._shard.execute(parking_sql.INNOCENT, {"seqs": list(seqs)})
 
     def read(
         self, seqs: Sequence[int], may_take_large: Callable[[], bool]
@@ -107,19 +107,19 @@ class ParkedTable:
     def give_up(self, unreadable: dict[int, str]) -> list[tuple[int, int]]:
         """Make dead letters of these; return those that became one, with their attempts."""
         given = {"seqs": list(unreadable), "errors": list(unreadable.values())}
-        return [(seq, attempts) for seq, attempts in self._shard.execute(queries.UNREADABLE, given)]
+        return [(seq, attempts) for seq, attempts in self._shard.execute(parking_sql.UNREADABLE, given)]
 
     def accept(self, seqs: Sequence[int]) -> None:
         """Let these be released like the events behind them."""
-        self._shard.execute(queries.ACCEPTED, {"seqs": list(seqs)})
+        self._shard.execute(parking_sql.ACCEPTED, {"seqs": list(seqs)})
 
     def published(self, seqs: Sequence[int], suspects: dict[int, str]) -> None:
         """Record these as published, and the suspects of their batch to be tried alone."""
         with self._shard.transaction():
-            self._shard.execute(queries.RELEASED, {"seqs": list(seqs)})
+            self._shard.execute(parking_sql.RELEASED, {"seqs": list(seqs)})
             if suspects:
                 given = {"seqs": list(suspects), "errors": list(suspects.values())}
-                self._shard.execute(queries.SUSPECTED, given)
+                self._shard.execute(parking_sql.SUSPECTED, given)
         self._shard.count(len(seqs))
 
     def record(
@@ -133,11 +133,11 @@ class ParkedTable:
         accepted = [one.attempt.event.seq for one, _ in by_verdict[Verdict.ACCEPTED]]
         postponed = by_verdict[Verdict.UNAVAILABLE] + by_verdict[Verdict.UNKNOWN]
         with self._shard.transaction():
-            self._shard.execute(queries.RELEASED, {"seqs": published})
-            self._shard.execute(queries.ACCEPTED, {"seqs": accepted})
+            self._shard.execute(parking_sql.RELEASED, {"seqs": published})
+            self._shard.execute(parking_sql.ACCEPTED, {"seqs": accepted})
             refused = _columns(by_verdict[Verdict.REFUSED]) | {"most": most}
-            rows = self._shard.execute(queries.REFUSED, refused)
-            self._shard.execute(queries.POSTPONED, _columns(postponed))
+            rows = self._shard.execute(parking_sql.REFUSED, refused)
+            self._shard.execute(parking_sql.POSTPONED, _columns(postponed))
         self._shard.count(len(published))
         return [(seq, state, attempts) for seq, state, attempts in rows]
 
@@ -147,7 +147,7 @@ class ParkedTable:
         Also how many of them wait because a relay crashed while publishing them, and the seconds until the
         first of these is due.
         """
-        ((unpublished, paused, due_in),) = self._shard.execute(queries.UNPUBLISHED, {})
+        ((unpublished, paused, due_in),) = self._shard.execute(parking_sql.UNPUBLISHED, {})
         return int(unpublished), int(paused), float(due_in)
 
     def _parked(self, query: Any, parameters: dict[str, Any]) -> list[ParkedEvent]:

@@ -1,0 +1,217 @@
+"""Finds, shows, replays and discards dead letters.
+
+Invariants:
+- Nothing is lost: a discarded dead letter keeps its content; a published one is in the outbox's own table.
+- Each replay and each discard writes a row to `outbox_audit`, in the same transaction: time, reason, events,
+  the database role, and the person on whose behalf it acted.
+- The relay notices it within a second. A replayed event is tried once: if it is refused again, it becomes a
+  dead letter again, with the new reason.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal
+from uuid import UUID
+
+import psycopg
+
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import bodies
+from outbox_pipelines.relay.parking import parking_sql
+from outbox_pipelines.settings import Settings
+
+# Larger than any payload that the outbox accepts.
+_MOST_SHOWN: Final = 2_000_000
+
+_POLL_SECONDS: Final = 0.25
+
+Action = Literal["replay", "discard"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Filter:
+    """Selects the dead letters that meet all given conditions."""
+
+    ids: tuple[UUID, ...] = ()
+    event_type: str | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    error: str | None = None
+    """Text that the reason contains."""
+    since: datetime | None = None
+    until: datetime | None = None
+    """Bounds of the time of failure; with a time zone."""
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters for the queries."""
+        return asdict(self) | {"ids": list(self.ids) or None}
+
+    def told(self) -> dict[str, Any]:
+        """Return the given conditions, for the audit."""
+        given = {name: value for name, value in asdict(self).items() if value}
+        return json.loads(json.dumps(given, default=str))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRow:
+    """A dead letter, without its content."""
+
+    id: str
+    seq: int
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    state: str
+    attempts: int
+    failed_at: datetime
+    created_at: datetime
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Dead letters, newest first, and their number by reason."""
+
+    total: int
+    by_error: dict[str, int] = field(default_factory=dict)
+    rows: list[DeadLetterRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The result of a replay."""
+
+    done: int
+    """How many were replayed."""
+    again: list[DeadLetterRow]
+    """Events that became dead letters again."""
+    untried: int | None
+    """Number of events that no relay has tried yet; None where that is not recorded."""
+
+
+class DeadLetters:
+    """Those in the table `outbox_parked`: implements `kinds.RelayStore`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def find(self, given: Mapping[str, Any], *, limit: int = 50, discarded: bool = False) -> Found:
+        """Return the dead letters that meet the conditions.
+
+        Args:
+            limit: maximum number of rows; the counts cover all.
+            discarded: return discarded ones instead.
+        """
+        state = "discarded" if discarded else "failed"
+        parameters = _filter(given).parameters() | {"limit": limit, "state": state}
+        with connect(self._settings, name="outbox dead-letters") as connection:
+            counts = connection.execute(parking_sql.COUNT_DEAD_LETTERS, parameters).fetchall()
+            rows = connection.execute(parking_sql.LIST_DEAD_LETTERS, parameters).fetchall()
+        by_error: dict[str, int] = dict(counts)
+        return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
+
+    def show(self, given: str) -> list[dict[str, Any]]:
+        """Return everything known about the parked events and dead letters with this id, with their audit.
+
+        If an application chooses ids, several events may have the same id.
+        """
+        with connect(self._settings, name="outbox dead-letters") as connection:
+            rows = connection.execute(parking_sql.SHOW_PARKED, {"id": _id(given)}).fetchall()
+            return [{**told, **_content(connection, told["seq"])} for (told,) in rows]
+
+    def act(self, action: Action, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
+        """Replay or discard the dead letters that meet the conditions; return their number.
+
+        Args:
+            actor: on whose behalf, for the audit, which also records the database role.
+            reason: why, for the audit.
+
+        Raises:
+            SetupError: no reason is given, or this role lacks the right.
+        """
+        return self._act(action, given, actor, reason)[1]
+
+    def replay(self, given: Mapping[str, Any], *, actor: str, reason: str, seconds: float) -> Replayed:
+        """Replay the dead letters that meet the conditions, and wait until a relay has tried each.
+
+        Args:
+            actor, reason: as for `act`.
+            seconds: how long to wait, at most.
+
+        Raises:
+            SetupError: as `act`.
+        """
+        seqs, done = self._act("replay", given, actor, reason)
+        deadline = time.monotonic() + seconds
+        with connect(self._settings, name="outbox dead-letters replay") as connection:
+            while True:
+                found = connection.execute(parking_sql.AFTER_REPLAY, {"seqs": seqs}).fetchall()
+                rows = [DeadLetterRow(*row) for row in found]
+                again = [row for row in rows if row.state == "failed"]
+                if len(again) == len(rows) or time.monotonic() >= deadline:
+                    return Replayed(done, again, len(rows) - len(again))
+                time.sleep(_POLL_SECONDS)
+
+    def _act(
+        self, action: Action, given: Mapping[str, Any], actor: str, reason: str
+    ) -> tuple[list[int], int]:
+        """Return the `seq` of each selected dead letter, and how many were changed."""
+        which = _filter(given)
+        if not reason.strip():
+            raise SetupError("no reason is given: use --reason; it is recorded in the audit")
+        with connect(self._settings, name=f"outbox dead-letters {action}") as connection:
+            seqs = [row[0] for row in connection.execute(parking_sql.MEANT, which.parameters()).fetchall()]
+            done = connection.execute(
+                parking_sql.ACT,
+                {
+                    "action": action,
+                    "seqs": seqs,
+                    "reason": reason.strip(),
+                    "filter": json.dumps(which.told()),
+                    "on_behalf_of": actor,
+                },
+            ).fetchone()
+        return seqs, int(done[0]) if done else 0
+
+
+def _filter(given: Mapping[str, Any]) -> _Filter:
+    return _Filter(**{**given, "ids": tuple(map(_id, given.get("ids", ())))})
+
+
+def _id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise SetupError(f"{text!r} is not a valid UUID: use the ids that `list` shows") from None
+
+
+def _content(connection: Connection, seq: int) -> dict[str, Any]:
+    """Return payload and headers, or a note if they cannot be shown: they may be the cause of the failure."""
+    try:
+        row = connection.execute(parking_sql.SHOW_CONTENT, {"seq": seq, "most": _MOST_SHOWN}).fetchone()
+    except psycopg.Error as error:
+        if not bodies.is_about_a_row(error):
+            raise
+        why = f"(not shown: {first_line(error)})"
+        return {"payload": why, "headers": why}
+    payload, headers, has_headers = row or (None, None, False)
+    too_large = f"(not shown: more than {_MOST_SHOWN:,} bytes)"
+    return {
+        "payload": too_large if payload is None else _read(payload),
+        "headers": too_large if headers is None and has_headers else _read(headers),
+    }
+
+
+def _read(stored: str | None) -> Any:
+    """Return the parsed JSON, or the text if it is nested too deeply (perhaps why the event failed)."""
+    try:
+        return None if stored is None else json.loads(stored)
+    except (RecursionError, ValueError):
+        return stored
