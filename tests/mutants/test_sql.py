@@ -95,7 +95,7 @@ def test_the_catalog_has_the_faults_that_were_planted() -> None:
         "synchronous_commit",
         "client.py:_FIXED:setting-changed:",
         "[0 → 60_000]",
-        "parking/queries.py:REPLAYS:condition-dropped:",
+        "parking/parking_sql.py:REPLAYS:condition-dropped:",
         "[{MINE} → true]",
         "existing/queries.py:BEGIN:statement-removed:",
     ):
