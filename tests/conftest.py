@@ -16,9 +16,10 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, Final, NamedTuple, cast
 
 import psycopg
@@ -35,7 +36,7 @@ from outbox_pipelines.local.kafka import answers, record_startup
 from outbox_pipelines.local.server import Server
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
-from tests import forks, in_process, kafka_clients, memory, order
+from tests import forks, in_process, kafka_clients, memory, order, workers
 from tests.kafka_clients import Consumer, administrator
 
 # What --fast leaves out: tests with fixtures that start servers or fill archives, and folders that do.
@@ -135,7 +136,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         ends = ExitStack()
         config.add_cleanup(ends.close)
-        ends.enter_context(memory.directories(workers=bool(config.getoption("numprocesses", None))))
+        has_workers = bool(config.getoption("numprocesses", None))
+        ends.enter_context(memory.directories(workers=has_workers))
+        if has_workers and workers.can_be_forked():
+            ends.enter_context(workers.forked(config.invocation_params.args))
 
 
 class Message(NamedTuple):
@@ -326,8 +330,15 @@ def wait_until(
         began = time.monotonic()
 
 
-# What this run's topics begin with: runs side by side leave each other's alone.
-_RUN: Final = f"t{uuid.uuid4().hex[:8]}-"
+@cache
+def run_prefix() -> str:
+    """What this process's topics begin with: processes and runs side by side leave each other's alone.
+
+    Drawn at its first use: processes that are forked have imported the same module.
+    """
+    return f"t{uuid.uuid4().hex[:8]}-"
+
+
 _IDENTITIES: Final[set[str]] = set()
 
 
@@ -347,7 +358,7 @@ def may_log_in(dsn: str) -> str:
 
 def topic_prefix() -> str:
     """What a test's topics begin with; those are removed when the run ends."""
-    return f"{_RUN}{uuid.uuid4().hex[:8]}"
+    return f"{run_prefix()}{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture(autouse=True)
@@ -422,7 +433,7 @@ def stack() -> Iterator[Stack]:
         finally:
             # The servers' data stays, and a broker with ten thousand partitions takes minutes to start.
             admin = administrator(running.kafka)
-            ours = (_RUN, *(f"outbox-progress-{identity}-" for identity in _IDENTITIES))
+            ours = (run_prefix(), *(f"outbox-progress-{identity}-" for identity in _IDENTITIES))
             made = [name for name in admin.list_topics(timeout=30).topics if name.startswith(ours)]
             for deleted in (admin.delete_topics(made, operation_timeout=30) if made else {}).values():
                 deleted.result(600)
@@ -456,20 +467,33 @@ def _when_unused(admin: psycopg.Connection[Any], statement: str) -> None:
     wait_until(is_done, what=statement)
 
 
+_MAKERS: Final[dict[tuple[int, str], psycopg.Connection[Any]]] = {}
+
+
+def maker(dsn: str) -> psycopg.Connection[Any]:
+    """The session of this process in which databases of a server are made: one serves all tests."""
+    # A process that is forked has its own.
+    name = os.getpid(), dsn
+    with suppress(KeyError, psycopg.OperationalError):
+        _MAKERS[name].execute("SELECT")
+        return _MAKERS[name]
+    made = _MAKERS[name] = psycopg.connect(dsn, autocommit=True)
+    return made
+
+
 @contextmanager
 def fresh_database(dsn: str, template: str = "template1") -> Iterator[str]:
     """A database of its own on the server of `dsn`, copied from another one."""
     name = f"test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(dsn, autocommit=True) as admin:
-        create_database(admin, name, template)
-        for system, oid in admin.execute(
-            "SELECT system_identifier, oid FROM pg_control_system(), pg_database WHERE datname = %s", [name]
-        ):
-            _IDENTITIES.add(f"{system:x}-{oid}")
-        try:
-            yield psycopg.conninfo.make_conninfo(dsn, dbname=name)
-        finally:
-            drop_database(admin, name)
+    create_database(maker(dsn), name, template)
+    for system, oid in maker(dsn).execute(
+        "SELECT system_identifier, oid FROM pg_control_system(), pg_database WHERE datname = %s", [name]
+    ):
+        _IDENTITIES.add(f"{system:x}-{oid}")
+    try:
+        yield psycopg.conninfo.make_conninfo(dsn, dbname=name)
+    finally:
+        drop_database(maker(dsn), name)
 
 
 @contextmanager

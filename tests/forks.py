@@ -66,6 +66,9 @@ class Popen(subprocess.Popen[AnyStr]):
     def __init__(self, args: Sequence[str | Path], *, env: Mapping[str, str], **given: Any) -> None:
         super().__init__(args, env=env, **given)
 
+    def _forker(self) -> Forker:
+        return Forker.one()
+
     # The one place at which subprocess starts a program.
     def _execute_child(self, args: Sequence[str | Path], *given: Any) -> None:
         directory, environment, pipes, session = given[4], given[5], given[9:15], given[20]
@@ -82,7 +85,7 @@ class Popen(subprocess.Popen[AnyStr]):
             "by": os.getpid(),
         }
         streams = [own if own >= 0 else number for number, own in enumerate((stdin, stdout, stderr))]
-        self.pid = _Forker.one().fork(asked, streams)
+        self.pid = self._forker().fork(asked, streams)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
@@ -111,26 +114,31 @@ def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(_FIXED)}
 
 
-class _Forker:
-    """The process that forks, as the process sees it that asks."""
+class Forker:
+    """The process that forks, as the process sees it that asks.
 
-    _one: _Forker | None = None
+    Args:
+        program: a module that calls `serve`, and its arguments.
+    """
 
-    def __init__(self) -> None:
+    _one: Forker | None = None
+
+    def __init__(self, *program: str) -> None:
         self._lock = threading.Lock()
         self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forks", str(other.fileno()), str(os.getpid())],
+                [sys.executable, "-m", *program, str(other.fileno()), str(os.getpid())],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        atexit.register(self._end)
+        atexit.register(self.end)
 
     @classmethod
-    def one(cls) -> _Forker:
+    def one(cls) -> Forker:
+        """The one of this process."""
         if cls._one is None:
-            cls._one = cls()
+            cls._one = cls("tests.forks")
         return cls._one
 
     def fork(self, asked: Mapping[str, object], streams: Sequence[int]) -> int:
@@ -141,7 +149,8 @@ class _Forker:
             socket.send_fds(self._connection, [message], streams)
             return int(self._connection.recv(100))
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the process that forks; those that were forked go on."""
         self._connection.close()
         self._process.wait()
 
@@ -255,9 +264,22 @@ def _end(code: int) -> None:
     os._exit(code & 0xFF)
 
 
-def _main() -> None:
-    connection = socket.socket(fileno=int(sys.argv[1]))
+def serve(fd: str, by: str) -> None:
+    """Fork for each request of the process `by` on this socket until it ends; each child is a program."""
+    connection = socket.socket(fileno=int(fd))
     connection.set_inheritable(False)
+    if (asked := _next(connection, int(by))) is not None:
+        try:
+            _program(asked)
+        except SystemExit as ended:
+            # A text is printed by the interpreter.
+            if not isinstance(ended.code, int | None):
+                raise
+            _end(ended.code or 0)
+        _end(0)
+
+
+def _main() -> None:
     for name in _MODULES:
         __import__(name)
     if patch.VARIABLE in os.environ:
@@ -268,15 +290,7 @@ def _main() -> None:
     # Children share the memory of what was imported as long as no collection touches it.
     gc.collect()
     gc.freeze()
-    if (asked := _next(connection, int(sys.argv[2]))) is not None:
-        try:
-            _program(asked)
-        except SystemExit as ended:
-            # A text is printed by the interpreter.
-            if not isinstance(ended.code, int | None):
-                raise
-            _end(ended.code or 0)
-        _end(0)
+    serve(*sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def test_all_end_with_the_process_that_asked_for_them() -> None:
         # Which has a copy of each connection.
         "copy = os.fork();"
         "copy or time.sleep(100);"
-        "print(made.stdout.readline().strip(), made.pid, other.pid, forks._Forker.one()._process.pid, copy,"
+        "print(made.stdout.readline().strip(), made.pid, other.pid, forks.Forker.one()._process.pid, copy,"
         "flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

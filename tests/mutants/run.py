@@ -278,7 +278,7 @@ def _run(mutant: Mutant | None, items: list[pytest.Item], limits: list[float], w
     from tests import forks
 
     # The process that starts others has the mutant as well.
-    forks._Forker._one = None
+    forks.Forker._one = None
     os.write(writer, f"{_IMPORT}\n".encode())
     if mutant is not None:
         os.environ[patch.VARIABLE] = json.dumps([mutant.file, mutant.source()])

@@ -22,7 +22,7 @@ from outbox_pipelines.relay.kafka.brokers import Brokers
 from outbox_pipelines.relay.kafka.routing import patterns
 from outbox_pipelines.relay.kafka.topics import Change, Topic, Topics, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
-from tests.conftest import _RUN, Outbox, patience, topic_prefix, wait_until
+from tests.conftest import Outbox, patience, run_prefix, topic_prefix, wait_until
 from tests.kafka_clients import AdminClient
 from tests.relay.topic import create, deny
 
@@ -54,7 +54,7 @@ def closed() -> Iterator[None]:
 
 
 def _topics(broker: Kafka, **settings: object) -> Topics:
-    given = {"kafka": broker.bootstrap, "create_topics_pattern": f"{_RUN}*"} | settings
+    given = {"kafka": broker.bootstrap, "create_topics_pattern": f"{run_prefix()}*"} | settings
     # A broker of a slow machine takes long to create one.
     patient = {"creation_seconds": 60.0} if "create_topics" in settings else {}
     _made.append(Topics(load_settings(**given), **patient))

@@ -28,7 +28,7 @@ from outbox_pipelines.cli.main import cli
 from outbox_pipelines.database import schema
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings, load_settings
-from tests.conftest import ADOPT, Lasting, create_database, drop_database, may_log_in, quicken_logins
+from tests.conftest import ADOPT, Lasting, create_database, drop_database, maker, may_log_in, quicken_logins
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -100,12 +100,11 @@ def fresh(server: postgres.Postgres, template: str = "template1") -> Iterator[Da
     """A database of its own, copied from another one."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     assert server.bin_dir is not None
-    with psycopg.connect(server.dsn, autocommit=True) as admin:
-        create_database(admin, name, template)
-        try:
-            yield Database(psycopg.conninfo.make_conninfo(server.dsn, dbname=name), server.bin_dir)
-        finally:
-            drop_database(admin, name)
+    create_database(maker(server.dsn), name, template)
+    try:
+        yield Database(psycopg.conninfo.make_conninfo(server.dsn, dbname=name), server.bin_dir)
+    finally:
+        drop_database(maker(server.dsn), name)
 
 
 def _bin_dir(which: str) -> Path:

@@ -1,0 +1,75 @@
+"""pytest-xdist's processes, forked from one that has collected the tests.
+
+Each of them would import the packages and compile the tests: 7 seconds of a processor, 20 in a new clone.
+
+Invariants:
+- A forked process collects the tests itself, from imported modules: pytest-xdist sees no difference.
+- The process from which others are forked runs no test, starts no server and ends with the run.
+- Where the system is not Linux, or coverage is measured, which begins with an interpreter, each process is a
+  new interpreter.
+- A module of tests draws nothing for its process when it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from execnet import gateway_base, gateway_io
+
+from tests import forks
+
+
+def can_be_forked() -> bool:
+    """Return whether processes of this run can be forked."""
+    return sys.platform == "linux" and "coverage" not in sys.modules
+
+
+@contextmanager
+def forked(arguments: Sequence[str | os.PathLike[str]]) -> Iterator[None]:
+    """Let execnet fork its processes for the length of the block.
+
+    Args:
+        arguments: of this run of pytest.
+    """
+    forker = forks.Forker("tests.workers", *(os.fspath(word) for word in arguments))
+
+    class Popen(forks.Popen[bytes]):
+        def _forker(self) -> forks.Forker:
+            return forker
+
+    def start(
+        self: gateway_io.Popen2IOMaster, args: Sequence[str], execmodel: gateway_base.ExecModel
+    ) -> None:
+        # The streams of an interpreter are unbuffered by -u; execnet opens its own.
+        words = [word for word in args if word != "-u"]
+        self.popen = Popen(words, env=os.environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        gateway_base.Popen2IO.__init__(self, self.popen.stdin, self.popen.stdout, execmodel)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gateway_io.Popen2IOMaster, "__init__", start)
+        try:
+            yield
+        finally:
+            forker.end()
+
+
+def _main(arguments: Sequence[str], *asker: str) -> None:
+    printed = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(printed, 1)
+    # Its errors are reported by the processes, which collect again.
+    pytest.main([*arguments, "--collect-only", "-n", "0"])
+    # Ctrl-C ends the process that asks, and that one's end ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    forks.serve(*asker)
+    # Without freeing its objects.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:-2], *sys.argv[-2:])
