@@ -2,6 +2,8 @@
 
 pytest-xdist gives each process an equal part of the list; one without tests takes the last ones of another.
 A long test at the end of a part would leave all others without work: a minute of a whole run.
+Servers that tests kill belong to one process: two processes begin with all tests that need them, and the
+others start none. Folders of long tests need them in every process.
 
 Invariant: the tests of a long file stay together.
 """
@@ -16,6 +18,9 @@ import pytest
 
 # What starts whole installations, or waits for them.
 _LONG_FOLDERS: Final = {"browser", "demo", "deploy", "fleet", "history"}
+# Fixtures with a broker of this process's own, which costs five seconds of a processor.
+_OWN_SERVERS: Final = {"killable", "servers", "strict"}
+_PROCESSES_WITH_SERVERS: Final = 2
 
 
 def deal(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
@@ -24,7 +29,11 @@ def deal(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
     fronts: list[list[pytest.Item]] = [[] for _ in range(processes)]
     others: list[pytest.Item] = []
     for file in files:
-        if _is_long(file):
+        if _is_in_long_folder(file):
+            min(fronts, key=len).extend(file)
+        elif _has_servers(file):
+            min(fronts[:_PROCESSES_WITH_SERVERS], key=len).extend(file)
+        elif any(item.get_closest_marker("thorough") for item in file):
             min(fronts, key=len).extend(file)
         else:
             others += file
@@ -38,8 +47,9 @@ def deal(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
     return [*dealt, *others]
 
 
-def _is_long(file: list[pytest.Item]) -> bool:
-    folders = Path(file[0].path).parts
-    return bool(_LONG_FOLDERS.intersection(folders)) or any(
-        item.get_closest_marker("thorough") for item in file
-    )
+def _is_in_long_folder(file: list[pytest.Item]) -> bool:
+    return bool(_LONG_FOLDERS.intersection(Path(file[0].path).parts))
+
+
+def _has_servers(file: list[pytest.Item]) -> bool:
+    return any(_OWN_SERVERS.intersection(getattr(item, "fixturenames", ())) for item in file)
