@@ -1,4 +1,4 @@
-"""The types of the writer, as mypy sees them in an application."""
+"""The types of the writer and of the consumer, as mypy sees them in an application: in one run of it."""
 
 from __future__ import annotations
 
@@ -165,6 +165,56 @@ WRONG = {
     'NewEvent("order", 1, "e", {}).payload = 1': "misc",
 }
 
+HANDLERS = """
+from dataclasses import dataclass
+import psycopg
+from sqlalchemy.ext.asyncio import AsyncSession
+from outbox_pipelines.consumer import AsyncConsumer, Consumer, Event
+from outbox_pipelines.consumer.testing import Verdict, handle, handle_async, make_event
+
+@dataclass
+class Placed:
+    total: int
+
+consumer = Consumer(source="s", topics=["t"], kafka={}, dsn="")
+asynchronous = AsyncConsumer(source="s", topics=["t"], kafka={}, dsn="")
+
+@consumer.on("a")
+def plain(event: Event, connection: psycopg.Connection) -> None:
+    print(event.payload["total"])
+
+@consumer.on("b")
+def typed(order: Placed, connection: psycopg.Connection) -> None: ...
+
+@consumer.on("c")
+def both(event: Event[Placed], connection: psycopg.Connection) -> None:
+    total: int = event.payload.total
+    wider: Event[object] = event
+
+@consumer.on("d", batch=10)
+def many(events: list[Event[Placed]], connection: psycopg.Connection) -> None: ...
+
+@asynchronous.on("b")
+async def waits(order: Placed, session: AsyncSession) -> None: ...
+
+def test(connection: psycopg.Connection) -> list[Verdict]:
+    return handle(consumer, make_event("a", {"total": 1}), using=connection)
+
+async def test_async(session: AsyncSession) -> None:
+    assert await handle_async(asynchronous, make_event("b"), using=session) == ["handled"]
+"""
+WRONG_HANDLERS = """
+from outbox_pipelines.consumer import Event
+from outbox_pipelines.consumer.testing import handle, make_event
+from handlers import Placed, asynchronous, consumer
+
+def f(event: Event[Placed]) -> None:
+    event.payload.totla
+    handle(asynchronous, make_event("a"), using=None)
+    handle(consumer, {"total": 1}, using=None)
+    make_event("a", totla=1)
+"""
+
 # Drivers without types of their own; in an application errors within installed packages do not count.
 CONFIG = """
 [mypy]
@@ -172,7 +222,7 @@ strict = true
 [mypy-asyncpg.*,django.*,psycopg2.*]
 ignore_missing_imports = true
 """
-FILES = ["right.py", "alone.py", "untyped.py", "wrong.py"]
+FILES = ["right.py", "alone.py", "untyped.py", "wrong.py", "handlers.py", "wrong_handlers.py"]
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +234,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     (here / "alone.py").write_text(ALONE)
     (here / "untyped.py").write_text(UNTYPED)
     (here / "wrong.py").write_text(HEAD + "".join(f"    {call}\n" for call in WRONG))
+    (here / "handlers.py").write_text(HANDLERS)
+    (here / "wrong_handlers.py").write_text(WRONG_HANDLERS)
     cache = request.config.rootpath / ".mypy_cache" / "tests"
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file=mypy.ini", f"--cache-dir={cache}", *FILES],
@@ -196,8 +248,9 @@ def printed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 
 
 def test_every_target_is_accepted(printed: list[str]) -> None:
-    """Guards against an annotation that makes an application cast what works."""
-    assert [line for line in printed if not line.startswith(("wrong.py:", "Found "))] == []
+    """Guards against an annotation that makes an application cast what works, and against `Event` that wants
+    a parameter in strict mode."""
+    assert [line for line in printed if not line.startswith(("wrong", "Found "))] == []
 
 
 @pytest.mark.parametrize("call", WRONG)
@@ -211,6 +264,15 @@ def test_a_wrong_call_is_found(printed: list[str], call: str) -> None:
 
 def test_the_wrong_file_has_no_other_mistakes(printed: list[str]) -> None:
     """Guards against errors with another cause, an import for example."""
-    wrong = {line.split(": error:")[0] for line in printed if ": error:" in line}
+    wrong = {
+        line.split(": error:")[0] for line in printed if line.startswith("wrong.py:") and ": error:" in line
+    }
     first = len(HEAD.splitlines()) + 1
     assert wrong == {f"wrong.py:{line}" for line in range(first, first + len(WRONG))}
+
+
+def test_mistakes_in_handlers_are_found(printed: list[str]) -> None:
+    """Guards against a typed payload that is Any."""
+    lines = [line for line in printed if line.startswith("wrong_handlers.py:") and ": error:" in line]
+    errors = [line.rpartition(" ")[2] for line in lines]
+    assert errors == ["[attr-defined]", "[arg-type]", "[arg-type]", "[call-arg]"], printed
