@@ -21,11 +21,16 @@ from tests.conftest import Outbox, clean_environment, command
         (("dead-letters", "show", "0192aaaa-0000-7000-8000-000000000000"), {}),
         (("shards", "set", "many"), {}),
         (("status",), {"OUTBOX_LEASE_SECONDS": "soon"}),
-        (("partitions", "reopen", "2026-01-01"), {}),
-        (("raley",), {}),
-        # It loads its own settings.
-        (("table", "check"), {}),
-        (("table", "describe", "none"), {}),
+        *(
+            pytest.param(words, {}, marks=pytest.mark.extended)
+            for words in (
+                ("partitions", "reopen", "2026-01-01"),
+                ("raley",),
+                # It loads its own settings.
+                ("table", "check"),
+                ("table", "describe", "none"),
+            )
+        ),
     ],
 )
 def test_it_answers_the_same(outbox: Outbox, arguments: tuple[str, ...], environment: dict[str, str]) -> None:

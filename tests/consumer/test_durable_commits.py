@@ -63,7 +63,13 @@ def test_the_server_forgets(hasty: tuple[Place, Postgres]) -> None:
     assert place.effects() == 0
 
 
-@pytest.mark.parametrize("way", ["by id", "in batches", "connect", "session", "failing"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("by id", "in batches", "failing"),
+        *(pytest.param(way, marks=pytest.mark.extended) for way in ("connect", "session")),
+    ],
+)
 def test_no_event_is_skipped(hasty: tuple[Place, Postgres], way: str) -> None:
     """Guards G10: after four kills, 447 of 2,989 events were skipped without a trace."""
     place, server = hasty

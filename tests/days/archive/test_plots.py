@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from matplotlib import image
 
 from outbox_pipelines.days.archive import open_archive
 
+# An example; its archive takes fifteen seconds.
+pytestmark = pytest.mark.extended
 PLOTS = Path(__file__).parents[3] / "examples" / "plots.py"
 
 

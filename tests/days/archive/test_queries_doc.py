@@ -36,6 +36,8 @@ def _questions() -> list[Question]:
 QUESTIONS = _questions()
 
 
+# Fifteen seconds for the archive; what a query answers is tested in test_query.py.
+@pytest.mark.extended
 @pytest.mark.parametrize("asked", QUESTIONS, ids=lambda asked: f"line {asked.line}")
 def test_answers(flights_archive: Path, asked: Question, capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against a page of queries that fail, or whose answers are not those of the archive."""
