@@ -28,7 +28,8 @@ from outbox_pipelines.relay.telemetry import exporter, metrics
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
-from tests.conftest import EITHER_DELIVERY, Outbox, command, patience, wait_until
+from tests.conftest import EITHER_DELIVERY, Lasting, Outbox, command, patience, wait_until
+from tests.history.servers import lasting_servers
 from tests.relay import faults
 from tests.relay.topic import NOISE, create_topic
 
@@ -240,18 +241,27 @@ def test_many_scrapes_cost_one_read(outbox: Outbox, monkeypatch: pytest.MonkeyPa
     assert len(reads) == 1
 
 
-def test_an_open_breaker_shows(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
+def test_an_open_breaker_shows(
+    own_servers: tuple[Postgres, Kafka, Outbox],
+    lasting: Lasting,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     """Guards against an outage of Kafka that looks like a relay with nothing to do."""
-    _, kafka, outbox = own_servers
+    _, _, outbox = own_servers
     outbox.write(1)
-    with _relay(outbox, OUTBOX_BREAKER_SECONDS="0.5") as url:
-        _wait_for(url, outbox_published_total=1, outbox_breaker_state=0)
-        kafka.kill()
-        outbox.write(2)
-        found = _wait_for(url, outbox_breaker_state=2, outbox_unpublished_events=1)
-        assert found["outbox_shard_owned 0"] == 1
-        kafka.start()
-        _wait_for(url, seconds=60, outbox_breaker_state=0, outbox_published_total=2)
+    with lasting_servers(lasting, tmp_path_factory) as servers:
+        to_kafka = servers.kafka_proxy
+        with _relay(outbox, OUTBOX_KAFKA=servers.bootstrap_of_relays, OUTBOX_BREAKER_SECONDS="0.5") as url:
+            _wait_for(url, outbox_published_total=1, outbox_breaker_state=0)
+            to_kafka.refuse()
+            try:
+                to_kafka.cut()
+                outbox.write(2)
+                found = _wait_for(url, outbox_breaker_state=2, outbox_unpublished_events=1)
+                assert found["outbox_shard_owned 0"] == 1
+            finally:
+                to_kafka.heal()
+            _wait_for(url, seconds=60, outbox_breaker_state=0, outbox_published_total=2)
 
 
 def test_the_documented_metrics_are_those_that_are_served(outbox: Outbox) -> None:
