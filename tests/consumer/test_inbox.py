@@ -140,7 +140,7 @@ def test_what_another_has_is_waited_for_in_peace(place: Place) -> None:
     received(place, 1)
     may_end = threading.Event()
     slow = place.bare(retry_seconds=0)
-    slow.on("order.placed")(lambda *_: may_end.wait(30))
+    slow.on("order.placed")(lambda *_: may_end.wait(600))
     looks: list[int] = []
     with at_work(slow, "drain"), pytest.MonkeyPatch.context() as patch:
         wait_until(lambda: place.value("SELECT sum(attempts) FROM inbox") == 1, what="an attempt")

@@ -39,7 +39,7 @@ def test_the_last_relay_of_a_process_restores_the_collector() -> None:
     def other() -> None:
         with collecting_rarely():
             entered.set()
-            leave.wait(10)
+            leave.wait(600)
 
     thread = threading.Thread(target=other)
     with collecting_rarely():
