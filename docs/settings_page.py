@@ -13,7 +13,6 @@ from pydantic.fields import FieldInfo
 from outbox_pipelines.config.fields import SECTIONS
 from outbox_pipelines.settings import Settings, variable
 
-_HEAD: Final = ("| Setting | Values | Default | Meaning |", "|---|---|---|---|")
 PAGE: Final = Path(__file__).parent / "settings.md"
 INTRODUCTION: Final = """\
 <!-- Generated from the settings: run `.venv/bin/python docs/settings_page.py`. Do not edit. -->
@@ -30,22 +29,21 @@ topic_partitions = 12      # the same as OUTBOX_TOPIC_PARTITIONS=12
 ```
 - The file is `outbox.toml` in the working directory, or what `OUTBOX_CONFIG` names. The environment wins over it. It can
   also list [several outboxes](outboxes.md).
-- An entry is the variable's name in lower case, without `OUTBOX_`, in the section in which it stands below.
+- An entry is the variable's name in lower case, without `OUTBOX_`, in the section that is named below.
 - A table (`topic_map`, `header_names`, `warn_at`, …) is a table in the file, and in a variable `name=value,name=value` or a
   JSON object.
 - A path in the file is relative to the file. An empty variable counts as not set. A variable whose name is almost that
   of a setting is logged as a warning.
 
-| Command | What it does |
-|---|---|
-| `outbox init` | writes a first file, with what it finds in the database, and its JSON Schema |
-| `outbox config check` | shows all mistakes in the file and the environment, with their lines; exit code 1 if there are any, 2 if the file is not TOML |
-| `outbox config show` | shows the value of each setting, and where it comes from |
-| `outbox config schema` | prints the JSON Schema, with which editors complete and check the file (`#:schema` in its first line) |
+Commands:
+- `outbox init` writes a first file, with what it finds in the database, and its JSON Schema
+- `outbox config check` shows all mistakes in the file and the environment, with their lines; exit code 1 if there are any, 2 if
+  the file is not TOML
+- `outbox config show` shows the value of each setting, and where it comes from
+- `outbox config schema` prints the JSON Schema, with which editors complete and check the file; it has the limits of numbers
 
-Each command except `outbox lint-writes` checks all values when it starts; files with Kafka's secrets it reads only if it
-needs Kafka. If a value is wrong, it prints one line that names the setting and where it stands,
-and ends with exit code 2.
+Each command except `outbox lint-writes` checks all values when it starts. If a value is wrong, it prints one line that names
+the setting and where it is set, and ends with exit code 2.
 
 ## Kafka's client
 ```toml
@@ -62,7 +60,8 @@ file names where each is: `dsn = { env = "ORDERS_DSN" }`, or `dsn = { file = "/r
 `consumer_dsn` or `connect` without a password may be written as it is. Passwords and tokens never appear in messages, and
 passwords in other settings are refused.
 
-In Dagster, an outbox can override each setting: see [Outboxes in a Dagster project](dagster.md).
+In Dagster, an outbox can override each setting: see [Outboxes in a Dagster project](dagster.md). Below, each setting has its
+default in parentheses, then its other values.
 """
 
 
@@ -72,13 +71,16 @@ def page() -> str:
     for section, model in SECTIONS.items():
         rows = [_row(field) for field in model.model_fields]
         title = f"## {str(model.__doc__).removesuffix('.')}"
-        parts.append("\n".join([title, f"In the file: `[{section}]`.", "", *_HEAD, *rows, ""]))
+        parts.append("\n".join([title, f"In the file: `[{section}]`.", "", *rows, ""]))
     return "\n".join(parts)
 
 
 def _row(name: str) -> str:
+    """An entry of the list: the variable, its default, the other values, and the description."""
     field = Settings.model_fields[name]
-    return f"| `{variable(name)}` | {_values(field)} | {_default(field)} | {field.description} |"
+    others = [f"`{value}`" for value in _values(field) if value != field.default]
+    values = ", ".join(filter(None, [_default(field), *others]))
+    return f"- `{variable(name)}`{f' ({values})' if values else ''}: {field.description}"
 
 
 def _default(field: FieldInfo) -> str:
@@ -90,32 +92,8 @@ def _default(field: FieldInfo) -> str:
     return "" if value in (None, "", {}) or str(value) == "" else f"`{value}`"
 
 
-def _values(field: FieldInfo) -> str:
-    if typing.get_origin(field.annotation) is dict:
-        return "table"
-    kinds = [
-        kind for kind in (typing.get_args(field.annotation) or [field.annotation]) if kind is not type(None)
-    ]
-    if typing.get_origin(field.annotation) is Literal:
-        return ", ".join(f"`{value}`" for value in kinds)
-    (kind,) = kinds
-    if kind is bool:
-        return "`true`, `false`"
-    if kind is Path:
-        return "path"
-    if kind not in (int, float):
-        return "text"
-    bounds = {
-        limit: f"{getattr(bound, limit):g}"
-        for bound in field.metadata
-        for limit in ("ge", "gt", "le")
-        if getattr(bound, limit, None) is not None
-    }
-    number = "whole number" if kind is int else "number"
-    if {"ge", "le"} <= bounds.keys():
-        return f"{number}, {bounds['ge']} to {bounds['le']}"
-    words = {"ge": "at least", "gt": "more than", "le": "at most"}
-    return ", ".join([number, *(f"{words[limit]} {bound}" for limit, bound in bounds.items())])
+def _values(field: FieldInfo) -> tuple[str, ...]:
+    return typing.get_args(field.annotation) if typing.get_origin(field.annotation) is Literal else ()
 
 
 if __name__ == "__main__":

@@ -46,17 +46,14 @@ class Outbox(BaseModel):
 
     name: OutboxName = Field(
         default="outbox",
-        description="Name of the outbox in Dagster, metrics, logs and alerts: lower-case letters, digits and "
-        "`_`.",
+        description="Name of the outbox in Dagster, metrics, logs and alerts: lower case, digits, `_`.",
     )
-    dsn: Dsn = Field(
-        default=Secret(), description="Connection string or URL of the database, in the format of libpq."
-    )
+    dsn: Dsn = Field(default=Secret(), description="The database: a connection string or URL of libpq.")
     kafka: Brokers = Field(default="", description="Bootstrap servers as `host:port`, separated by commas.")
     kafka_config: KafkaConfig = Field(
         default={},
-        description="Settings of librdkafka (`security.protocol=SASL_SSL`); in the file the section "
-        "`[kafka]`. The relay refuses those that would break a guarantee.",
+        description="Settings of librdkafka; in the file the section `[kafka]`. The relay refuses those that "
+        "would break a guarantee.",
     )
     # Not `schema`: that name belongs to pydantic.
     db_schema: SchemaName = Field(
@@ -64,18 +61,17 @@ class Outbox(BaseModel):
     )
     table: ExistingTable = Field(
         default={},
-        description="An [existing outbox table](existing-tables.md), which the relay publishes as it is; in "
+        description="An [existing outbox table](existing-tables.md), which the relay publishes unchanged; in "
         "the file the section `[table]`.",
     )
     connect: ConnectUrls = Field(
         default=Secret(),
-        description="Address of a Kafka Connect cluster, as `http://host:8083`, of several workers separated "
-        "by commas: for [Debezium on Kafka Connect](debezium-on-connect.md).",
+        description="Workers of a Kafka Connect cluster, as `http://host:8083`, separated by commas: for "
+        "[Debezium on Kafka Connect](debezium-on-connect.md).",
     )
     connector: ConnectorName = Field(
         default="",
-        description="Name of Debezium's connector for this outbox in the Kafka Connect cluster. If not set: "
-        "the outbox's name.",
+        description="Debezium's connector for this outbox there. If not set: the outbox's name.",
     )
 
 
@@ -84,24 +80,21 @@ class Topics(BaseModel):
 
     topic: Topic = Field(
         default="{aggregate_type}-events",
-        description="Topic template. It may contain `{aggregate_type}` and `{event_type}`, each also with "
-        "`:lower` (`domain-events.{aggregate_type:lower}`).",
+        description="Topic template of `{aggregate_type}` and `{event_type}`, each also with `:lower` "
+        "(`domain-events.{aggregate_type:lower}`).",
     )
     topic_map: TopicMap = Field(
         default={},
-        description="Topics of event types that have one of their own (`order.paid=payments`); a topic may "
-        "be a template. All other types use `OUTBOX_TOPIC`.",
+        description="Topics, or templates, for event types with one of their own (`order.paid=payments`).",
     )
     create_topics: bool = Field(
         default=False,
-        description="Whether the relay creates missing topics. If not, each topic must exist or be created "
-        "by the broker.",
+        description="Whether the relay creates missing topics.",
     )
     create_topics_pattern: TopicPatterns = Field(
         default="",
-        description="Names of topics that the relay may create, as shell patterns separated by spaces "
-        "(`shop-*-events billing-*`). If not set: the names that `OUTBOX_TOPIC` and "
-        "`OUTBOX_TOPIC_MAP` produce.",
+        description="Topics that the relay may create, as shell patterns separated by spaces "
+        "(`shop-*-events billing-*`). If not set: those of `OUTBOX_TOPIC` and `OUTBOX_TOPIC_MAP`.",
     )
     create_topics_max: int = Field(
         default=50,
@@ -113,9 +106,8 @@ class Topics(BaseModel):
         default=8,
         ge=1,
         le=1_000_000,
-        description="Partitions of a topic that the relay creates. Partitions that are added later move "
-        "keys: the order of an aggregate then holds before and after the change, not across it "
-        "(the relay logs this).",
+        description="Partitions of a topic that the relay creates. If some are added later, the order of an "
+        "aggregate holds before and after the change, not across it.",
     )
     topic_replication: Replicas = Field(
         default=-1,
@@ -133,27 +125,26 @@ class Messages(BaseModel):
     )
     header_names: HeaderNames = Field(
         default={},
-        description="Other names of headers, as `id=event-id,version=,aggregate-id=aggregate-id`: the first "
-        "is renamed, the second is omitted, and the third adds a header that otherwise is only "
-        "the key.",
+        description="Other names of headers: `id=event-id,version=,aggregate-id=aggregate-id` renames the "
+        "first, omits the second, and adds the third, which otherwise is only the key.",
     )
     flat_members: FlatMembers = Field(
         default={},
-        description="Other names of the members that `flat` adds, as "
-        "`event_type=type,idempotency_key=,event_id=id`: the first is renamed, the second is omitted, and "
-        "the third is added. Also `aggregate_type` and `aggregate_id`.",
+        description="Other names of the members that `flat` adds: "
+        "`event_type=type,idempotency_key=,event_id=id` renames the first, omits the second, and adds the "
+        "third. Also `aggregate_type` and `aggregate_id`.",
     )
     tombstones: bool = Field(
         default=False,
-        description="Whether an event whose payload is `null` is published without a value, so that a "
-        "compacted topic deletes its key.",
+        description="Whether an event whose payload is `null` has no value in Kafka: a compacted topic "
+        "deletes its key.",
     )
     cloudevents_source: UriReference = Field(
         default="/outbox", description="The attribute `source` of CloudEvents, a URI reference."
     )
     # Not looked into here: a mistake in a text about events must not stop those who publish them.
     catalog_file: Path | None = Field(
-        default=None, description="YAML file that documents the event types: see [the catalog](catalog.md)."
+        default=None, description="The [event catalog](catalog.md), a YAML file."
     )
 
 
@@ -173,8 +164,7 @@ class Relay(Lease):
 
     delivery: Literal["at_least_once", "exactly_once"] = Field(
         default="at_least_once",
-        description="`exactly_once` publishes in Kafka transactions, for consumers with "
-        "`isolation.level=read_committed`.",
+        description="`exactly_once` publishes in Kafka transactions, for `read_committed` consumers.",
     )
     transaction_seconds: float = Field(
         default=10.0,
@@ -186,7 +176,7 @@ class Relay(Lease):
         default=5000,
         ge=1,
         le=20_000,
-        description="Maximum number of events that are read together as a batch.",
+        description="Maximum number of events of a batch.",
     )
     batch_bytes: int = Field(
         default=8_000_000,
@@ -216,8 +206,8 @@ class Relay(Lease):
     )
     on_dead_letter: Literal["continue", "block"] = Field(
         default="continue",
-        description="Whether an aggregate continues after its dead letter, or stays blocked until the dead "
-        "letter is published or discarded.",
+        description="Whether an aggregate continues after its dead letter, or stays blocked until it is "
+        "published or discarded.",
     )
     dead_letter_topics: bool = Field(
         default=False, description="Whether dead letters are also copied to `<topic>.dlq`."
@@ -225,9 +215,8 @@ class Relay(Lease):
     dead_letter_command: SecretCommand = Field(
         default=Secret(),
         description="Command that runs for each dead letter, with a JSON object on its standard input: at "
-        "most four at a time, at most 30 s each, at least once (again if the relay crashes "
-        "while it runs). Of the relay's environment it gets only `PATH`, `HOME`, `TZ`, the "
-        "locale and similar variables: no settings and no secrets.",
+        "most four at a time, at most 30 s each, at least once. Of the relay's environment it gets only "
+        "`PATH`, `HOME`, `TZ`, the locale and similar variables.",
     )
 
 
@@ -238,8 +227,7 @@ class Telemetry(BaseModel):
         default=None,
         ge=0,
         le=65535,
-        description="Port on which `outbox relay` serves Prometheus metrics, like `--metrics-port`; 0 is "
-        "any free port.",
+        description="Port on which `outbox relay` serves Prometheus metrics; 0 is any free port.",
     )
     metrics_address: str = Field(
         default="127.0.0.1",
@@ -248,18 +236,16 @@ class Telemetry(BaseModel):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], ANY_CASE] = Field(
         default="warning",
         description="Lowest level that the command `outbox` logs on standard error; `debug` logs a line for "
-        "each event. In Dagster, the settings of Dagster apply.",
+        "each event. In Dagster, its own settings apply.",
     )
     log_format: Annotated[Literal["text", "json"], ANY_CASE] = Field(
         default="text",
         description="`json` logs an object a line with `time`, `level`, `logger`, `message`, and fields "
-        "such as `id` and `shard`. The last line of a command that fails is `outbox: …` with "
-        "both values.",
+        "such as `id` and `shard`.",
     )
     tracing: bool = Field(
         default=False,
-        description="Whether events with a sampled `traceparent` get a span. If not, the header passes "
-        "unchanged. The standard variables `OTEL_…` say where spans go: see "
+        description="Whether events with a sampled `traceparent` get a span: see "
         "[Traces](metrics.md#traces).",
     )
 
@@ -281,9 +267,8 @@ class Days(BaseModel):
     )
     archive: ArchivePlace = Field(
         default="",
-        description="Where closed days are archived: a directory, or `s3://bucket/path`, "
-        "`gs://bucket/path`, `az://container/path`. With `none`, days are dropped without an "
-        "archive.",
+        description="Where closed days are archived: a directory, `s3://bucket/path`, `gs://…` or "
+        "`az://…`. With `none`, days are dropped [without an archive](days.md#dropping).",
     )
     archive_readers: Readers = Field(
         default="owner",
@@ -294,31 +279,29 @@ class Days(BaseModel):
         default=30,
         ge=0,
         le=36_500,
-        description="Number of days that stay in the table; with 0, a day stays only until it is closed and "
-        "proven.",
+        description="Number of days that stay in the table; with 0, a day stays until it is archived.",
     )
     key_retention_days: int = Field(
-        default=30, ge=1, le=36_500, description="How long an idempotency key is remembered, in days."
+        default=30, ge=1, le=36_500, description="Days for which an idempotency key is remembered."
     )
     clean_after_hours: float | None = Field(
         default=None,
         ge=0.0,
         le=1_000_000.0,
-        description="For an existing table: hours after which published rows are removed by `outbox table "
-        "clean` and Dagster, after they were archived in `OUTBOX_ARCHIVE`. If not set, none are.",
+        description="For an existing table: hours after which `outbox table clean` and Dagster archive and "
+        "[remove](existing-tables.md#clean-up) published rows. If not set, none.",
     )
     months_ahead: int | None = Field(
         default=None,
         ge=1,
         le=120,
         description="For an existing table with monthly partitions: number of months after the current one "
-        "that `outbox table months` and Dagster make. If not set, none are: the application or pg_partman "
-        "does.",
+        "that `outbox table months` and Dagster make. If not set, none.",
     )
     expectations: Path | None = Field(
         default=None,
-        description="Directory of a Great Expectations project, which gets the results of archived days and "
-        "may add expectations: see [Data quality](days.md#data-quality).",
+        description="Directory of a Great Expectations project for archived days: see "
+        "[Data quality](days.md#data-quality).",
     )
 
 
@@ -327,13 +310,11 @@ class Checks(BaseModel):
 
     warn_at: Limits = Field(
         default={},
-        description="Limits of checks for a warning that differ from [the "
-        "defaults](operating.md#the-checks), as `lag=30,backlog=off`.",
+        description="Limits of [checks](operating.md#the-checks) for a warning, as `lag=30,backlog=off`.",
     )
     error_at: Limits = Field(
         default={},
-        description="Limits of checks for an error, which is an alert, that differ from [the "
-        "defaults](operating.md#the-checks), as `lag=120,keys=off`.",
+        description="Limits of checks for an error, which sends an alert, as `lag=120,keys=off`.",
     )
     alerts: AlertAddresses = Field(
         default=Secret(),
@@ -349,8 +330,8 @@ class Checks(BaseModel):
     ui_url: Link = Field(default="", description="Address of Dagster's pages, for links in messages.")
     runbook_url: Link = Field(
         default="",
-        description="Address of the page [Operating](operating.md), for links in messages and checks. If it "
-        "is not set, failing checks in Dagster contain the chapter.",
+        description="Address of the page [Operating](operating.md), for links in messages and checks. If "
+        "not set, failing checks in Dagster contain the chapter.",
     )
 
 
@@ -359,21 +340,20 @@ class Consumer(BaseModel):
 
     consumers: Consumers = Field(
         default={},
-        description="Consumers that `outbox reconcile` compares; in the file sections `[consumers.NAME]`: "
-        "see [reconciliation](reconciliation.md).",
+        description="Consumers that [`outbox reconcile`](reconciliation.md#name-your-consumers) compares; in "
+        "the file sections `[consumers.NAME]`.",
     )
     consumer_dsn: Dsn = Field(
         default=Secret(),
-        description="Connection string or URL of a consumer's database, for `outbox consumer …`.",
+        description="A consumer's database, for `outbox consumer …`.",
     )
     consumer_schema: str = Field(
         default="public", description="Schema of a consumer's tables, for `outbox consumer …`."
     )
     drain_consumers: DrainConsumers = Field(
         default="",
-        description="Consumers whose inboxes Dagster drains, as `module:name` separated by spaces "
-        "(`billing.events:consumer`): see [Slow "
-        "handlers](consuming-tuning.md#slow-handlers-receive-then-process).",
+        description="Consumers whose inboxes Dagster [drains]"
+        "(consuming-tuning.md#slow-handlers-receive-then-process), as `module:name` separated by spaces.",
     )
 
 
@@ -390,8 +370,8 @@ class Dagster(BaseModel):
         default=14,
         ge=1,
         le=36_500,
-        description="How long Dagster keeps finished relay sessions and other runs that recur all day, in "
-        "days. Runs of days, and the newest run of each job, always stay.",
+        description="Days for which Dagster keeps finished relay sessions and other runs that recur all day. "
+        "Runs of days, and the newest run of each job, always stay.",
     )
 
 
@@ -407,8 +387,7 @@ class Local(BaseModel):
     )
     local_postgres: Path | None = Field(
         default=None,
-        description="Directory of PostgreSQL programs (with `initdb`) for the local stack. If not set: "
-        "those of the Python package.",
+        description="Directory of PostgreSQL programs (with `initdb`). If not set: the Python package's.",
     )
     local_grace_seconds: float = Field(
         default=60.0,

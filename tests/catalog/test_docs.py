@@ -27,12 +27,6 @@ def test_check_prints_what_is_shown(database: Database, write: Write) -> None:
     assert _TIME.sub("…", done.stdout + done.stderr) in _TIME.sub("…", TEXT)
 
 
-def test_render_prints_what_is_shown(database: Database, write: Write) -> None:
-    """Guards against fields that look otherwise."""
-    done = database.outbox("catalog", "render", OUTBOX_CATALOG_FILE=str(write(EXAMPLE)))
-    assert re.findall(r"(\| field .*?)\n\n", done.stdout, re.DOTALL)[0] in TEXT
-
-
 def test_a_mistake_prints_what_is_shown(database: Database, write: Write) -> None:
     """Guards against an error that says less than is promised."""
     path = str(write(EXAMPLE.replace("lifecycle: deprecated", "lifecycle: old")))

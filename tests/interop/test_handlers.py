@@ -1,9 +1,8 @@
-"""The handlers in Java and Node of docs/consuming-tuning.md, with the usual drivers. Go is in `make test`."""
+"""The handlers in Java and Node of examples/handlers, with the usual drivers. Go is in `make test`."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,25 +20,20 @@ from tests.schema.servers import Database, empty, server
 
 __all__ = ["empty", "server"]
 
-_PAGE: Final = (Path(__file__).parents[2] / "docs" / "consuming-tuning.md").read_text()
+_HANDLERS: Final = Path(__file__).parents[2] / "examples" / "handlers"
 _JDBC: Final = ("org.postgresql:postgresql:42.7.4",)
 _JAVA: Final = """
-import java.sql.*;
-import javax.sql.DataSource;
+import java.sql.Statement;
 import org.postgresql.ds.PGSimpleDataSource;
 
-public class Handle {
-    interface Work { void run(Connection connection) throws Exception; }
-
-    %s
-
+public class Main {
     public static void main(String[] args) throws Exception {
         PGSimpleDataSource source = new PGSimpleDataSource();
         source.setURL("jdbc:postgresql://" + args[2] + ":" + args[3] + "/" + args[4]);
         source.setUser(args[5]);
         source.setPassword(System.getenv("SECRET"));
         try {
-            handle(source, args[0], connection -> {
+            Handle.handle(source, args[0], connection -> {
                 try (Statement statement = connection.createStatement()) {
                     statement.executeUpdate("INSERT INTO effects VALUES ('" + args[0] + "')");
                 }
@@ -54,10 +48,8 @@ public class Handle {
 """
 _NODE: Final = """
 const { Pool } = require("pg");
+const { handle } = require("./handle.js");
 const [event, how, host, port, database, user] = process.argv.slice(2);
-
-%s
-
 const pool = new Pool({ host, port, database, user, password: process.env.SECRET });
 handle(pool, event, async (client) => {
   await client.query("INSERT INTO effects VALUES ($1)", [event]);
@@ -73,18 +65,13 @@ def _require(*programs: str) -> None:
             pytest.fail(f"{program} is missing: install it and add it to PATH", pytrace=False)
 
 
-def _block(language: str) -> str:
-    found = re.search(rf"^```{language}\n(.*?)^```", _PAGE, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return found.group(1)
-
-
 def _in_java(directory: Path) -> list[str]:
     _require("java", "javac")
     classes = f"{directory}:{jars.jars(_JDBC, load_settings().local_jars)}/*"
-    (directory / "Handle.java").write_text(_JAVA % _block("java"))
-    subprocess.run(["javac", "-cp", classes, "Handle.java"], cwd=directory, check=True)
-    return ["java", "-cp", classes, "Handle"]
+    (directory / "Main.java").write_text(_JAVA)
+    shutil.copy(_HANDLERS / "Handle.java", directory)
+    subprocess.run(["javac", "-cp", classes, "Main.java", "Handle.java"], cwd=directory, check=True)
+    return ["java", "-cp", classes, "Main"]
 
 
 def _in_node(directory: Path) -> list[str]:
@@ -92,8 +79,9 @@ def _in_node(directory: Path) -> list[str]:
     subprocess.run(
         ["npm", "install", "--silent", "--no-save", "--no-audit", "pg@8"], cwd=directory, check=True
     )
-    (directory / "handle.js").write_text(_NODE % _block("javascript"))
-    return ["node", str(directory / "handle.js")]
+    (directory / "main.js").write_text(_NODE)
+    shutil.copy(_HANDLERS / "handle.js", directory)
+    return ["node", str(directory / "main.js")]
 
 
 @pytest.mark.parametrize("write", [_in_java, _in_node], ids=["java", "node"])
