@@ -4,12 +4,14 @@ Invariants:
 - A broker that a test stops is a warning in the captured log of the test that waits for it, and no line on
   the screen of another one.
 - The package's clients are its own: what one of them prints is a fault.
-- A client is used again only for a broker that lasts as long as the run, and only if its last use succeeded.
+- A client is used again only for a broker that lasts as long as the run, and only if its last use succeeded;
+  and only by the process that made it: a child has none of its threads.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -23,7 +25,7 @@ _LOG.addHandler(logging.NullHandler())
 
 _Client = TypeVar("_Client", bound=confluent_kafka.Consumer | admin.AdminClient)
 _LASTING: Final[set[str]] = set()
-_IDLE: Final[dict[tuple[object, str], list[Any]]] = {}
+_IDLE: Final[dict[tuple[object, str, int], list[Any]]] = {}
 
 
 class Producer(confluent_kafka.Producer):
@@ -48,7 +50,7 @@ def lent(make: Callable[[str], _Client], kafka: str) -> Iterator[_Client]:
     Args:
         make: makes one for these bootstrap servers; the same function for each question that may share them.
     """
-    idle = _IDLE.setdefault((make, kafka), [])
+    idle = _IDLE.setdefault((make, kafka, os.getpid()), [])
     client = idle.pop() if idle else make(kafka)
     is_kept = False
     try:
@@ -69,8 +71,8 @@ def lasting(kafka: str) -> Iterator[None]:
         yield
     finally:
         _LASTING.discard(kafka)
-        for (_, servers), idle in _IDLE.items():
-            while servers == kafka and idle:
+        for (_, *owner), idle in _IDLE.items():
+            while owner == [kafka, os.getpid()] and idle:
                 _close(idle.pop())
 
 

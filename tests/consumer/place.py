@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 import uuid
@@ -76,7 +77,7 @@ class Place:
 
     def put(self, value: str | None, *, key: str | bytes = "1", **headers: str) -> None:
         """A message as it is; an underscore in a header's name is a dash."""
-        producer = _producer(self.kafka)
+        producer = _producer(self.kafka, os.getpid())
         named: list[tuple[str, str | bytes | None]] = [
             (name.replace("_", "-"), text) for name, text in headers.items()
         ]
@@ -171,8 +172,8 @@ class Place:
 
 
 # A client costs more than what it is used for here.
-@functools.lru_cache(maxsize=4)
-def _producer(kafka: str) -> confluent_kafka.Producer:
+@functools.cache
+def _producer(kafka: str, process: int) -> confluent_kafka.Producer:
     return kafka_clients.Producer({"bootstrap.servers": kafka, "linger.ms": 0})
 
 

@@ -29,7 +29,7 @@ AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             *("relay/queries.py", "relay/parking/parking_sql.py", "relay/shards/*.py", "relay/*.py"),
             *("relay/kafka/*.py", "relay/parking/prober.py", "core/session.py", "database/__init__.py"),
         ),
-        ("relay/test_*.py", "test_session_settings.py"),
+        ("relay/test_*.py", "test_session_settings.py", "existing/test_statement_rows.py"),
     ),
     "marked": (("existing/*.py",), ("existing",)),
     "partitions": (("days/partitions/*.py",), ("partitions", "relay/test_bad_input.py")),
@@ -65,12 +65,21 @@ _CALLS: Final = ("connect", "producer", "dict", "Consumer", "Producer", "AdminCl
 FINDERS: Final = {
     "outbox_pipelines/days/partitions/close.py:_close": ("test_close",),
     "outbox_pipelines/relay/kafka/client.py": ("test_client_settings", "test_routing"),
-    "outbox_pipelines/relay/kafka/progress_topic.py": ("test_exactly_once", "test_client_settings"),
+    "outbox_pipelines/relay/kafka/progress_topic.py": ("test_progress_topic", "test_exactly_once"),
+    "outbox_pipelines/relay/queries.py:MOST_METADATA": ("test_sizes",),
     "outbox_pipelines/relay/": ("test_client_settings", "test_transactional_producer", "test_exactly_once"),
-    "outbox_pipelines/core/session.py": ("test_session_settings",),
+    "outbox_pipelines/core/session.py:": ("test_session_settings",),
     "outbox_pipelines/database/__init__.py": ("test_session_settings", "test_pooler"),
-    "outbox_pipelines/consumer/": ("test_client", "test_membership", "test_consumer", "test_dead_letters"),
+    "outbox_pipelines/consumer/kafka_clients.py:": ("consumer/test_reading", "a_copy_of_a_dead_letter"),
+    "outbox_pipelines/consumer/": ("consumer/test_membership", "consumer/test_consumer", "test_dead_letters"),
     "outbox_pipelines/days/partitions/": ("test_purge",),
+    # DuckDB's statements are not recorded.
+    "outbox_pipelines/days/archive/archive_sql.py:FILE_": ("archive/test_proof", "archive/test_archive"),
+    "outbox_pipelines/days/archive/data_set.py:": ("archive/test_query", "archive/test_views", "test_plots"),
+    "outbox_pipelines/days/archive/proof.py:": ("archive/test_proof", "archive/test_rendering"),
+    "outbox_pipelines/days/archive/question.py:": ("archive/test_query",),
+    "outbox_pipelines/days/archive/rendering.py:": ("archive/test_rendering",),
+    "outbox_pipelines/days/archive/rows.py:": ("archive/test_restore", "archive/test_proof"),
     "outbox_pipelines/days/archive/": ("test_restore",),
 }
 

@@ -22,13 +22,19 @@ _PLAIN: Final = (str, bytes, int, float, tuple, list, dict, set, frozenset, type
 _OURS: Final = ("outbox_pipelines", "tests")
 
 
-def apply(file: str, source: str) -> None:
-    """Let this process behave as if `file` contained `source`."""
+def apply(file: str, source: str) -> list[tuple[Any, Any]]:
+    """Let this process behave as if `file` contained `source`.
+
+    Returns:
+        The constants that have changed, each as it was and as it is.
+    """
     if file.endswith(".sql"):
         _replace_script(Path(__file__).parents[2] / file, source)
-        return
+        return []
     name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    _renew(importlib.import_module(name), source, set())
+    changed: list[tuple[Any, Any]] = []
+    _renew(importlib.import_module(name), source, set(), changed)
+    return changed
 
 
 def _replace_script(path: Path, source: str) -> None:
@@ -45,7 +51,7 @@ def _replace_script(path: Path, source: str) -> None:
             each.cache_clear()
 
 
-def _renew(module: ModuleType, source: str, done: set[str]) -> None:
+def _renew(module: ModuleType, source: str, done: set[str], found: list[tuple[Any, Any]]) -> None:
     done.add(module.__name__)
     new = ModuleType(module.__name__)
     new.__dict__.update(
@@ -56,6 +62,7 @@ def _renew(module: ModuleType, source: str, done: set[str]) -> None:
     )
     exec(compile(source, str(module.__file__), "exec"), new.__dict__)
     changed = list(_update(vars(module), vars(new), module.__name__, vars(module).__setitem__))
+    found += changed
     _clear(module)
     for old, fresh in changed:
         for other in [each for name, each in sys.modules.items() if name.startswith(_OURS)]:
@@ -65,7 +72,7 @@ def _renew(module: ModuleType, source: str, done: set[str]) -> None:
             for name in hits:
                 setattr(other, name, fresh)
             if hits and other.__name__ not in done and other.__name__.startswith("outbox_pipelines"):
-                _renew(other, Path(str(other.__file__)).read_text(encoding="utf-8"), done)
+                _renew(other, Path(str(other.__file__)).read_text(encoding="utf-8"), done, found)
 
 
 def _clear(module: ModuleType) -> None:

@@ -282,7 +282,7 @@ def _run(mutant: Mutant | None, items: list[pytest.Item], limits: list[float], w
     os.write(writer, f"{_IMPORT}\n".encode())
     if mutant is not None:
         os.environ[patch.VARIABLE] = json.dumps([mutant.file, mutant.source()])
-        patch.apply(mutant.file, mutant.source())
+        _replace_parameters(items, patch.apply(mutant.file, mutant.source()))
     failed: list[bool] = []
 
     class Watching:
@@ -305,6 +305,16 @@ def _run(mutant: Mutant | None, items: list[pytest.Item], limits: list[float], w
                 os.write(writer, f"{_LATE}\n".encode())
             return
     os.write(writer, f"{_PASSED}\n".encode())
+
+
+def _replace_parameters(items: list[pytest.Item], changed: list[tuple[Any, Any]]) -> None:
+    """Give tests whose parameter is a constant the mutated one."""
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        for name, value in parameters.items():
+            for old, new in changed:
+                if value is old:
+                    parameters[name] = new
 
 
 def _elsewhere(item: pytest.Item) -> pytest.Item:
