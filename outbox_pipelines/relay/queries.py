@@ -353,8 +353,8 @@ SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = f
 FROM (SELECT shard FROM outbox_shards WHERE {which} ORDER BY shard FOR UPDATE) AS locked
 WHERE s.shard = locked.shard"""
 UNWANT_FORGOTTEN: Final[LiteralString] = _CANCEL.format(
-    which="""wanted IS NOT NULL AND wanted_at NOT BETWEEN clock_timestamp() - interval '10 seconds'
-                                              AND clock_timestamp() + interval '10 seconds'"""
+    which="""wanted_at NOT BETWEEN clock_timestamp() - interval '10 seconds'
+                         AND clock_timestamp() + interval '10 seconds'"""
 )
 
 # A relay that cannot take part cancels the change before anything has paused.

@@ -8,10 +8,10 @@ from outbox_pipelines.relay.queries import OPEN
 # Which of these transactions have rows here: in one statement, so in one snapshot.
 WITH_ROWS: Final[LiteralString] = f"""
 SELECT pg_current_snapshot()::text,
-       ARRAY(SELECT DISTINCT tx::text::bigint FROM outbox
+       ARRAY(SELECT tx::text::bigint FROM outbox
              WHERE {OPEN} AND tx >= %(first)s::xid8 AND tx < %(end)s::xid8
              UNION
-             SELECT DISTINCT tx::text::bigint FROM outbox WHERE {OPEN} AND tx = ANY (%(others)s::xid8[]))"""
+             SELECT tx::text::bigint FROM outbox WHERE {OPEN} AND tx = ANY (%(others)s::xid8[]))"""
 
 # Everything that is committed now ends before this position. A message, because its commit flushes the log:
 # what is not flushed is not delivered. `local` flushes it whatever the session's setting is, without waiting

@@ -22,7 +22,7 @@ WITH restored AS (
 ), rows AS (
     SELECT o.id, o.created_at, o.tx, o.seq, w.at AS written, r.slot, d.state,
            outbox_covers(r.done, r.target, r.last_seq, o.tx, o.seq)
-           AND NOT (o.tx >= r.at AND o.tx <= %(own)s::text::xid8 AND o.tx <= w.at::text::xid8)
+           AND NOT (o.tx >= r.at AND o.tx <= w.at::text::xid8)
            AND coalesce(pg_visible_in_snapshot(o.tx, d.published), true) AS published
     FROM outbox o JOIN restored r ON r.shard = outbox_shard_of(o.aggregate_type, o.aggregate_id, r.shards)
     LEFT JOIN outbox_days d ON d.day = (o.created_at AT TIME ZONE 'UTC')::date
@@ -63,7 +63,7 @@ RENUMBER: Final[LiteralString] = f"""{_ROWS}, judged AS (
     WHERE NOT j.published AND coalesce(j.state, 'open') = 'open' AND (j.slot IS NULL OR %(is_copy)s)
       AND (p.id, p.created_at) IS DISTINCT FROM (j.id, j.created_at)
       AND (j.nth > 1 OR p.seq IS NOT NULL
-           OR %(drawn)s < %(last)s AND j.seq <= %(drawn)s AND j.written > j.before)
+           OR %(drawn)s < %(last)s AND j.written > j.before)
 ), moved AS (
     UPDATE outbox o SET seq = numbers.seq FROM numbers
     WHERE numbers.id = o.id AND numbers.created_at = o.created_at
