@@ -13,8 +13,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 
 from outbox_pipelines.consumer import Counts, Event
+from outbox_pipelines.consumer import kafka_clients as ours
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.errors import SetupError
 from tests import forks, kafka_clients
@@ -132,8 +134,15 @@ def test_a_message_that_is_no_event_is_a_dead_letter(place: Place) -> None:
     assert "offset 0 is not an event: it has no header 'id' and its value is" in error
 
 
-def test_a_copy_of_a_dead_letter_goes_to_a_topic(place: Place) -> None:
+def test_a_copy_of_a_dead_letter_goes_to_a_topic(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     copies = f"{topic_prefix()}-dead"
+    made: list[tuple[dict[str, Any], logging.Logger]] = []
+
+    def producer(given: dict[str, Any], *, logger: logging.Logger) -> Any:
+        made.append((given, logger))
+        return Producer(given, logger=logger)
+
+    monkeypatch.setattr(ours, "Producer", producer)
     [event_id] = place.send(uuid7(), tenant="acme")
     consumer = place.bare(retry_seconds=0, max_attempts=2, dead_letter_topic=copies)
     consumer.on("order.placed")(Picky(0))
@@ -153,8 +162,17 @@ def test_a_copy_of_a_dead_letter_goes_to_a_topic(place: Place) -> None:
         reader.close()
     assert headers["id"] == event_id
     assert headers["tenant"] == "acme"
-    assert headers["dead-letter-reason"] == "ValueError: no customer 0"
-    assert (headers["dead-letter-attempts"], headers["dead-letter-source"]) == ("2", "billing")
+    assert {name: text for name, text in headers.items() if name.startswith("dead-letter-")} == {
+        "dead-letter-reason": "ValueError: no customer 0",
+        "dead-letter-attempts": "2",
+        "dead-letter-source": "billing",
+        "dead-letter-topic": place.topic,
+        "dead-letter-partition": str(place.value("SELECT partition FROM inbox")),
+        "dead-letter-offset": str(place.value('SELECT "offset" FROM inbox')),
+    }
+    # Without the client's own repetitions, in the partition of the key, and not waited for without end.
+    settings = {"enable.idempotence": True, "partitioner": "murmur2_random", "delivery.timeout.ms": 10_000}
+    assert made == [({"bootstrap.servers": place.kafka} | settings, ours.CLIENT_LOG)]
 
 
 def test_a_dead_letter_waits_for_its_copy(place: Place) -> None:

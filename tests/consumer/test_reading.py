@@ -176,13 +176,31 @@ def test_settings_that_break_the_guarantees_are_refused(kafka: dict[str, Any], s
         settings({"bootstrap.servers": "broker:9092", **kafka}, "billing")
 
 
-def test_settings_that_are_right_pass() -> None:
+@pytest.mark.parametrize("earliest", ["earliest", "smallest", "beginning"])
+def test_settings_that_are_right_pass(earliest: str) -> None:
     given = {"bootstrap.servers": "broker:9092", "enable.auto.commit": "False", "group.id": "mine"}
     made = settings(
-        {**given, "auto.offset.reset": "smallest", "isolation.level": "read_uncommitted"}, "billing"
+        {**given, "auto.offset.reset": earliest, "isolation.level": "read_uncommitted"}, "billing"
     )
     assert (made["group.id"], made["isolation.level"]) == ("mine", "read_uncommitted")
-    assert settings(given | {"group.id": "x"}, "billing")["isolation.level"] == "read_committed"
+
+
+def test_what_the_client_is_made_with() -> None:
+    """Guards against a setting that is lost: no message would show it for a long time."""
+    assert settings(KAFKA, "billing") == KAFKA | {
+        "group.id": "billing",
+        # Offsets follow the database.
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        # A rebalance does not interrupt the partitions that stay.
+        "partition.assignment.strategy": "cooperative-sticky",
+        "group.protocol": "classic",
+        # A partition that is added to the topic is read from its beginning.
+        "auto.offset.reset": "earliest",
+        "enable.partition.eof": False,
+        "isolation.level": "read_committed",
+        "retry.backoff.ms": 1000,
+    }
 
 
 KAFKA = {"bootstrap.servers": "broker:9092"}

@@ -123,3 +123,17 @@ def test_the_days_of_a_span(outbox: Outbox) -> None:
         for first, last in ((0, 0), (1, 1), (2, 2), (0, 1), (1, 2), (0, 2)):
             assert found(first, last) == (days[first], days[last] + timedelta(1))
         assert found(0, 2, days[1]) == (days[1], today + timedelta(1))
+
+
+def test_the_next_row_behind_a_gap(outbox: Outbox) -> None:
+    """Guards against a window that begins with the last row of the one before, again and again."""
+    (first, second) = outbox.write("a", "b")
+    given = {
+        "start": datetime(2000, 1, 1, tzinfo=UTC),
+        "stop": datetime(9000, 1, 1, tzinfo=UTC),
+        "to": second,
+    }
+    with outbox.connect() as connection:
+        for last_seq, following in ((first - 1, first), (first, second), (second, None)):
+            found = connection.execute(queries.NEXT_SEQ, given | {"last_seq": last_seq}).fetchall()
+            assert found == [(following,)]

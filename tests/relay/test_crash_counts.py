@@ -97,6 +97,8 @@ def test_another_shard_is_left_alone(shard: _Shard) -> None:
     """Guards against a relay that counts the crash of another shard's, or takes two shards."""
     shard.execute(MORE_SHARDS.replace("%s", "'{1}'"))
     shard.execute("UPDATE outbox_shards SET shards = 2, owner = 'b' WHERE shard = 1")
+    # In the table it is the last.
+    shard.execute("UPDATE outbox_shards SET heartbeat = now() WHERE shard = 0")
     ((_, _, crashed, crashes, *_),) = shard.execute(queries.TAKE, owner="a")
     assert (crashed, crashes) == (False, 0)
     assert shard.execute("SELECT shard, owner FROM outbox_shards ORDER BY shard") == [(0, "a"), (1, "b")]

@@ -60,6 +60,7 @@ def test_a_filter_means_these(outbox: Outbox, given: dict[str, Any], expected: l
         shown = values | {"state": "failed", "limit": 99}
         listed = connection.execute(parking_sql.LIST_DEAD_LETTERS, shown).fetchall()
         assert [row[1] for row in listed] == expected
+        assert all((row[9] == "") == (row[1] == 5) for row in listed)
         assert (
             connection.execute(parking_sql.LIST_DEAD_LETTERS, shown | {"limit": 1}).fetchall() == listed[:1]
         )

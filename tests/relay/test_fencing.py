@@ -90,6 +90,62 @@ def test_what_a_relay_writes_about_itself(outbox: Outbox) -> None:
         assert connection.execute(moved).fetchone() == (now, now, 7, tick, True)
         connection.execute(queries.SETTLE, given | {"ctid": ctid})
         assert connection.execute(moved).fetchone() == (now, None, None, tick, True)
+        connection.execute("UPDATE outbox_shards SET owner = 'relay', owned_since = now()")
+        connection.execute(queries.RELEASE, _GIVEN)
+        assert connection.execute("SELECT owner, owned_since FROM outbox_shards").fetchone() == (None, None)
+
+
+def test_the_lag_of_what_is_settled(outbox: Outbox) -> None:
+    """Guards against the age of another event, and one that is negative where the clock was set back."""
+    outbox.write("a", "b", "c")
+    with outbox.connect() as connection:
+        connection.execute("SET session_replication_role = replica")
+        hours = "CASE aggregate_id WHEN 'a' THEN -5 WHEN 'c' THEN 5 ELSE -1 END"
+        # Their ids have no time.
+        connection.execute(
+            "UPDATE outbox SET id = gen_random_uuid(), "
+            f"created_at = now() + make_interval(hours => {hours})".encode()
+        )
+        connection.execute("UPDATE outbox_shards SET epoch = 5")
+        for newest, hour in ((1, 5), (2, 1), (3, 0)):
+            ((ctid, done),) = connection.execute("SELECT ctid::text, done::text FROM outbox_shards")
+            given = _GIVEN | {"ctid": ctid, "done": done, "newest": newest}
+            ((_, lag, _),) = connection.execute(queries.SETTLE_WITH_PROGRESS, given)
+            assert round(lag / 3600) == hour
+
+
+def test_who_has_a_shard(outbox: Outbox) -> None:
+    """Guards against the owner of another shard."""
+    with outbox.connect() as connection:
+        connection.execute(MORE_SHARDS, [[1]])
+        connection.execute("UPDATE outbox_shards SET owner = 'relay ' || shard, owned_since = '2026-03-01'")
+        found = connection.execute(queries.OWNER, {"shard": 1}).fetchall()
+        assert found == [("relay 1", "2026-03-01 00:00:00 UTC")]
+
+
+@pytest.mark.parametrize(
+    ("more", "slot"),
+    [
+        ("slot_ends = false", "a slot"),
+        ("slot_snapshot = NULL, slot_ends = false", None),
+        ("slot_ends = true", None),
+        ("shards = 2", None),
+    ],
+)
+def test_what_changes_under_a_relay(outbox: Outbox, more: LiteralString, slot: str | None) -> None:
+    """Guards against a slot that is read before it is made, or while it is dropped, or by several shards."""
+    with outbox.connect() as connection:
+        connection.execute(MORE_SHARDS, [[1]])
+        connection.execute(
+            "UPDATE outbox_shards SET shards = 1 + shard, slot = 'a slot', slot_snapshot = done"
+        )
+        connection.execute(f"UPDATE outbox_shards SET {more} WHERE shard = 0")
+        ((*_, found, _, _),) = connection.execute(queries.CHANGE, {"shard": 0})
+        assert found == slot
+        rows = connection.execute("SELECT ctid::text FROM outbox_shards ORDER BY shard").fetchall()
+        (own, other) = (ctid for (ctid,) in rows)
+        assert len(connection.execute(queries.CHANGE_AT, {"shard": 0, "ctid": own}).fetchall()) == 1
+        assert connection.execute(queries.CHANGE_AT, {"shard": 0, "ctid": other}).fetchall() == []
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,9 @@ def test_commands_of_dead_letters(rows: _Rows) -> None:
     assert sorted(found([])) == [14, 21]
     assert [*rows.changed(parking_sql.COMMANDS_DUE, seqs=[4])] == [4]
     assert sorted(found([])) == [4, 14, 21]
+    rows.execute("UPDATE outbox_parked SET last_error = NULL WHERE seq = 14")
+    ((*_, error),) = rows.execute(parking_sql.COMMANDS, **_ONE, under_way=[], room=1)
+    assert error == ""
 
 
 _BLOCKING: Final = ["waiting", "retrying", "replaying"]
@@ -392,7 +395,32 @@ def test_blocked_aggregates(rows: _Rows) -> None:
 def test_after_a_replay(rows: _Rows) -> None:
     """Guards against an answer about events that the operator has not named."""
     rows.put(*_of_each_state())
-    assert [row[1] for row in rows.execute(parking_sql.AFTER_REPLAY, seqs=[5, 4, 2])] == [2, 4]
+    rows.execute("UPDATE outbox_parked SET last_error = NULL WHERE seq = 4")
+    found = [(row[1], row[9]) for row in rows.execute(parking_sql.AFTER_REPLAY, seqs=[5, 4, 2])]
+    assert found == [(2, "before"), (4, "")]
+
+
+def test_what_is_shown_of_an_event(rows: _Rows) -> None:
+    """Guards against the actions of another event, or in another order, and against an event without any."""
+    rows.put(*({"seq": n, "state": "failed"} for n in (1, 2, 3)))
+    for number, (action, seqs) in enumerate((("replay", [1, 2]), ("discard", [1]), ("replay", [2])), 1):
+        rows.execute(
+            "INSERT INTO outbox_audit (action, reason, filter, events) "
+            "VALUES (%(action)s, %(why)s, '{}', %(seqs)s)",
+            action=action,
+            why=str(number),
+            seqs=seqs,
+        )
+    # Two events with one id.
+    rows.execute("UPDATE outbox_parked SET id = (SELECT id FROM outbox_parked WHERE seq = 1) WHERE seq = 3")
+
+    def found(seq: int) -> list[tuple[int, list[str]]]:
+        ((own,),) = rows.execute("SELECT id FROM outbox_parked WHERE seq = %(seq)s", seq=seq)
+        shown = [row for (row,) in rows.execute(parking_sql.SHOW_PARKED, id=own)]
+        return [(row["seq"], [action["reason"] for action in row["actions"]]) for row in shown]
+
+    assert found(1) == [(1, ["1", "2"]), (3, [])]
+    assert found(2) == [(2, ["1", "3"])]
 
 
 def test_what_is_parked_must_be_present_once(outbox: Outbox) -> None:

@@ -37,3 +37,14 @@ def test_a_topic_that_exists(outbox: Outbox, config: dict[str, str], is_kept: bo
                 create_topic(outbox.settings, name, 1)
     finally:
         admin.delete_topics([name])[name].result(60)
+
+
+def test_a_topic_that_is_made(outbox: Outbox) -> None:
+    """Guards against a topic of the relay's own that it refuses at its next start."""
+    name = f"outbox-progress-{uuid.uuid4().hex}"
+    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
+    try:
+        for _ in range(2):
+            create_topic(outbox.settings, name, 1)
+    finally:
+        admin.delete_topics([name])[name].result(60)
