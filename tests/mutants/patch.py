@@ -38,12 +38,16 @@ def apply(file: str, source: str) -> list[tuple[Any, Any]]:
 
 
 def _replace_script(path: Path, source: str) -> None:
-    read = Path.read_text
+    read, read_raw = Path.read_text, Path.read_bytes
 
     def read_text(self: Path, *given: Any, **named: Any) -> str:
         return source if self.resolve() == path else read(self, *given, **named)
 
+    def read_bytes(self: Path) -> bytes:
+        return source.encode() if self.resolve() == path else read_raw(self)
+
     Path.read_text = read_text  # type: ignore[method-assign]
+    Path.read_bytes = read_bytes  # type: ignore[method-assign]
     from outbox_pipelines.core import scripts
 
     for each in vars(scripts).values():
