@@ -99,7 +99,7 @@ WHERE aggregate_type = %(aggregate_type)s AND aggregate_id = %(aggregate_id)s
 
 # For each day: whether it is attached, whether it is archived, and whether its partition exists.
 WHERE_DAYS_ARE: Final[LiteralString] = f"""
-SELECT d.day, c.oid IS NOT NULL AND {ATTACHED}, d.manifest_sha256 IS NOT NULL, c.oid IS NOT NULL
+SELECT d.day, {ATTACHED}, d.manifest_sha256 IS NOT NULL, c.oid IS NOT NULL
 FROM outbox_days d
 LEFT JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD'))
 ORDER BY d.day"""
