@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final, LiteralString
 from uuid import UUID, uuid4
 
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from psycopg import sql
 
-from outbox_pipelines.days.archive import archive_sql
-from outbox_pipelines.days.archive.manifest import BUCKET, OWN
+from outbox_pipelines.days.archive import archive_sql, proof
+from outbox_pipelines.days.archive.manifest import BUCKET, OWN, schema_with
 from tests.conftest import Outbox
 
 _DAY: Final = date(2026, 3, 1)
@@ -187,6 +190,25 @@ def test_the_rows_of_a_bucket(outbox: Outbox) -> None:
         assert [(bucket, count) for bucket, count, _ in sums] == [(0, 1), (1, 2), (2, 1)]
 
 
+def test_the_rows_of_a_bucket_of_a_file(tmp_path: Path) -> None:
+    """Guards against the same in a file."""
+    seqs = [2 * BUCKET, 2 * BUCKET - 1, BUCKET, BUCKET - 1]
+    schema = schema_with(())
+    known: dict[str, list[Any]] = {
+        "id": [str(uuid4()) for _ in seqs],
+        "seq": seqs,
+        "created_at": [datetime.now(UTC)] * len(seqs),
+    }
+    missing = {name: [None] * len(seqs) for name in schema.names}
+    file = tmp_path / "rows.parquet"
+    pq.write_table(
+        pa.table(missing | known, schema=pa.schema([field.with_nullable(True) for field in schema])), file
+    )
+    assert [seq for _, seq, _ in proof.rows_of_file(file, 1)] == [BUCKET, 2 * BUCKET - 1]
+    sums = proof.sums_of_file(file)
+    assert {bucket: found.rows for bucket, found in sums.items()} == {0: 1, 1: 2, 2: 1}
+
+
 def test_the_aggregate_types_of_a_day(outbox: Outbox) -> None:
     """Guards against types in another order than that of the file, and against one too few."""
     with outbox.connect() as connection:
@@ -210,6 +232,7 @@ def test_what_is_known_of_the_rows_of_a_day(outbox: Outbox) -> None:
         leaf = _leaf(connection)
         for seq, each in enumerate(ids):
             connection.execute(_WRITE, [each, seq, "order"])
+        connection.execute("UPDATE outbox SET aggregate_id = 'b' WHERE seq = 0")
         parked: LiteralString = (
             "INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, "
             "created_at, state, attempts, last_error) "
@@ -218,9 +241,12 @@ def test_what_is_known_of_the_rows_of_a_day(outbox: Outbox) -> None:
         connection.execute(parked, [ids[1], 1, "failed", 4])
         connection.execute(parked, [ids[2], 2, "discarded", 5])
         connection.execute(parked, [uuid4(), 3, "failed", 6])
+        # Of other events with the same id.
+        connection.execute(parked, [ids[3], 33, "failed", 6])
         released: LiteralString = "INSERT INTO outbox_released (seq, id, attempts) VALUES (%s, %s, %s)"
         connection.execute(released, [4, ids[4], 7])
         connection.execute(released, [0, uuid4(), 8])
+        connection.execute(released, [44, ids[0], 8])
         parts: dict[str, Any] = {
             "shards": sql.SQL(""),
             "extra": sql.SQL(""),
@@ -228,11 +254,11 @@ def test_what_is_known_of_the_rows_of_a_day(outbox: Outbox) -> None:
         }
         rows = connection.execute(archive_sql.of_leaf(archive_sql.ROWS, leaf, **parts)).fetchall()
         assert [(row[1], row[13], row[14] is not None, row[15], row[16]) for row in rows] == [
-            (0, "PROCESSED", False, 0, None),
             (1, "FAILED", False, 4, "big"),
             (2, "DISCARDED", False, 5, "big"),
             (3, "PROCESSED", False, 0, None),
             (4, "PROCESSED", True, 7, None),
+            (0, "PROCESSED", False, 0, None),
         ]
         assert connection.execute(archive_sql.of_leaf(archive_sql.IS_RESTORED, leaf)).fetchall() == [(False,)]
         connection.execute("UPDATE outbox SET tx = '3' WHERE seq = 1")

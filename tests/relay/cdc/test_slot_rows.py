@@ -180,6 +180,8 @@ def test_publications_like_ours(outbox: Outbox) -> None:
     ours: Final = "publish_via_partition_root = true"
     with outbox.connect() as connection:
         connection.execute("CREATE TABLE other (id int)")
+        connection.execute("CREATE SCHEMA elsewhere CREATE TABLE outbox (id int)")
+        connection.execute("CREATE PUBLICATION theirs_elsewhere FOR TABLE elsewhere.outbox")
         assert connection.execute(queries.OLDEST_PUBLICATION).fetchall() == []
         for name, what in {
             "outbox_other": f"FOR TABLE other WITH (publish = 'insert', {ours})",
