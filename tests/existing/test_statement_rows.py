@@ -28,7 +28,7 @@ INSERT INTO events (aggregate_type, aggregate_id, event_type, payload, created_a
 VALUES ('order', 'a', 'x', '{}', now() - interval '1 hour', NULL, 0, NULL, NULL),
        ('order', 'b', 'x', '{}', now() - interval '9 hours', '2001-01-01', 0, NULL, NULL),
        ('order', 'c', 'x', '{}', now() - interval '8 hours', NULL, 3, 'outbox: dead letter: big', NULL),
-       ('order', 'd', 'x', '{}', 'infinity', NULL, 2, 'outbox: small', now() + interval '1 hour'),
+       ('order', 'd', 'x', '{}', '-infinity', NULL, 2, 'outbox: small', now() + interval '1 hour'),
        ('order', 'e', 'x', '{}', now() - interval '2 hours', NULL, 7, 'down', NULL),
        ('order', 'f', 'x', '{}', now() + interval '5 hours', NULL, 0, 'outbox: dead letter: big', NULL),
        ('order', 'g', 'x', '{}', now() - interval '7 hours', '2001-01-01', 1, 'outbox: dead letter: y',
@@ -136,7 +136,9 @@ def test_the_content_of_numbered_rows(rows: _Rows) -> None:
 def test_rows_that_another_session_has(rows: _Rows) -> None:
     """Guards against a row that waits without end because another one of its aggregate was claimed."""
     with rows.table.connect(autocommit=False) as other:
-        other.execute("SELECT FROM events WHERE seq IN (4, 2) FOR UPDATE")
+        assert rows(queries.LOCKED, limit=2) == []
+        rows.connection.execute("UPDATE events SET aggregate_id = 'd' WHERE seq = 5")
+        other.execute("SELECT FROM events WHERE seq IN (5, 4, 2) FOR UPDATE")
         assert rows(queries.LOCKED, limit=9) == [("order", "d")]
         assert rows(queries.LOCKED, limit=1) == []
 
@@ -253,6 +255,8 @@ def test_a_filter_means_these(make_table: Make, given: dict[str, Any], expected:
             assert found[-1:] == [8] or 8 not in expected
             first = connection.execute(statements(queries.LIST_DEAD_LETTERS), values | {"limit": 1})
             assert len(first.fetchall()) == min(1, len(expected))
+            reasons = connection.execute(statements(queries.REASONS), {"cap": 99}).fetchall()
+            assert reasons == [("too large", 6), ("no reason", 1)]
             counted = connection.execute(statements(queries.COUNT_DEAD_LETTERS), values).fetchall()
             without = sum(seq == 5 for seq in expected)
             rest = len(expected) - without

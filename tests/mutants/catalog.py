@@ -32,11 +32,11 @@ AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("relay/test_*.py", "test_session_settings.py", "existing/test_statement_rows.py"),
     ),
     "marked": (("existing/*.py",), ("existing",)),
-    "partitions": (("days/partitions/*.py",), ("partitions", "relay/test_bad_input.py")),
+    "partitions": (("days/partitions/*.py",), ("days/partitions", "relay/test_bad_input.py")),
     # The model of its database is compared with the real one, by its statements.
     "consumer": (("consumer/*.py",), ("consumer", "model/consumer/test_database.py")),
-    "archive": (("days/archive/*.py",), ("archive", "partitions")),
-    "schema": (("sql/*.sql",), ("schema", "relay", "partitions")),
+    "archive": (("days/archive/*.py",), ("days/archive", "days/partitions")),
+    "schema": (("sql/*.sql",), ("schema", "relay", "days/partitions")),
     "cdc": (("relay/cdc/*.py",), ("relay/cdc",)),
 }
 

@@ -334,3 +334,7 @@ def _forget_templates(item: pytest.Item) -> None:
         return once(self, (*name, "mutant") if is_template else name, make)
 
     conftest.Lasting.once = renewed  # type: ignore[method-assign]
+    # Of the session, and made of it.
+    for fixture in ("template", "shared"):
+        for definition in item.session._fixturemanager._arg2fixturedefs.get(fixture, ()):
+            definition.cached_result = None

@@ -9,7 +9,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from outbox_pipelines.relay.parking import queries
+from outbox_pipelines.relay.parking import parking_sql
 from tests.conftest import Outbox
 
 _US: Final = timedelta(microseconds=1)
@@ -40,7 +40,7 @@ class _Events:
             "errors": [f"error {seq}" for seq in states],
             **{"start": self.at, "stop": self.at + _US, "from": 1, "to": 5},
         }
-        self.connection.execute(queries.PARK, given | more)
+        self.connection.execute(parking_sql.PARK, given | more)
         return self.connection.execute(_SHOWN).fetchall()
 
 
@@ -98,7 +98,7 @@ def test_what_is_released(events: _Events) -> None:
         events.connection.execute("SET session_replication_role = replica")
         events.connection.execute("UPDATE outbox_parked SET state = %s WHERE seq = %s", [state, seq])
         events.connection.execute("SET session_replication_role = origin")
-    events.connection.execute(queries.RELEASED, {"seqs": [2, 3, 4, 5]})
+    events.connection.execute(parking_sql.RELEASED, {"seqs": [2, 3, 4, 5]})
     assert [row[0] for row in events.connection.execute(_SHOWN)] == [1, 3, 5]
     released = events.connection.execute("SELECT seq FROM outbox_released ORDER BY seq").fetchall()
     assert released == [(2,), (4,)]
