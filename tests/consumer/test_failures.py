@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import pytest
@@ -25,6 +25,7 @@ from tests.consumer.place import Place, effect, running, uuid7
 from tests.relay.topic import create
 
 Connection = psycopg.Connection[Any]
+END_SESSIONS: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
 
 
 class Picky:
@@ -289,10 +290,8 @@ def test_an_unavailable_database_is_waited_for(place: Place) -> None:
             before = place.effects()
             wait_until(lambda: place.effects() >= before + 20, what="some effects")  # noqa: B023
             cut.set()
-            place.rows(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
-                place.topic,
-            )
+            # A session may still commit after the signal, or have begun to connect before.
+            wait_until(lambda: not place.rows(END_SESSIONS, place.topic), what="no session")
             halted = place.effects()
             with pytest.raises(AssertionError):
                 wait_until(lambda: place.effects() > halted, seconds=0.5)  # noqa: B023

@@ -67,7 +67,8 @@ def test_a_reader_on_another_server_is_refused(pair: Pair) -> None:
         shard.connect("reader").close()
         with psycopg.connect(pair.primary.dsn, autocommit=True) as admin:
             admin.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2"
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_locks "
+                "WHERE locktype = 'advisory' AND objsubid = 2"
             )
         with pytest.raises(ShardLostError):
             shard.connect("reader")
