@@ -1,4 +1,4 @@
-"""docs/operating.md and docs/maintenance.md: a chapter for each check, limits, what is printed, names."""
+"""operating.md, maintenance.md and alerts in metrics.md: a chapter for each check, limits, output, names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from tests.quality.test_rules import SHARD, WELL
 
 PAGE = ROOT / "docs" / "operating.md"
 TEXT = PAGE.read_text()
-PAGES = TEXT + PAGE.with_name("maintenance.md").read_text()
+MAINTENANCE = PAGE.with_name("maintenance.md").read_text()
+ALERTS = PAGE.with_name("metrics.md").read_text().partition("## Alerts\n")[2].partition("\n## ")[0]
+PAGES = TEXT + MAINTENANCE + ALERTS
 ALL = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # In double ticks stands what is printed.
@@ -44,7 +46,7 @@ def test_every_check_and_every_alert_has_its_chapter() -> None:
         page, _, anchor = alert["annotations"]["runbook"].partition("#")
         assert page == "docs/operating.md"
         assert anchor in anchors(PAGE)
-    assert set(re.findall(r"`(Outbox\w+)`", TEXT)) <= {alert["alert"] for alert in alerts_of_prometheus()}
+    assert set(re.findall(r"`(Outbox\w+)`", PAGES)) <= {alert["alert"] for alert in alerts_of_prometheus()}
 
 
 @ALL
@@ -81,7 +83,7 @@ def test_the_messages_that_are_shown_are_sent() -> None:
     begins, known = alerts.news({}, problems, now=0.0, after=0.0, where=where)
     _, known = alerts.news(known, [], now=1.0, after=1.0, where=where)
     ends, _ = alerts.news(known, [], now=2.0, after=1.0, where=where)
-    samples = [text for language, text in _FENCE.findall(TEXT) if language == "text"]
+    samples = [text for language, text in _FENCE.findall(ALERTS) if language == "text"]
     assert samples == [f"{each.title}\n\n{each.body}\n" for each in [*begins, *ends]]
 
 
@@ -104,7 +106,7 @@ def test_every_command_and_setting_exists() -> None:
 
 def test_every_link_and_picture_is_there() -> None:
     """Guards against links to pages and chapters that were renamed."""
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXT) if not link.startswith("http")]
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", PAGES) if not link.startswith("http")]
     assert len(links) > 30
     for link in links:
         name, _, anchor = link.partition("#")
@@ -112,7 +114,7 @@ def test_every_link_and_picture_is_there() -> None:
         assert path.exists(), link
         assert not anchor or anchor in anchors(path), link
     pictures = {path.name for path in (PAGE.parent / "images").iterdir()}
-    assert pictures == set(re.findall(r"!\[[^\]]+\]\(images/([^)]+)\)", TEXT))
+    assert pictures == set(re.findall(r"!\[[^\]]+\]\(images/([^)]+)\)", PAGES))
 
 
 def test_what_is_pasted_into_the_launchpad_fits() -> None:
@@ -123,13 +125,13 @@ def test_what_is_pasted_into_the_launchpad_fits() -> None:
     from outbox_pipelines.defs import outbox_definitions
 
     repository = defs.get_repository_def()
-    samples = [text for language, text in _FENCE.findall(TEXT) if language == "yaml"]
+    samples = [text for language, text in _FENCE.findall(MAINTENANCE) if language == "yaml"]
     for job, sample in zip(("drop_day", "dead_letters"), samples, strict=True):
         dg.validate_run_config(repository.get_job(job), yaml.safe_load(sample))
     # With every part: some exist only where they have work.
     graph = outbox_definitions(serving(**EVERYTHING)).resolve_asset_graph()
     assets = {key.to_user_string() for key in graph.get_all_asset_keys()}
-    named = set(re.findall(r"`(outbox/\w+)`", TEXT))
+    named = set(re.findall(r"`(outbox/\w+)`", PAGES))
     assert named
     assert named <= assets
 
