@@ -40,7 +40,7 @@ from tests.mutants import patch, watch
 _MODULES: Final = (
     *("outbox_pipelines.cli.main", "outbox_pipelines.relay.worker", "outbox_pipelines.quality.measurements"),
     *(
-        "outbox_pipelines.relay.publishing",
+        "outbox_pipelines.relay.worker",
         "outbox_pipelines.relay.append_only",
         "outbox_pipelines.existing.kind",
         "outbox_pipelines.existing.worker",

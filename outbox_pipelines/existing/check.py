@@ -20,7 +20,7 @@ from outbox_pipelines.existing.findings import Finding, identifier, literal
 from outbox_pipelines.existing.guesses import flags
 from outbox_pipelines.existing.pg_catalog import Column
 from outbox_pipelines.relay import adoption
-from outbox_pipelines.relay.kafka.encoding import needs_time
+from outbox_pipelines.relay.kafka.message import needs_time
 from outbox_pipelines.settings import Settings
 
 # Defaults that are in the zone of the session that inserts.

@@ -30,8 +30,8 @@ from outbox_pipelines.existing.check import of_settings, open_mapping
 from outbox_pipelines.existing.statements import Statements
 from outbox_pipelines.relay import adoption, bodies
 from outbox_pipelines.relay.core.breaker import Breaker, State
-from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.kafka.encoding import needs_time
+from outbox_pipelines.relay.core.outcomes import ShardLostError
+from outbox_pipelines.relay.kafka.message import needs_time
 from outbox_pipelines.relay.ownership import Ownership, limit_silence
 from outbox_pipelines.relay.queries import PLAN_EACH
 from outbox_pipelines.settings import Settings

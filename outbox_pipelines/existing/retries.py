@@ -22,10 +22,10 @@ from outbox_pipelines.existing.core.retries import Retries
 from outbox_pipelines.existing.keys import Keys
 from outbox_pipelines.existing.ownership import TableOwnership
 from outbox_pipelines.existing.source import names
-from outbox_pipelines.relay.core.attempts import DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
+from outbox_pipelines.relay.core.parked import DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.core.quarantine import Quarantine
-from outbox_pipelines.relay.kafka.routing import Router
+from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.relay.kafka.topics import Topics
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns, describe
 from outbox_pipelines.relay.parking.prober import Prober

@@ -26,7 +26,7 @@ from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.reconciliation import reconciliation_sql
 from outbox_pipelines.reconciliation.workspace import Workspace
 from outbox_pipelines.relay.kafka import client
-from outbox_pipelines.relay.kafka.routing import Router
+from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.settings import MessageSettings, OutboxSettings, RelaySettings, Settings
 
 # Untyped there.

@@ -53,9 +53,9 @@ def make_worker(
     blocked: SharedBlockedAggregates,
     run: Run,
 ) -> Worker:
-    from outbox_pipelines.relay import publishing
+    from outbox_pipelines.relay.worker import make_worker
 
-    return publishing.make_worker(settings, place, producer, blocked, run)
+    return make_worker(settings, place, producer, blocked, run)
 
 
 def measure(settings: Settings) -> Measurements:

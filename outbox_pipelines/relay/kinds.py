@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.ownership import Ownership
     from outbox_pipelines.relay.parking.dead_letter_store import Replayed
-    from outbox_pipelines.relay.run import Run
+    from outbox_pipelines.relay.run import Run, Totals
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
-    from outbox_pipelines.relay.totals import Totals
     from outbox_pipelines.settings import Settings
 
 _APPEND_ONLY: Final = "outbox_pipelines.relay.append_only"

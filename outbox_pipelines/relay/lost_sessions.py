@@ -17,7 +17,7 @@ import psycopg
 from outbox_pipelines.database import connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.ownership import Ownership
 from outbox_pipelines.relay.shards.heartbeats import beating
 from outbox_pipelines.settings import Settings

@@ -17,7 +17,7 @@ from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.settings import Settings
 
 

@@ -33,11 +33,11 @@ from outbox_pipelines.relay.contents import Guard
 from outbox_pipelines.relay.core.barrier import Barrier, BarrierPause, Step
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.core.settler import CHANGE_POLL, MANY_EVENTS
-from outbox_pipelines.relay.host import Host, Turn
-from outbox_pipelines.relay.kafka.encoding import needs_time
+from outbox_pipelines.relay.kafka.message import needs_time
 from outbox_pipelines.relay.memory import EndingError, LargeEvent
+from outbox_pipelines.relay.run import Host, Turn
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shards.resharding import Change
 from outbox_pipelines.relay.shared import SharedBatchQueue

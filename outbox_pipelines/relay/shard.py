@@ -21,7 +21,7 @@ from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.relay import bodies, queries
 from outbox_pipelines.relay.core.blocked import DEATH_PAUSE, LONGEST_PAUSE
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.shards.ownership import ShardOwnership
 from outbox_pipelines.settings import Settings

@@ -15,33 +15,31 @@ import time
 from collections import deque
 from dataclasses import replace
 from typing import Any, Final
+from uuid import uuid4
 
 import psycopg
 
 from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.core.attempts import DeadLetter
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.flow import Flow
-from outbox_pipelines.relay.core.parked import TakenOver
+from outbox_pipelines.relay.core.parked import DeadLetter, TakenOver
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.quarantine import Quarantine
 from outbox_pipelines.relay.core.retries import MAX_CRASHES, Retries
 from outbox_pipelines.relay.core.settler import MANY_EVENTS, Settler
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
+from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-from outbox_pipelines.relay.kafka.routing import Router
+from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, place, recover
 from outbox_pipelines.relay.parking.notify import DueCommands
 from outbox_pipelines.relay.parking.parked_table import ParkedTable
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.reader import Reader
-from outbox_pipelines.relay.run import Run
+from outbox_pipelines.relay.run import Run, Totals
 from outbox_pipelines.relay.shard import Settled, Shard
 from outbox_pipelines.relay.shards.heartbeats import beating
-from outbox_pipelines.relay.shared import SharedBlockedAggregates, SharedLedger
-from outbox_pipelines.relay.threads import Threads
-from outbox_pipelines.relay.totals import Totals
-from outbox_pipelines.relay.transactional_producer import place
+from outbox_pipelines.relay.shared import SharedBlockedAggregates, SharedLedger, Threads
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -50,6 +48,47 @@ _HURRY_SECONDS: Final = 1.0
 _OFF_SECONDS: Final = 10.0
 # Between two settles: each is a commit, and it bounds the duplicates after a crash.
 _SETTLE_PAUSE: Final = 0.01
+
+
+def make_worker(
+    settings: Settings,
+    shard: Shard,
+    producer: IdempotentProducer,
+    blocked: SharedBlockedAggregates,
+    run: Run,
+) -> Worker:
+    """Return a worker for a shard that has been taken."""
+    uses_transactions = settings.delivery == "exactly_once" or shard.tick_id is not None
+    if uses_transactions and (fencing := _recovered(settings, shard)) is not None:
+        producer.close()
+        producer = fencing
+    return Worker(settings, shard, producer, make_publisher(settings, shard, producer, blocked), blocked, run)
+
+
+def make_publisher(
+    settings: Settings, shard: Shard, producer: IdempotentProducer, blocked: SharedBlockedAggregates
+) -> Publisher:
+    """Return the publisher for this producer: with transactions if it fences."""
+    patience, clock = settings.breaker_seconds, time.monotonic
+    if isinstance(producer, FencingProducer):
+        tick = shard.position, shard.tick_id
+        return TransactionalPublisher(
+            *(producer, blocked, *tick),
+            patience=patience,
+            clock=clock,
+            new_id=lambda: str(uuid4()),
+            timeout=settings.transaction_seconds,
+        )
+    return Publisher(producer, blocked, patience=patience, clock=clock)
+
+
+def _recovered(settings: Settings, shard: Shard) -> FencingProducer | None:
+    """A producer for exactly_once; None in at_least_once, after believing what the other mode has left."""
+    first = recover(settings, shard, lambda error: None)
+    if settings.delivery == "exactly_once":
+        return FencingProducer(settings, shard, first)
+    shard.forget_tick()
+    return None
 
 
 class Worker:

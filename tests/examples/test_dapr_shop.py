@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from outbox_pipelines.core.event import Event as Row
-from outbox_pipelines.relay.kafka.encoding import Encoder
+from outbox_pipelines.relay.kafka.message import Encoder
 from outbox_pipelines.settings import load_settings
 from tests.examples.services import EXAMPLES, Event, events, python, serving
 from tests.schema.servers import Database

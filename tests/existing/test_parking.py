@@ -16,9 +16,9 @@ from outbox_pipelines.existing.ownership import TableOwnership
 from outbox_pipelines.existing.retries import MarkedTableRetries
 from outbox_pipelines.existing.source import MarkedTableSource
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.core.attempts import Attempt
 from outbox_pipelines.relay.core.delivery import Delivery
-from outbox_pipelines.relay.core.outcome import Suspect
+from outbox_pipelines.relay.core.outcomes import Suspect
+from outbox_pipelines.relay.core.parked import Attempt
 from outbox_pipelines.relay.kafka.brokers import Brokers, Unavailable
 from outbox_pipelines.relay.kafka.topics import Topics
 from outbox_pipelines.relay.parking.prober import Prober

@@ -15,7 +15,7 @@ from outbox_pipelines.existing import queries
 from outbox_pipelines.existing.ownership import TableOwnership
 from outbox_pipelines.existing.statements import Statements
 from outbox_pipelines.relay import adoption
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from tests.existing import textbook
 from tests.existing.conftest import Make
 from tests.existing.textbook import Table

@@ -17,7 +17,7 @@ from outbox_pipelines.existing.keys import array
 from outbox_pipelines.existing.ownership import TableOwnership
 from outbox_pipelines.existing.source import MarkedTableSource
 from outbox_pipelines.relay import bodies, service
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from tests.conftest import wait_until
 from tests.existing import textbook
 from tests.existing.conftest import Make

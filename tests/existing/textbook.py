@@ -14,7 +14,7 @@ import psycopg
 
 from outbox_pipelines.database import schema
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.totals import Totals
+from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.settings import Settings
 from tests.conftest import Message, Outbox, patience, read_topic
 from tests.relay.topic import create_topic

@@ -46,14 +46,14 @@ _SETTINGS: Final = {
     "database/__init__.py": ("connect", "_DRIVER_NEEDS"),
     "relay/kafka/client.py": ("_FIXED", "_DEFAULTS"),
     "relay/kafka/progress_topic.py": ("create_topic", "read_last"),
-    "relay/transactional_producer.py": ("begin",),
+    "relay/kafka/transactional_producer.py": ("begin",),
     "relay/parking/prober.py": ("_new_producer",),
     "consumer/kafka_clients.py": (),
 }
 # Numbers that a comment calls needed; each is made ten times as large, and a tenth.
 _NUMBERS: Final = {
     "relay/kafka/progress_topic.py": ("_LOOK_BACK",),
-    "relay/transactional_producer.py": ("_COMMIT_SECONDS",),
+    "relay/kafka/transactional_producer.py": ("_COMMIT_SECONDS",),
     "relay/queries.py": ("MOST_METADATA",),
     "days/archive/archive_sql.py": ("RESTORED_TX",),
 }

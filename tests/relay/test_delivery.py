@@ -10,7 +10,7 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.delivery import Complete, Delivery, IncompleteError
-from outbox_pipelines.relay.core.outcome import WAITING, Suspect
+from outbox_pipelines.relay.core.outcomes import WAITING, Suspect
 
 SNAPSHOT = Snapshot(1, 1, ())
 EVENTS = [Event(n, str(n), "order", "1", "order.placed", "{}", None) for n in range(1, 4)]

@@ -6,7 +6,7 @@ import pytest
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.kafka.encoding import Encoder, EncodingError, Headers
+from outbox_pipelines.relay.kafka.message import Encoder, EncodingError, Headers
 from outbox_pipelines.settings import load_settings
 
 USUAL = [("id", "0198"), ("event-type", "order.placed"), ("aggregate-type", "order")]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_pipelines.relay.core.refusal import Kind
-from outbox_pipelines.relay.kafka import brokers, errors, topics
+from outbox_pipelines.relay.core.outcomes import Kind
+from outbox_pipelines.relay.kafka import brokers, client_errors, topics
 from tests.conftest import Outbox, wait_until
 from tests.history import mock
 from tests.relay.parked import parked_rows
@@ -64,16 +64,18 @@ def _codes() -> list[int]:
 def test_every_code_of_the_client_is_decided() -> None:
     """Guards against a code that has no decision, or that blames the event by accident."""
     assert [
-        KafkaError(code).name() for code in _codes() if code not in errors._TABLE.keys() | OF_OTHERS
+        KafkaError(code).name() for code in _codes() if code not in client_errors._TABLE.keys() | OF_OTHERS
     ] == []
-    assert not errors._TABLE.keys() & OF_OTHERS
-    assert {code for code in _codes() if errors.kind(KafkaError(code)) is Kind.EVENT} == BLAMES_THE_EVENT
-    assert all(errors.kind(KafkaError(code)) is Kind.OUTAGE for code in OF_OTHERS)
+    assert not client_errors._TABLE.keys() & OF_OTHERS
+    assert {
+        code for code in _codes() if client_errors.kind(KafkaError(code)) is Kind.EVENT
+    } == BLAMES_THE_EVENT
+    assert all(client_errors.kind(KafkaError(code)) is Kind.OUTAGE for code in OF_OTHERS)
 
 
 def test_a_code_that_no_client_knows_is_an_outage() -> None:
     """Guards against a newer broker whose every answer makes dead letters."""
-    assert errors.kind(KafkaError(30_000)) is Kind.OUTAGE
+    assert client_errors.kind(KafkaError(30_000)) is Kind.OUTAGE
 
 
 @pytest.fixture

@@ -19,17 +19,16 @@ from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.core.batch import Batch
-from outbox_pipelines.relay.core.batch_queue import BatchQueue
+from outbox_pipelines.relay.core.batch import Batch, BatchQueue
 from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.core.record import Record
 from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
 from outbox_pipelines.relay.kafka import progress_topic
+from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer
 from outbox_pipelines.relay.parking import parking_sql
+from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shards import resharding
-from outbox_pipelines.relay.totals import Totals
-from outbox_pipelines.relay.transactional_producer import FencingProducer
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until
 from tests.history import business

@@ -14,7 +14,7 @@ from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.totals import Totals
+from outbox_pipelines.relay.run import Totals
 from tests.conftest import Outbox, patience, wait_until
 from tests.relay import faults
 from tests.relay.parked import parked_rows, write

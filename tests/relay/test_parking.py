@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, BlockedAggregates
 from outbox_pipelines.relay.parking.prober import Prober
-from outbox_pipelines.relay.totals import Totals
+from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.writer import emit
 from tests.conftest import EITHER_DELIVERY, Outbox, read_topic, wait_until
 from tests.kafka_clients import Consumer

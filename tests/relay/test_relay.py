@@ -11,7 +11,7 @@ import pytest
 
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.totals import Totals
+from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, may_log_in, wait_until
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.relay.core.attempts import Attempt, DeadLetter, Tried, Verdict
+from outbox_pipelines.relay.core.parked import Attempt, DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.kafka.topics import Topics, TopicUnavailableError
 from outbox_pipelines.relay.parking import notify
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns

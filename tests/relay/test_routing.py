@@ -4,7 +4,7 @@ import pytest
 
 from outbox_pipelines.config.topics import IllegalTopicError, TopicTemplate
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.kafka.routing import Router
+from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.settings import load_settings
 
 

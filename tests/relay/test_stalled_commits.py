@@ -9,10 +9,11 @@ import pytest
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.relay import service, transactional_producer
+from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
+from outbox_pipelines.relay.kafka import transactional_producer
 from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shared import SharedLedger

@@ -14,7 +14,7 @@ from outbox_pipelines.local import Stack
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.shard import Shard
 from tests.conftest import Outbox, wait_until
 from tests.history.proxy import Proxy

@@ -19,7 +19,7 @@ from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import topics
 from outbox_pipelines.relay.kafka.brokers import Brokers
-from outbox_pipelines.relay.kafka.routing import patterns
+from outbox_pipelines.relay.kafka.message import patterns
 from outbox_pipelines.relay.kafka.topics import Change, Topic, Topics, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, patience, run_prefix, topic_prefix, wait_until

@@ -14,7 +14,7 @@ from cloudevents.core.formats.json import JSONFormat
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.kafka.encoding import Encoder, EncodingError
+from outbox_pipelines.relay.kafka.message import Encoder, EncodingError
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Message, Outbox

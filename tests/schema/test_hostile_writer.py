@@ -10,7 +10,7 @@ from psycopg import sql
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.scripts import creating
-from outbox_pipelines.relay.kafka.encoding import Encoder
+from outbox_pipelines.relay.kafka.message import Encoder
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import NewEvent, OutboxError, emit, emit_many
 from outbox_pipelines.writer.content import RESERVED

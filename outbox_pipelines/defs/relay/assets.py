@@ -87,7 +87,7 @@ def relay_shard(outbox: Outbox, job: str) -> dg.OpDefinition:
     @dg.op(name=outbox.name_of(f"{job}_shard"))
     def relay_shard(context: dg.OpExecutionContext, config: RelayConfig) -> None:
         """Publish a shard's events until the session time ends or, with `until_empty`, until none is left."""
-        from outbox_pipelines.relay.core.errors import ShardLostError
+        from outbox_pipelines.relay.core.outcomes import ShardLostError
         from outbox_pipelines.relay.service import ShardOwnedError, default_owner
 
         interrupted: BaseException | None = None

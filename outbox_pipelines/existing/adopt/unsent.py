@@ -28,7 +28,7 @@ from outbox_pipelines.relay.cdc import pgoutput
 from outbox_pipelines.relay.cdc.borrowed import borrowed
 from outbox_pipelines.relay.cdc.sent import found_in
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
-from outbox_pipelines.relay.kafka.routing import Router
+from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.settings import Settings
 
 _NAME: Final = "outbox adopt: slot"

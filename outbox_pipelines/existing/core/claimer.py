@@ -18,8 +18,7 @@ from typing import Final
 from outbox_pipelines.existing.core.claims import Claims
 from outbox_pipelines.existing.core.ports import MarkError
 from outbox_pipelines.existing.core.retries import Retries
-from outbox_pipelines.relay.core.batch import ReleasedBatch
-from outbox_pipelines.relay.core.batch_queue import BatchQueue
+from outbox_pipelines.relay.core.batch import BatchQueue, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.ledger import Ledger

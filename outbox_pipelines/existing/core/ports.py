@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.core.attempts import Tried
+from outbox_pipelines.relay.core.parked import Tried
 
 Name = tuple[str, str]
 """Type and id of an aggregate."""

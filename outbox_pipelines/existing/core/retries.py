@@ -20,10 +20,9 @@ from typing import Final
 from outbox_pipelines.core.event import Event, weigh
 from outbox_pipelines.existing.core.claims import Claims
 from outbox_pipelines.existing.core.ports import MarkError, Name, Refusals
-from outbox_pipelines.relay.core.attempts import Attempt, DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, Aggregate, BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete
-from outbox_pipelines.relay.core.parked import Prober
+from outbox_pipelines.relay.core.parked import Attempt, DeadLetter, Prober, Tried, Verdict
 from outbox_pipelines.relay.core.ports import Clock
 from outbox_pipelines.relay.core.quarantine import Quarantine
 

@@ -20,7 +20,7 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.cdc import queries
 from outbox_pipelines.relay.kafka.client import LOG, consumer_config
-from outbox_pipelines.relay.kafka.routing import Router
+from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.settings import Settings
 
 # Clocks of the database and of those who publish differ.

@@ -22,7 +22,7 @@ from outbox_pipelines.relay.cdc import queries
 from outbox_pipelines.relay.cdc.skipped import require_publication
 from outbox_pipelines.relay.cdc.source import CdcSource
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shards.resharding import Change
 from outbox_pipelines.relay.source import SnapshotSource

@@ -16,8 +16,7 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.position import Position
 from outbox_pipelines.core.sequence import twice
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
-from outbox_pipelines.relay.core.outcome import WAITING, Dead, Parked, Suspect
-from outbox_pipelines.relay.core.refusal import Refusal
+from outbox_pipelines.relay.core.outcomes import WAITING, Dead, Parked, Refusal, Suspect
 
 # The client's report of a failed message: only the driver reads it.
 Failed = Any

@@ -15,8 +15,7 @@ from typing import Final, Protocol
 
 from outbox_pipelines.core.position import Position
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
-from outbox_pipelines.relay.core.batch_queue import BatchQueue
+from outbox_pipelines.relay.core.batch import Batch, BatchQueue, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard

@@ -1,13 +1,18 @@
-"""Parked events as the core sees them, and what it asks of their table and of the prober."""
+"""Parked events as the core sees them: attempts at them, and what it asks of the table and of the prober."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
 
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.relay.core.attempts import Attempt, Tried
-from outbox_pipelines.relay.core.blocked import Aggregate
+from outbox_pipelines.relay.core.blocked import LONGEST_PAUSE, Aggregate
+
+# Seconds after which a missing topic, or an unavailable Kafka, is tried again.
+_TOPIC_SECONDS: Final = 10.0
+_OUTAGE_SECONDS: Final = 1.0
 
 
 class ParkedEvent(NamedTuple):
@@ -137,3 +142,56 @@ class Counters(Protocol):
 
     def rejected(self, reasons: Iterable[str]) -> None:
         """Events were refused that were tried alone, each for one of these reasons."""
+
+
+class Verdict(Enum):
+    """The result of an attempt."""
+
+    PUBLISHED = "Kafka has it"
+    ACCEPTED = "Kafka would take it: tried in a transaction that was aborted"
+    REFUSED = "refused alone: counts"
+    UNAVAILABLE = "its topic is not as it must be: does not count"
+    UNKNOWN = "no answer: does not count"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A parked event to be tried."""
+
+    event: Event
+    attempts: int
+    """How many times it was refused before."""
+    is_last: bool
+    """Whether a refusal makes it a dead letter."""
+    is_replay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """An attempt and its result."""
+
+    attempt: Attempt
+    verdict: Verdict
+    reason: str = ""
+
+    def pause(self, retry_seconds: float, jitter: Callable[[], float]) -> float:
+        """Return the seconds until the next attempt.
+
+        Args:
+            retry_seconds: the pause after the first refusal.
+            jitter: returns a factor, so that events refused together are not retried together.
+        """
+        if self.verdict is Verdict.UNKNOWN:
+            return _OUTAGE_SECONDS
+        if self.verdict is Verdict.UNAVAILABLE:
+            return _TOPIC_SECONDS
+        return min(LONGEST_PAUSE, retry_seconds * 2.0**self.attempt.attempts) * jitter()
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """An event that is no longer tried."""
+
+    event: Event
+    attempts: int
+    error: str

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.delivery import Delivery, Failed
-from outbox_pipelines.relay.core.refusal import Refusal
+from outbox_pipelines.relay.core.outcomes import Refusal
 
 Clock = Callable[[], float]
 """Seconds of a clock that never goes back."""

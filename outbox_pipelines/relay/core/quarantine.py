@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from outbox_pipelines.relay.core.attempts import Verdict
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
+from outbox_pipelines.relay.core.parked import Verdict
 from outbox_pipelines.relay.core.ports import Clock
 
 _LOOK_SECONDS: Final = 0.05

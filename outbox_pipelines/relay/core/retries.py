@@ -17,11 +17,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from outbox_pipelines.core.event import LARGE, Event, weigh
-from outbox_pipelines.relay.core.attempts import Attempt, DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.core.batch import ReleasedBatch
 from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, Aggregate, BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete
-from outbox_pipelines.relay.core.parked import Counters, ParkedEvent, Prober, Table, TakenOver
+from outbox_pipelines.relay.core.parked import (
+    Attempt,
+    Counters,
+    DeadLetter,
+    ParkedEvent,
+    Prober,
+    Table,
+    TakenOver,
+    Tried,
+    Verdict,
+)
 from outbox_pipelines.relay.core.ports import Clock
 from outbox_pipelines.relay.core.quarantine import Quarantine
 

@@ -1,4 +1,4 @@
-"""The process as its relays see it: implements `relay.host.Host` for one outbox."""
+"""The process as its relays see it: implements `relay.run.Host` for one outbox."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from outbox_pipelines.relay.fleet.standby import fleet_key
 from outbox_pipelines.relay.fleet.turns import FleetTurn
 from outbox_pipelines.relay.fleet.watch import FleetWatch
 from outbox_pipelines.relay.fleet.watcher import Watcher
-from outbox_pipelines.relay.host import Host, Turn, Watch
 from outbox_pipelines.relay.ownership import Ownership
+from outbox_pipelines.relay.run import Host, Turn, Watch
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import Settings
 

@@ -26,8 +26,8 @@ from outbox_pipelines.relay.fleet.division import Division, Unit
 from outbox_pipelines.relay.fleet.host import FleetHost
 from outbox_pipelines.relay.fleet.standby import Standby
 from outbox_pipelines.relay.fleet.watcher import Watcher
+from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.relay.telemetry.metrics import Metrics
-from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from typing import Final
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.fleet.member import Member, Shared
 from outbox_pipelines.relay.memory import return_large_blocks
+from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.relay.telemetry.metrics import Metrics
-from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)

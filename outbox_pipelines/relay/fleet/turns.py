@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from outbox_pipelines.relay.host import Turn
+from outbox_pipelines.relay.run import Turn
 
 PATIENCE: Final = 10.0
 _LOOK_SECONDS: Final = 0.05

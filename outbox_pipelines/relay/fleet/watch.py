@@ -40,7 +40,7 @@ MANY: Final = b"outbox_watch_many"
 
 
 class FleetWatch:
-    """What the reader of one outbox waits with: implements `relay.host.Watch`.
+    """What the reader of one outbox waits with: implements `relay.run.Watch`.
 
     Args:
         lend: has a reader waited for.

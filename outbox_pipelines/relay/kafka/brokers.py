@@ -29,8 +29,8 @@ from confluent_kafka.cimpl import NewTopic
 
 from outbox_pipelines.core.refusals import is_refused_by_kafka
 from outbox_pipelines.errors import RefusedError, UnavailableError
-from outbox_pipelines.relay.kafka import client, errors
-from outbox_pipelines.relay.kafka.routing import patterns
+from outbox_pipelines.relay.kafka import client, client_errors
+from outbox_pipelines.relay.kafka.message import patterns
 from outbox_pipelines.settings import Settings
 
 _ANSWER_SECONDS: Final = 10.0
@@ -196,7 +196,7 @@ class Brokers:
             error = answer.exception()
             if error is None or _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue
-            if _code(error) not in _REFUSALS or errors.says_fenced(error.args[0]):
+            if _code(error) not in _REFUSALS or client_errors.says_fenced(error.args[0]):
                 raise self._no_answer(_text(error))
             refused[name] = (
                 f"does not exist and could not be created ({_text(error).rstrip('.')}): create it, or change "

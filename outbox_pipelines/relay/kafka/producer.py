@@ -22,14 +22,12 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.delivery import Delivery
-from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
+from outbox_pipelines.relay.core.outcomes import Kind, Refusal, ShardLostError
 from outbox_pipelines.relay.core.ports import Gate
-from outbox_pipelines.relay.core.refusal import Kind, Refusal
-from outbox_pipelines.relay.kafka import client, errors
+from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.batch_size import BatchSize
-from outbox_pipelines.relay.kafka.encoding import Encoder, Headers
-from outbox_pipelines.relay.kafka.routing import Router
+from outbox_pipelines.relay.kafka.message import Encoder, Headers, Router
 from outbox_pipelines.relay.kafka.topics import Topics, TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observers import Report, observer
 from outbox_pipelines.settings import Settings
@@ -174,7 +172,7 @@ class IdempotentProducer:
                 gate.suspect(delivery, event, str(error))
             except KafkaException as error:
                 reason: KafkaError = error.args[0]
-                refusal = errors.refusal(reason)
+                refusal = client_errors.refusal(reason)
                 if reason.fatal() or refusal.kind not in (Kind.EVENT, Kind.TOPIC):
                     self.has_failed, self.trouble = True, reason.str()
                     return later + events[n:]
@@ -246,7 +244,7 @@ class IdempotentProducer:
         return [
             (
                 same[message.topic(), message.key() or b"", message.value() or b""].pop(),
-                errors.refusal(error),
+                client_errors.refusal(error),
             )
             for message, error in reversed(failed)
         ]

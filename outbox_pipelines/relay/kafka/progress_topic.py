@@ -23,7 +23,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from outbox_pipelines.core.topic_ends import read_to_ends
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.relay.core.record import Record
-from outbox_pipelines.relay.kafka import client, errors
+from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def _require_kept(admin: Any, name: str) -> None:
 
 def _may_pass(reason: KafkaError) -> bool:
     is_away = reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
-    return is_away or reason.retriable() or errors.says_fenced(reason)
+    return is_away or reason.retriable() or client_errors.says_fenced(reason)
 
 
 def _was_made(answer: Future[None], was_there: int) -> bool:

@@ -22,8 +22,8 @@ from typing import Final
 
 from outbox_pipelines.core import log
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.relay.core.refusal import Refusal
-from outbox_pipelines.relay.kafka import errors
+from outbox_pipelines.relay.core.outcomes import Refusal
+from outbox_pipelines.relay.kafka import client_errors
 from outbox_pipelines.relay.kafka.brokers import Brokers, Unavailable
 from outbox_pipelines.relay.kafka.patience import Patience
 from outbox_pipelines.settings import Settings
@@ -232,7 +232,7 @@ class Topics:
     def refuse(self, name: str, refusal: Refusal) -> None:
         """Mark the topic as unavailable: Kafka has refused a message because of its topic."""
         with self._word:
-            if refusal.code in errors.TOPIC_CHANGED:
+            if refusal.code in client_errors.TOPIC_CHANGED:
                 self._topics.pop(name, None)
                 self._ask([name])
                 self._searches[name].reason = self._searches[name].reason or "was deleted or created again"

@@ -31,8 +31,8 @@ import psycopg
 from outbox_pipelines.core import log
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.repeated_lines import RepeatedLines
-from outbox_pipelines.relay.core.attempts import DeadLetter
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
+from outbox_pipelines.relay.core.parked import DeadLetter
 from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.telemetry.metrics import Metrics

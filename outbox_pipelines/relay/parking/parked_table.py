@@ -12,9 +12,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final
 
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.relay.core.attempts import Tried, Verdict
 from outbox_pipelines.relay.core.blocked import CRASHED, DEATH_PAUSE, LONGEST_PAUSE
-from outbox_pipelines.relay.core.parked import ParkedEvent, TakenOver
+from outbox_pipelines.relay.core.parked import ParkedEvent, TakenOver, Tried, Verdict
 from outbox_pipelines.relay.core.retries import MAX_CRASHES
 from outbox_pipelines.relay.memory import LargeEvent
 from outbox_pipelines.relay.parking import parking_sql

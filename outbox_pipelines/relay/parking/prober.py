@@ -28,11 +28,10 @@ from outbox_pipelines.core import log
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.relay.core.attempts import Attempt, Tried, Verdict
-from outbox_pipelines.relay.core.refusal import Kind
-from outbox_pipelines.relay.kafka import client, errors
-from outbox_pipelines.relay.kafka.encoding import Encode, Encoder, Headers
-from outbox_pipelines.relay.kafka.routing import Router
+from outbox_pipelines.relay.core.outcomes import Kind
+from outbox_pipelines.relay.core.parked import Attempt, Tried, Verdict
+from outbox_pipelines.relay.kafka import client, client_errors
+from outbox_pipelines.relay.kafka.message import Encode, Encoder, Headers, Router
 from outbox_pipelines.relay.kafka.topics import Topics, TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observers import Report, observer
 from outbox_pipelines.settings import Settings
@@ -376,5 +375,5 @@ def _judge(attempt: Attempt, error: Exception) -> Tried:
     if not isinstance(error, KafkaException):
         return Tried(attempt, Verdict.REFUSED, f"{type(error).__name__}: {error}")
     reason: KafkaError = error.args[0]
-    verdict = {Kind.EVENT: Verdict.REFUSED, Kind.TOPIC: Verdict.UNAVAILABLE}.get(errors.kind(reason))
-    return Tried(attempt, verdict or Verdict.UNKNOWN, errors.describe(reason))
+    verdict = {Kind.EVENT: Verdict.REFUSED, Kind.TOPIC: Verdict.UNAVAILABLE}.get(client_errors.kind(reason))
+    return Tried(attempt, verdict or Verdict.UNKNOWN, client_errors.describe(reason))

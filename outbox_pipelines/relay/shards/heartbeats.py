@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import psycopg
 
 from outbox_pipelines.core import log
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 
 
 @contextmanager

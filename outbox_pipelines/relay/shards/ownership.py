@@ -23,7 +23,7 @@ import psycopg
 from outbox_pipelines.database import Connection, connect, refuse_standby, require_own_session
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import adoption, queries
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.ownership import Ownership, limit_silence
 from outbox_pipelines.relay.shards.rebase import refuse_behind, refuse_copy
 from outbox_pipelines.settings import Settings

@@ -26,8 +26,8 @@ from outbox_pipelines import __version__
 from outbox_pipelines.config import parsed
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.kafka import errors
-from outbox_pipelines.relay.kafka.encoding import Headers
+from outbox_pipelines.relay.kafka import client_errors
+from outbox_pipelines.relay.kafka.message import Headers
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _spans(settings: Settings) -> Observe:
                 span.set_attribute("messaging.kafka.offset", message.offset() or 0)
             else:
                 span.set_attribute("error.type", error.name())
-                span.set_status(trace.StatusCode.ERROR, errors.describe(error))
+                span.set_status(trace.StatusCode.ERROR, client_errors.describe(error))
             span.end()
 
         return told, [(header, passed_on if header == name else value) for header, value in headers]

@@ -15,7 +15,7 @@ import pytest
 from outbox_pipelines.existing.adopt import steps
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.totals import Totals
+from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.settings import Settings
 from tests.conftest import Message, fresh_database, read_topic, topic_prefix
 from tests.existing import textbook

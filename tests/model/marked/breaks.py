@@ -11,9 +11,9 @@ from outbox_pipelines.existing.core.claimer import Claimer
 from outbox_pipelines.existing.core.claims import Claim, Claims
 from outbox_pipelines.existing.core.ports import LockedError, Rows, Wanted
 from outbox_pipelines.existing.core.retries import Retries, _of
-from outbox_pipelines.relay.core.attempts import Tried, Verdict
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.ledger import Ledger
+from outbox_pipelines.relay.core.parked import Tried, Verdict
 from tests.model.explore import Result, explore
 from tests.model.marked import table
 from tests.model.marked.world import Marked

@@ -9,13 +9,13 @@ from outbox_pipelines.existing.core.claimer import Claimer
 from outbox_pipelines.existing.core.claims import Claims
 from outbox_pipelines.existing.core.ports import MarkError
 from outbox_pipelines.existing.core.retries import Retries
-from outbox_pipelines.relay.core.attempts import DeadLetter
-from outbox_pipelines.relay.core.batch_queue import BatchQueue
+from outbox_pipelines.relay.core.batch import BatchQueue
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
-from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.flow import Flow
+from outbox_pipelines.relay.core.outcomes import ShardLostError
+from outbox_pipelines.relay.core.parked import DeadLetter
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.quarantine import Quarantine
 from tests.model.explore import Broken, Key

@@ -15,8 +15,8 @@ from typing import Any
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.existing.core.ports import LockedError, MarkError, Name, Pending, Rows, Wanted
-from outbox_pipelines.relay.core.attempts import Tried, Verdict
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
+from outbox_pipelines.relay.core.parked import Tried, Verdict
 from tests.model.explore import Key
 from tests.model.relay.database import Database
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from tests.model.explore import Action, Broken, Key
 from tests.model.marked.process import ATTEMPTS, Process
 from tests.model.marked.table import OTHER, Table

@@ -11,7 +11,6 @@ from typing import Any, Final, Protocol
 
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay.core import record
-from outbox_pipelines.relay.core.attempts import Tried, Verdict
 from outbox_pipelines.relay.core.barrier import Barrier, Step
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
@@ -19,6 +18,7 @@ from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.ledger import Ledger
+from outbox_pipelines.relay.core.parked import Tried, Verdict
 from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.retries import Retries

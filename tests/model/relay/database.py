@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.position import Position, Snapshot
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from tests.model.explore import Key
 
 FIRST: Final = 10

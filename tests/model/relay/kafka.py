@@ -18,11 +18,10 @@ from typing import Any
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.delivery import Delivery
-from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
+from outbox_pipelines.relay.core.outcomes import Kind, Refusal, ShardLostError
 from outbox_pipelines.relay.core.ports import CommitAnswer, Gate
 from outbox_pipelines.relay.core.record import Record
-from outbox_pipelines.relay.core.refusal import Kind, Refusal
 from tests.model.explore import Key
 
 _TOPIC = "topic"

@@ -11,9 +11,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.relay.core.attempts import Attempt, Tried, Verdict
 from outbox_pipelines.relay.core.blocked import Aggregate
-from outbox_pipelines.relay.core.parked import ParkedEvent, TakenOver
+from outbox_pipelines.relay.core.parked import Attempt, ParkedEvent, TakenOver, Tried, Verdict
 from outbox_pipelines.relay.core.quarantine import Quarantine
 from outbox_pipelines.relay.core.retries import MAX_CRASHES, Retries
 from tests.model.explore import Key

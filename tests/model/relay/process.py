@@ -16,15 +16,14 @@ from typing import Any
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.relay.core.barrier import Barrier, Step
-from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
-from outbox_pipelines.relay.core.batch_queue import BatchQueue
+from outbox_pipelines.relay.core.batch import Batch, BatchQueue, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
-from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.ledger import Ledger, Order
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.record import take_up
 from outbox_pipelines.relay.core.settler import Settler

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from outbox_pipelines.relay import publishing, worker
+from outbox_pipelines.relay import worker
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.retries import Retries
@@ -31,8 +31,8 @@ class Recorder:
         self.settling: list[SettlingRecording] = []
         self._limit = limit
         self._starts: list[Any] = []
-        self._make_publisher = publishing.make_publisher
-        put(publishing, "make_publisher", self._publisher)
+        self._make_publisher = worker.make_publisher
+        put(worker, "make_publisher", self._publisher)
         put(worker, "Flow", self._flow)
         put(worker, "Retries", self._retries)
         put(worker, "Settler", self._settler)

@@ -9,7 +9,7 @@ from typing import Any
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay.core.batch import Batch
-from outbox_pipelines.relay.core.outcome import Dead, Suspect, Waiting
+from outbox_pipelines.relay.core.outcomes import Dead, Suspect, Waiting
 
 _shared: list[Any] = []
 _numbers: dict[Hashable, int] = {}

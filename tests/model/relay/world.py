@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from outbox_pipelines.core.position import Position
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.core.retries import MAX_CRASHES
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from tests.model.explore import Action, Broken, Key

@@ -11,7 +11,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from outbox_pipelines.relay.core.refusal import Kind, Refusal
+from outbox_pipelines.relay.core.outcomes import Kind, Refusal
 
 # Older clients have no names for these codes.
 UNKNOWN_TOPIC_ID: Final = 100

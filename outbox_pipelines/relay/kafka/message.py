@@ -1,4 +1,4 @@
-"""What a consumer sees of an event: value and headers. The key is always the aggregate's id.
+"""What a consumer sees of an event: topic, value and headers. The key is always the aggregate's id.
 
 Invariants:
 - Pure: the same event always gives the same message.
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from outbox_pipelines.config import parsed
 from outbox_pipelines.config.message_names import COLUMNS, CONTENT_TYPE, IDEMPOTENCY_KEY, METADATA, USUAL
+from outbox_pipelines.config.topics import IllegalTopicError, TopicTemplate
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.settings import Settings
 
@@ -228,3 +229,32 @@ def _json(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_json, value)) + "]"
     return _quote(value)
+
+
+class Router:
+    """Topics by the map of event types, and by the template for all that it does not name."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._default = TopicTemplate(settings.topic)
+        self._map = parsed.topic_map(settings)
+
+    def topic(self, aggregate_type: str, event_type: str) -> str:
+        """Return the topic; raise `IllegalTopicError` if Kafka would refuse its name."""
+        return self._map.get(event_type, self._default).topic(aggregate_type, event_type)
+
+    def topic_or_empty(self, aggregate_type: str, event_type: str) -> str:
+        """Return the topic; empty if Kafka would refuse its name."""
+        try:
+            return self.topic(aggregate_type, event_type)
+        except IllegalTopicError:
+            return ""
+
+
+def patterns(settings: Settings) -> list[str]:
+    """Shell patterns, one of which every topic of these settings matches."""
+    return sorted(
+        {
+            template.pattern
+            for template in (TopicTemplate(settings.topic), *parsed.topic_map(settings).values())
+        }
+    )

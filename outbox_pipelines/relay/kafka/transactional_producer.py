@@ -18,7 +18,7 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.core.record import Record, take_up
 from outbox_pipelines.relay.kafka import client, progress_topic
