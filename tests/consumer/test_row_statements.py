@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer.inbox import array
 from tests.consumer.place import Place
 
 _STATES: Final = ("waiting", "failed", "processed", "discarded")
@@ -18,8 +19,9 @@ _PUT: Final = """
 INSERT INTO inbox (seq, message_id, source, topic, partition, "offset", key, event_type, headers, sent_at,
                    state, attempts, next_attempt_at, last_error, received_at, processed_at)
 OVERRIDING SYSTEM VALUE
-VALUES (%(seq)s, CAST(lpad(CAST(%(seq)s AS text), 32, '0') AS uuid), %(source)s, 't', 0, 0, %(key)s, 'x',
-        '[]', now(), %(state)s, %(attempts)s, now() + %(due)s, 'before', now() - %(age)s, now() - %(age)s)"""
+VALUES (%(seq)s, CAST(lpad(CAST(%(seq)s AS text), 32, '0') AS uuid), %(source)s, %(topic)s, 0, 0, %(key)s,
+        'x', '[]', now(), %(state)s, %(attempts)s, now() + %(due)s, 'before', now() - %(age)s,
+        now() - %(age)s)"""
 _NONE: Final = timedelta()
 _US: Final = timedelta(microseconds=1)
 _HOUR: Final = timedelta(hours=1)
@@ -27,6 +29,7 @@ _GIVEN: Final[dict[str, Any]] = {
     **{
         "seq": 1,
         "source": "billing",
+        "topic": "t",
         "key": "a",
         "state": "waiting",
         "attempts": 2,
@@ -128,16 +131,68 @@ def test_a_message_that_another_process_has(rows: _Rows, place: Place) -> None:
 
 
 def test_what_a_message_waits_for(rows: _Rows) -> None:
-    """Guards against a message that is handled before an earlier one of its key."""
-    rows.put({"seq": 1, "source": "other"}, {"seq": 2, "key": "b"}, {"seq": 3}, {"seq": 4})
-    assert [*rows.changed(queries.CLAIM, **_OURS | {"seq": 4})] == []
-    assert [*rows.changed(queries.CLAIM, **_OURS | {"seq": 3})] == [3]
+    """Guards against a message that is handled before an earlier one of its key, or waits for no reason."""
+    rows.put({"seq": 1, "source": "other"}, {"seq": 2, "key": "b"}, {"seq": 3, "topic": "u"})
+    rows.put({"seq": 4, "state": "processed"}, {"seq": 5, "state": "discarded"}, {"seq": 6}, {"seq": 7})
+
+    def claims(*, block: bool) -> bool:
+        with rows.connection.transaction(force_rollback=True):
+            return bool(rows.changed(queries.CLAIM, **_OURS | {"seq": 6, "block": block}))
+
+    assert claims(block=False)
+    assert claims(block=True)
+    rows("UPDATE inbox SET state = 'failed' WHERE seq = 5")
+    assert claims(block=False)
+    assert not claims(block=True)
+    rows("UPDATE inbox SET state = 'waiting' WHERE seq = 5")
+    assert not claims(block=False)
+
+
+def test_events_that_are_new(rows: _Rows) -> None:
+    """Guards against an event that is handled twice, or before an earlier one of its key."""
+    given: dict[str, Any] = {"source": "billing", "block": False, "topic": "t", "bucket": -1, "content": None}
+    one = given | {"id": UUID(int=1), "key": "a"}
+    rows.put({"seq": 1})
+    assert rows(queries.RECORD, **one) == []
+    assert len(rows(queries.RECORD, **one | {"key": "b"})) == 1
+    assert rows(queries.RECORD, **one | {"key": "b"}) == []
+
+    def many(*numbers: int, key: str = "b") -> list[tuple[Any, ...]]:
+        arrays = {
+            "ids": array([str(UUID(int=n)) for n in numbers]),
+            "topics": array(["t"] * len(numbers)),
+            "keys": array([key] * len(numbers)),
+            "contents": None,
+        }
+        return [(count, new) for count, _, new in rows(queries.RECORD_MANY, **given, **arrays)]
+
+    assert many(9, 8) == [(2, None)]
+    assert many(9, 7, 7) == [(1, [str(UUID(int=7))])]
+    assert many(6, key="a") == [(0, None)]
+    # In one order, whatever that of the events is.
+    found = rows(
+        "SELECT CAST(right(CAST(event_id AS text), 1) AS int) FROM processed_events_other ORDER BY ctid"
+    )
+    assert found == [(1,), (8,), (9,), (7,)]
+
+
+def test_the_mark_of_a_handler_ends_with_its_transaction(rows: _Rows) -> None:
+    """Guards against later transactions of a session that count as a handler's, and cannot be committed."""
+    shown = "SELECT coalesce(current_setting('outbox.handling', true), '')"
+    given = {"source": "billing", "block": False, "topic": "t", "key": "a", "bucket": -1, "content": None}
+    assert rows(queries.RELEASE) == [(None,)]
+    rows(queries.RECORD, **given, id=UUID(int=1))
+    assert rows(shown) == [("on",)]
+    assert rows(queries.RELEASE) == [(True,)]
+    rows.connection.commit()
+    assert rows(shown) == [("",)]
 
 
 def test_attempts_that_are_taken_back(rows: _Rows) -> None:
     """Guards against an outage that counts, and a dead letter that is tried again by itself."""
     rows.put(*({"seq": n, "state": state} for n, state in enumerate(_STATES, 1)), {"seq": 5, "attempts": 0})
     given = {"seqs": [1, 2, 3, 4, 5]}
+    rows.put({"seq": 7})
     assert {seq: row[1] for seq, row in rows.changed(queries.TAKE_BACK, **given).items()} == {1: 1}
     rows.connection.execute("UPDATE inbox SET next_attempt_at = now() + interval '1 hour'")
     rows.put({"seq": 6, "due": _HOUR})
