@@ -336,5 +336,5 @@ def _forget_templates(item: pytest.Item) -> None:
     conftest.Lasting.once = renewed  # type: ignore[method-assign]
     # Of the session, and made of it.
     for fixture in ("template", "shared"):
-        for definition in item.session._fixturemanager._arg2fixturedefs.get(fixture, ()):
+        for definition in item.session._fixturemanager.getfixturedefs(fixture, item) or ():
             definition.cached_result = None
