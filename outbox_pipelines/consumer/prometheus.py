@@ -7,7 +7,7 @@
 
 Invariants:
 - A scrape reads recorded values: it queries neither Kafka nor the database, and never waits.
-- Names, types and meanings are those of the table in docs/metrics.md. Labels are bounded.
+- Names, types and meanings are those of the lists in docs/metrics.md. Labels are bounded.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariants:
 - The registry is separate: it contains no other metrics of the process.
 - A scrape succeeds in any state of the database, and waits for it `PATIENCE` at most. Metrics that cannot be
   read are absent, never stale.
-- Names, types and descriptions are those of the table in docs/metrics.md.
+- Names, types and descriptions are those of the lists in docs/metrics.md.
 """
 
 from __future__ import annotations
