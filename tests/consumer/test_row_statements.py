@@ -350,3 +350,19 @@ def test_what_is_shown_of_a_message(rows: _Rows) -> None:
         )
     found = [shown for shown, _, _ in rows(queries.SHOW, id=UUID(int=1))]
     assert [[action["reason"] for action in each["actions"]] for each in found] == [["1", "0"], []]
+
+
+def test_what_an_operator_does(rows: _Rows) -> None:
+    """Guards against a replay that has no attempts left or comes late, and an action that no one recorded."""
+    rows.put({"seq": 1, "state": "failed", "due": _HOUR}, {"seq": 2, "state": "failed", "source": "other"})
+    meant = dict.fromkeys(("ids", "event_type", "key", "error", "since", "until"))
+    given = meant | {"state": "failed", "source": "billing", "actor": "me", "reason": "why"}
+    with rows.connection.transaction(force_rollback=True):
+        found = rows.changed(queries.REPLAY, **given)
+        assert found == {1: ("waiting", 0, "before", 0, False, UUID(int=1))}
+        audit = rows("SELECT actor, action, reason, seq, message_id, source FROM inbox_audit")
+        assert audit == [("me", "replay", "why", 1, UUID(int=1), "billing")]
+    found = rows.changed(queries.DISCARD, **given)
+    assert found == {1: ("discarded", 2, "before", 3600, True, UUID(int=1))}
+    audit = rows("SELECT actor, action, reason, seq, message_id, source FROM inbox_audit")
+    assert audit == [("me", "discard", "why", 1, UUID(int=1), "billing")]

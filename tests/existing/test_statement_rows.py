@@ -148,6 +148,8 @@ def test_a_claim_needs_the_table(rows: _Rows) -> None:
     with closing(rows.table.connect()) as session, closing(rows.table.connect()) as other:
         owner = TableOwnership(rows.table.settings, "a test")
         try:
+            # It has the lock of a relay that waits for the table.
+            assert owner.try_wait()
             with pytest.raises(ShardLostError):
                 owner.begin_claim(session)
             assert owner.try_take()
@@ -166,6 +168,17 @@ def test_a_claim_needs_the_table(rows: _Rows) -> None:
                 successor.release()
         finally:
             owner.release()
+
+
+def test_two_tables_with_different_descriptions(rows: _Rows) -> None:
+    """Guards against a relay that is refused because of the relay of another table."""
+    rows.connection.execute("CREATE TABLE second (LIKE events INCLUDING ALL)")
+    description = textbook.PUBLISHED_AT_MAPPING.replace("public.events", "public.second")
+    owner = TableOwnership(rows.table.settings, "a test")
+    try:
+        TableOwnership(rows.table.described(description).settings, "another").release()
+    finally:
+        owner.release()
 
 
 def test_a_table_that_waits_for_the_append_only_outbox(rows: _Rows) -> None:

@@ -9,6 +9,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from outbox_pipelines.local import Stack
 from outbox_pipelines.relay.cdc import queries
 from tests.conftest import Outbox
 from tests.relay.test_resharding import MORE_SHARDS
@@ -143,6 +144,49 @@ def test_whether_a_slot_is_read(
             assert connection.execute(queries.IS_READ).fetchall() == expected
         finally:
             connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+
+
+@pytest.mark.parametrize(
+    ("statement", "ends", "keeps"),
+    [
+        (queries.END_READER, "slot_snapshot = done", ["slot_snapshot = NULL", "slot_ends = true"]),
+        (queries.END_MAKER, "slot_snapshot = NULL", ["slot_snapshot = done"]),
+    ],
+    ids=["reader", "maker"],
+)
+def test_whose_session_is_ended(
+    outbox: Outbox, stack: Stack, statement: LiteralString, ends: LiteralString, keeps: list[LiteralString]
+) -> None:
+    """Guards against the end of a reader that another relay or another command needs."""
+    made = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput', true)"
+    own, foreign = f"rows_{uuid4().hex}", f"rows_{uuid4().hex}"
+    with (
+        outbox.connect() as connection,
+        outbox.connect() as reader,
+        psycopg.connect(stack.dsn, autocommit=True) as elsewhere,
+    ):
+        # Each is read by its session as long as that lives.
+        reader.execute(made, [own])
+        elsewhere.execute(made, [foreign])
+
+        def end(slot: str, named: str, more: LiteralString) -> None:
+            connection.execute("UPDATE outbox_shards SET slot = %s, slot_snapshot = done", [named])
+            connection.execute("UPDATE outbox_shards SET slot_ends = false")
+            connection.execute(f"UPDATE outbox_shards SET {more}")
+            connection.execute(statement, {"slot": slot})
+
+        for more in keeps:
+            end(own, own, more)
+        end(own, "another", ends)
+        end(foreign, foreign, ends)
+        reader.execute("SELECT")
+        elsewhere.execute("SELECT")
+        if statement == queries.END_READER:
+            end("another", own, ends)
+            reader.execute("SELECT")
+        end(own, own, ends)
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            reader.execute("SELECT")
 
 
 def test_which_publications_are_of_the_whole_outbox(outbox: Outbox) -> None:
