@@ -12,7 +12,7 @@ from benchmarks.latency import DEBEZIUM, Latency, at_rate, idle, rows, running, 
 from benchmarks.peers import TUNED, Measured, asleep
 from benchmarks.servers import fill, fresh_outbox, rewind
 from benchmarks.table import Row
-from outbox_pipelines.relay.cdc.setup import remove, set_up
+from outbox_pipelines.relay.read.slot.slot_setup import remove, set_up
 from outbox_pipelines.settings import Settings
 
 _EVENTS: Final = 400_000

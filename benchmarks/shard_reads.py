@@ -21,8 +21,8 @@ from benchmarks import programs
 from benchmarks.servers import fill, fresh_outbox, rewind
 from benchmarks.table import Row
 from outbox_pipelines.core.position import Position, Snapshot
-from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.source import SnapshotSource
+from outbox_pipelines.relay import relay_sql
+from outbox_pipelines.relay.read.snapshots import SnapshotSource
 from outbox_pipelines.settings import Settings, load_settings
 
 _EVENTS: Final = 400_000
@@ -71,11 +71,11 @@ def measure(servers: Settings) -> list[Row]:
 
 
 def _read(settings: Settings, shards: int, kind: str) -> Read:
-    reading = queries.SHARD_EVENTS
+    reading = relay_sql.SHARD_EVENTS
     if kind == "filter":
-        reading = queries.Reading(*(query.replace(" BETWEEN", " - 0 BETWEEN") for query in reading))
+        reading = relay_sql.Reading(*(query.replace(" BETWEEN", " - 0 BETWEEN") for query in reading))
     events, slowest, cpu = 0, 0.0, 0.0
-    with mock.patch.object(queries, "SHARD_EVENTS", reading):
+    with mock.patch.object(relay_sql, "SHARD_EVENTS", reading):
         for shard in range(shards):
             with psycopg.connect(settings.dsn, autocommit=True) as connection:
                 row = connection.execute("SELECT done::text FROM outbox_shards").fetchone()

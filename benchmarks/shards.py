@@ -10,7 +10,7 @@ from typing import Final
 from benchmarks import programs
 from benchmarks.servers import fill, fresh_outbox, rewind
 from benchmarks.table import Row
-from outbox_pipelines.relay.shards import resharding
+from outbox_pipelines.relay.lease import resharding
 from outbox_pipelines.settings import Settings
 
 _EVENTS: Final = 400_000

@@ -8,7 +8,7 @@ from typing import Any, cast
 import psycopg
 
 from outbox_pipelines.database import connect
-from outbox_pipelines.relay.cdc.stream import Stream
+from outbox_pipelines.relay.read.slot.stream import Stream
 from tests.conftest import Outbox, create_database, drop_database
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from outbox_pipelines.database import connect, locks
 from outbox_pipelines.database.locks import AdvisoryLock
-from outbox_pipelines.relay import queries, service
+from outbox_pipelines.relay import relay_sql, service
 from outbox_pipelines.relay.service import Standby
 from tests.conftest import Outbox
 
@@ -75,7 +75,7 @@ def test_a_relay_after_one_that_was_killed(outbox: Outbox, standby: Standby) -> 
     outbox.write("a")
     schema = outbox.settings.db_schema
     given = [{"lock": f"{schema}.{name}", "shard": 0} for name in ("outbox_shards", "outbox_shards.next")]
-    with ending(outbox, queries.TRY_LOCK, *given):
+    with ending(outbox, relay_sql.TRY_LOCK, *given):
         assert service.relay(outbox.settings, shard=0, until_empty=True, standby=standby).events == 1
 
 
@@ -83,7 +83,7 @@ def test_a_relay_that_must_not_wait(outbox: Outbox) -> None:
     """Guards against a relay of a fleet that holds the place of those that could begin."""
     with connect(outbox.settings, name="other") as other:
         given = {"lock": f"{outbox.settings.db_schema}.outbox_shards", "shard": 0}
-        other.execute(queries.TRY_LOCK, given)
+        other.execute(relay_sql.TRY_LOCK, given)
         with pytest.raises(service.ShardOwnedError):
             service.relay(outbox.settings, shard=0, standby=Standby.SKIP)
 
@@ -97,8 +97,8 @@ def test_each_lock_of_a_command_is_one_of_these() -> None:
     }
     assert found == {
         "database/locks.py",
-        "relay/fleet/queries.py",
-        "relay/queries.py",
+        "relay/fleet/fleet_sql.py",
+        "relay/relay_sql.py",
         "existing/queries.py",
     }
 

@@ -19,8 +19,7 @@ from benchmarks.servers import SHORT_LOG, fresh_outbox
 from benchmarks.table import Row
 from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.days.partitions import ahead
-from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.shards import lanes
+from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.settings import Settings
 
 _TICK: Final = 400
@@ -67,8 +66,8 @@ def _at(servers: Settings, sizes: Sizes, days: int, *, is_closed: bool) -> dict[
 def _plans(settings: Settings) -> tuple[float, float, float, float]:
     """Return planning and execution time of a tick in seconds, its buffers, and the time of an empty one."""
     with psycopg.connect(settings.dsn, autocommit=True) as connection:
-        connection.execute(queries.PLAN_EACH)
-        connection.execute(queries.BY_INDEX)
+        connection.execute(relay_sql.PLAN_EACH)
+        connection.execute(relay_sql.BY_INDEX)
         before = _snapshot(connection)
         with psycopg.connect(settings.dsn) as writer:
             writer.execute(
@@ -77,16 +76,16 @@ def _plans(settings: Settings) -> tuple[float, float, float, float]:
                 [_TICK],
             )
         after = _snapshot(connection)
-        ((open_from,),) = connection.execute(queries.OPEN_FROM)
+        ((open_from,),) = connection.execute(relay_sql.OPEN_FROM)
         tick = {
             **{"first": str(before.xmax), "end": str(after.xmax), "target": str(after), "last_seq": 0},
-            **{"late": "{}", "limit": 500, "most": _MOST, "open_from": open_from, **lanes.of(0, 1)},
+            **{"late": "{}", "limit": 500, "most": _MOST, "open_from": open_from, **relay_sql.lanes_of(0, 1)},
         }
         explain: LiteralString = "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) "
-        query: LiteralString = explain + queries.EVENTS.small_tick
+        query: LiteralString = explain + relay_sql.EVENTS.small_tick
         planning = median(_explained(connection, query, tick)["Planning Time"] for _ in range(_PLANS))
-        connection.execute(queries.PLAN_ONCE)
-        kept, names = _prepared(queries.EVENTS.small_tick, open_from)
+        connection.execute(relay_sql.PLAN_ONCE)
+        kept, names = _prepared(relay_sql.EVENTS.small_tick, open_from)
         connection.execute(f"PREPARE tick AS {kept}".encode())
         full = _execute(connection, names, tick)
         empty = _execute(connection, names, tick | {"first": str(after.xmax)})
@@ -123,5 +122,5 @@ def _explained(connection: psycopg.Connection[Any], query: Any, values: Any) -> 
 
 
 def _snapshot(connection: psycopg.Connection[Any]) -> Snapshot:
-    ((text,),) = connection.execute(queries.SNAPSHOT)
+    ((text,),) = connection.execute(relay_sql.SNAPSHOT)
     return Snapshot.parse(text)

@@ -22,8 +22,8 @@ from benchmarks.scale.sizes import Sizes
 from benchmarks.servers import SHORT_LOG, fresh_outbox
 from benchmarks.table import Row
 from outbox_pipelines.quality import measurements
-from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.cdc.setup import remove, set_up
+from outbox_pipelines.relay import relay_sql
+from outbox_pipelines.relay.read.slot.slot_setup import remove, set_up
 from outbox_pipelines.settings import Settings
 
 # At 1,000 events a second: a settle waits 10 ms for the next.
@@ -108,7 +108,7 @@ def _beside(settings: Settings, sizes: Sizes, events: int, *, settles: int) -> d
     programs.drain(settings)
     with psycopg.connect(settings.dsn, autocommit=True) as connection:
         finding = median(
-            _timed(lambda: connection.execute(queries.CHANGE, {"shard": 0})) for _ in range(_LOOKS)
+            _timed(lambda: connection.execute(relay_sql.CHANGE, {"shard": 0})) for _ in range(_LOOKS)
         )
     return {
         "drain of the others": drain.rate,

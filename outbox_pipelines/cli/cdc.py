@@ -41,7 +41,7 @@ def setup_command(settings: Settings, seconds: float) -> None:
     Prints each step. If something is missing (wal_level, a right), prints what to run. If it fails, it leaves
     no slot behind.
     """
-    from outbox_pipelines.relay.cdc.setup import set_up
+    from outbox_pipelines.relay.read.slot.slot_setup import set_up
 
     _refuse_marked_table(settings)
     made = set_up(settings, seconds=seconds, say=_say)
@@ -53,7 +53,7 @@ def setup_command(settings: Settings, seconds: float) -> None:
 @click.pass_obj
 def drop_command(settings: Settings, seconds: float) -> None:
     """Drop the slot and the publication; running relays continue between snapshots without a gap."""
-    from outbox_pipelines.relay.cdc.setup import remove
+    from outbox_pipelines.relay.read.slot.slot_setup import remove
 
     _refuse_marked_table(settings)
     if not remove(settings, seconds=seconds, say=_say, publication=True):
@@ -65,7 +65,7 @@ def drop_command(settings: Settings, seconds: float) -> None:
 @click.pass_obj
 def status_command(settings: Settings, as_json: bool) -> None:
     """Show the slot: who reads it, how much log it keeps, what threatens it. Exit 1 if a person must act."""
-    from outbox_pipelines.relay.cdc.status import read
+    from outbox_pipelines.relay.read.slot.slot_cutover import read
 
     _refuse_marked_table(settings)
     found = read(settings)
@@ -99,14 +99,14 @@ def cutover(settings: Settings, target: str, dry_run: bool, seconds: float) -> N
     The position is kept: it says which transactions are published, whatever the source. If the
     command is interrupted, run it again, with any target.
     """
-    from outbox_pipelines.relay.cdc import cutover as steps
+    from outbox_pipelines.relay.read.slot import slot_cutover
 
     _refuse_marked_table(settings)
     if dry_run:
-        for line in steps.plan(settings, target):
+        for line in slot_cutover.plan(settings, target):
             _say(line)
     else:
-        steps.run(settings, target, seconds=seconds, say=_say)
+        slot_cutover.run(settings, target, seconds=seconds, say=_say)
 
 
 def _refuse_marked_table(settings: Settings) -> None:

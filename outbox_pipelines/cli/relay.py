@@ -97,7 +97,7 @@ def relay(
 
 
 def _relay_all(outboxes: Outboxes, names: list[str], changes: dict[str, Any]) -> None:
-    from outbox_pipelines.relay.fleet import service
+    from outbox_pipelines.relay.fleet import relay_all
     from outbox_pipelines.relay.telemetry import observers
 
     for name in names:
@@ -112,7 +112,7 @@ def _relay_all(outboxes: Outboxes, names: list[str], changes: dict[str, Any]) ->
     all_settings = [settings.model_copy(update=changes) for settings in wanted.values()]
     try:
         with _until_signal() as stop:
-            totals = service.relay_all(
+            totals = relay_all.relay_all(
                 all_settings,
                 stop=stop,
                 errors=errors,
@@ -180,7 +180,7 @@ def _relay_one(settings: Settings, *, until_empty: bool, shard: int | None) -> N
 
 
 def _rebase(settings: Settings) -> None:
-    from outbox_pipelines.relay.shards.rebase import rebase
+    from outbox_pipelines.relay.lease.rebase import rebase
 
     found = rebase(settings)
     if found is None:

@@ -51,7 +51,7 @@ def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
     command is killed, the pause ends after ten seconds.
     """
     from outbox_pipelines.cli.dead_letter_group import actor
-    from outbox_pipelines.relay.shards.resharding import NotAllThereError, change
+    from outbox_pipelines.relay.lease.resharding import NotAllThereError, change
 
     try:
         changed = change(

@@ -37,16 +37,16 @@ def status(context: click.Context, as_json: bool, json_schema: bool, check: bool
     if of_all and name is not None:
         raise SetupError("--outbox names one outbox and --all asks for every one: omit one of them")
     if of_all:
-        from outbox_pipelines.relay.fleet import overview
+        from outbox_pipelines.relay.fleet import summary
 
-        found = overview.read(outboxes)
+        found = summary.read(outboxes)
         if as_json:
             click.echo(json.dumps([_VERSION | dataclasses.asdict(each) for each in found], indent=2))
         else:
-            click.echo(overview.render(found))
+            click.echo(summary.render(found))
         for line in outboxes.shared_tables():
             click.echo(f"outbox: {line}", err=True)
-        if any(each.status == overview.UNAVAILABLE for each in found):
+        if any(each.status == summary.UNAVAILABLE for each in found):
             sys.exit(2)
         if check and any(each.status == "error" for each in found):
             sys.exit(1)

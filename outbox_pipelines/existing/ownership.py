@@ -28,12 +28,13 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import examine, findings, queries
 from outbox_pipelines.existing.check import of_settings, open_mapping
 from outbox_pipelines.existing.statements import Statements
-from outbox_pipelines.relay import adoption, bodies
+from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.kafka.message import needs_time
-from outbox_pipelines.relay.ownership import Ownership, limit_silence
-from outbox_pipelines.relay.queries import PLAN_EACH
+from outbox_pipelines.relay.lease.ownership import Ownership, limit_silence
+from outbox_pipelines.relay.read import contents
+from outbox_pipelines.relay.relay_sql import PLAN_EACH
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -197,9 +198,9 @@ class TableOwnership(Ownership):
     def read(
         self, query: bytes, parameters: Parameters[str, Any], seqs: Sequence[int]
     ) -> Generator[tuple[int, tuple[Any, ...] | str]]:
-        """Yield the content of rows, one after the other, or why it cannot be read: see `bodies.read`."""
+        """Yield the content of rows, one after the other, or why it cannot be read: see `contents.read`."""
         try:
-            with closing(bodies.read(self._connection, query, parameters, seqs)) as found:
+            with closing(contents.read(self._connection, query, parameters, seqs)) as found:
                 yield from found
         except psycopg.OperationalError as error:
             raise self._lost(error) from error

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from outbox_pipelines.relay.queries import FITTING
+from outbox_pipelines.relay.relay_sql import FITTING
 
 # --- the right to relay the table -------------------------------------------------------------------------
 

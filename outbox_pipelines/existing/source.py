@@ -31,7 +31,7 @@ from outbox_pipelines.existing.core.ports import (
     Wanted,
 )
 from outbox_pipelines.existing.ownership import TableOwnership
-from outbox_pipelines.relay import bodies
+from outbox_pipelines.relay.read import contents
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ class ClaimSessions:
             try:
                 rows = self._fetch_small(connection, wanted)
             except psycopg.Error as error:
-                if not bodies.is_about_a_row(error):
+                if not contents.is_about_a_row(error):
                     raise
                 rows = None
             if rows is not None:
@@ -217,7 +217,7 @@ class ClaimSessions:
 
     def _fetch_small(self, connection: Connection, wanted: Wanted) -> Rows | None:
         """Fetch many rows at once; return None if some of them are large."""
-        self._open(connection, wanted, most=bodies.FEW)
+        self._open(connection, wanted, most=contents.FEW)
         most, most_size = self._settings.batch_events, self._settings.batch_bytes
         events: list[Event] = []
         size, few = 0, min(_FEW, most)
@@ -233,7 +233,7 @@ class ClaimSessions:
 
     def _fetch_any(self, connection: Connection, wanted: Wanted) -> Rows:
         """Claim a few rows at a time without their content, then read the content row by row."""
-        self._open(connection, wanted, most=bodies.NOTHING)
+        self._open(connection, wanted, most=contents.NOTHING)
         events: list[Event] = []
         unreadable: dict[int, str] = {}
         size, is_more = 0, True
@@ -246,7 +246,7 @@ class ClaimSessions:
             is_more = len(rows) == _LARGE
             statement, numbers = self._statements(queries.EVENTS), list(rows)
             given = {"numbers": numbers, "keys": self._keys.array(numbers)}
-            found = dict(bodies.read(connection, statement, given, numbers))
+            found = dict(contents.read(connection, statement, given, numbers))
             for seq in numbers:
                 content = found.get(seq) or self._without_name(rows[seq])
                 if content is None:

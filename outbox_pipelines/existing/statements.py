@@ -18,7 +18,7 @@ from psycopg import sql
 from outbox_pipelines.config.table_mapping import METADATA, Mapping
 from outbox_pipelines.existing.keys import IdKeys, Keys, SeqKeys
 from outbox_pipelines.existing.queries import FITTING_ANY_ID
-from outbox_pipelines.relay.queries import FITTING
+from outbox_pipelines.relay.relay_sql import FITTING
 
 COUNTED: Final = "outbox: "
 """The beginning of `last_error` in a row whose attempts a relay has counted."""
@@ -191,7 +191,7 @@ def _texts(
 ) -> sql.Composable:
     """Return the columns in the order of `Event`; metadata is built only for rows that have some.
 
-    This is the first of two steps: see `relay.queries`.
+    This is the first of two steps: see `relay_sql`.
     """
     usual = sql.SQL(
         "{number}::bigint AS seq, {id}::text AS id, {aggregate_type}::text AS aggregate_type, "

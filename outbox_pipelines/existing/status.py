@@ -25,7 +25,7 @@ from outbox_pipelines.quality.measured import CAP, age
 from outbox_pipelines.quality.rules import CheckResult
 from outbox_pipelines.quality.status import rendered
 from outbox_pipelines.relay import adoption
-from outbox_pipelines.relay.queries import PLAN_EACH
+from outbox_pipelines.relay.relay_sql import PLAN_EACH
 from outbox_pipelines.settings import Settings
 
 

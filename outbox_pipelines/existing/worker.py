@@ -24,8 +24,8 @@ from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+from outbox_pipelines.relay.lease.shard import Settled
 from outbox_pipelines.relay.run import Run, Totals
-from outbox_pipelines.relay.shard import Settled
 from outbox_pipelines.relay.shared import SharedBatchQueue, SharedBlockedAggregates, SharedLedger, Threads
 from outbox_pipelines.settings import Settings
 

@@ -12,16 +12,16 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.quality import measurements, rules
 from outbox_pipelines.quality import status as rendering
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.kinds import Status
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+    from outbox_pipelines.relay.lease.shard import Shard
     from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters
     from outbox_pipelines.relay.run import Run
-    from outbox_pipelines.relay.shard import Shard
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
     from outbox_pipelines.relay.worker import Worker
 
@@ -33,7 +33,7 @@ check = require_schema
 def shards(settings: Settings) -> list[int]:
     with connect(settings, name="outbox relay") as connection:
         try:
-            found = [row[0] for row in connection.execute(queries.SHARD_NUMBERS).fetchall()]
+            found = [row[0] for row in connection.execute(relay_sql.SHARD_NUMBERS).fetchall()]
         except psycopg.errors.UndefinedTable:
             found = []
     # Why none is seen, the check of the first one's relay says.
@@ -41,7 +41,7 @@ def shards(settings: Settings) -> list[int]:
 
 
 def own(settings: Settings, shard: int | None, owner: str) -> Shard:
-    from outbox_pipelines.relay.shard import Shard
+    from outbox_pipelines.relay.lease.shard import Shard
 
     return Shard(settings, shard, owner)
 

@@ -31,14 +31,12 @@ from outbox_pipelines.errors import RefusedError, UnavailableError
 from outbox_pipelines.relay import kinds
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-from outbox_pipelines.relay.lost_sessions import noticing
+from outbox_pipelines.relay.lease.ownership import Ownership, beating, noticing
+from outbox_pipelines.relay.lease.shard import Settled
+from outbox_pipelines.relay.lease.shard_ownership import NoSuchShardError
 from outbox_pipelines.relay.memory import collecting_rarely, return_large_blocks
-from outbox_pipelines.relay.ownership import Ownership
 from outbox_pipelines.relay.parking import notify
 from outbox_pipelines.relay.run import ALONE, Host, Run, Totals
-from outbox_pipelines.relay.shard import Settled
-from outbox_pipelines.relay.shards.heartbeats import beating
-from outbox_pipelines.relay.shards.ownership import NoSuchShardError
 from outbox_pipelines.relay.shared import SharedBlockedAggregates
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import Settings

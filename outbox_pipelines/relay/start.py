@@ -18,8 +18,8 @@ import psycopg
 from outbox_pipelines.database import Connection, connect, slot_reader
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import kinds, queries
-from outbox_pipelines.relay.cdc.behind import position_behind
+from outbox_pipelines.relay import kinds, relay_sql
+from outbox_pipelines.relay.read.slot.behind import position_behind
 from outbox_pipelines.settings import Settings
 
 NOW: Final = "now"
@@ -58,7 +58,7 @@ def start_at(settings: Settings, start: str) -> Start | None:
     since = None if is_text else _time(start)
     require_schema(settings)
     with connect(settings, name="outbox relay: start") as connection, connection.transaction():
-        if any(epoch > 0 for (epoch,) in connection.execute(queries.LOCK_EPOCHS)):
+        if any(epoch > 0 for (epoch,) in connection.execute(relay_sql.LOCK_EPOCHS)):
             raise SetupError(
                 "--start-at: this outbox has been relayed already and continues where it stopped. "
                 "Start the relay without --start-at"
@@ -70,8 +70,8 @@ def start_at(settings: Settings, start: str) -> Start | None:
             snapshot = str(position_behind(settings, connection, slot, seconds=seconds))
         else:
             snapshot = _snapshot(connection, start, since)
-        connection.execute(queries.START, {"at": snapshot})
-        return Start(snapshot, _value(connection, queries.SKIPPED, at=snapshot))
+        connection.execute(relay_sql.START, {"at": snapshot})
+        return Start(snapshot, _value(connection, relay_sql.SKIPPED, at=snapshot))
 
 
 def _time(text: str) -> datetime:
@@ -86,11 +86,11 @@ def _time(text: str) -> datetime:
 
 def _snapshot(connection: Connection, start: str, since: datetime | None) -> str:
     if start == NOW:
-        return str(_value(connection, queries.SNAPSHOT))
+        return str(_value(connection, relay_sql.SNAPSHOT))
     if since is not None:
-        return str(_value(connection, queries.SNAPSHOT_SINCE, since=since))
+        return str(_value(connection, relay_sql.SNAPSHOT_SINCE, since=since))
     try:
-        known = _value(connection, queries.IS_KNOWN, at=start)
+        known = _value(connection, relay_sql.IS_KNOWN, at=start)
     except psycopg.DataError:
         known = False
     if not known:

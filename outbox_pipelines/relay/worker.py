@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import psycopg
 
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.flow import Flow
@@ -32,13 +32,13 @@ from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, place, recover
+from outbox_pipelines.relay.lease.ownership import beating
+from outbox_pipelines.relay.lease.shard import Settled, Shard
 from outbox_pipelines.relay.parking.notify import DueCommands
 from outbox_pipelines.relay.parking.parked_table import ParkedTable
 from outbox_pipelines.relay.parking.prober import Prober
-from outbox_pipelines.relay.reader import Reader
+from outbox_pipelines.relay.read.reader import Reader
 from outbox_pipelines.relay.run import Run, Totals
-from outbox_pipelines.relay.shard import Settled, Shard
-from outbox_pipelines.relay.shards.heartbeats import beating
 from outbox_pipelines.relay.shared import SharedBlockedAggregates, SharedLedger, Threads
 from outbox_pipelines.settings import Settings
 
@@ -306,7 +306,7 @@ class _Marks:
         """Record that this event is read next; None: no event is the cause if the relay crashes now."""
         if self._connection is None:
             self._connection = self._shard.connect("crash_guard")
-        self._connection.execute(queries.CRASH_GUARD, {**self._shard.key, "seq": seq})
+        self._connection.execute(relay_sql.CRASH_GUARD, {**self._shard.key, "seq": seq})
 
     def close(self) -> None:
         """Close the connection, if one was opened."""

@@ -17,7 +17,7 @@ from outbox_pipelines.defs.build import JOBS, SCHEDULES
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.defs.relay.assets import relay_session
 from outbox_pipelines.defs.relay.sensors import relay_supervisor
-from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.lease.shard import Shard
 from tests.conftest import Outbox
 from tests.defs import instances
 from tests.schema.servers import database, server, template

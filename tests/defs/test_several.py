@@ -23,7 +23,7 @@ from outbox_pipelines.defs.build import served
 from outbox_pipelines.defs.dagster_internals import DefinitionsLoadContext, DefinitionsLoadType
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.local import Stack
-from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.settings import load_settings
 from tests.conftest import ADOPT, Outbox, fresh_database, topic_prefix, wait_until
 from tests.days.partitions.test_partitions import DAYS_GO_BY

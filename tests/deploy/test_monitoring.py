@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from outbox_pipelines.consumer import prometheus as consumers
 from outbox_pipelines.quality.rules import RULES, Rule
-from outbox_pipelines.relay.fleet.metrics import Databases
+from outbox_pipelines.relay.fleet.fleet_metrics import Databases
 from outbox_pipelines.relay.telemetry.exporter import Database, Families, configured, families
 from outbox_pipelines.settings import Settings
 from tests.deploy.files import (

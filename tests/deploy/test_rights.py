@@ -21,7 +21,7 @@ from outbox_pipelines.errors import RefusedError, SetupError
 from outbox_pipelines.local import postgres
 from outbox_pipelines.reconciliation.reconcile import reconcile
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.shards import resharding
+from outbox_pipelines.relay.lease import resharding
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import may_log_in, topic_prefix, wait_until

@@ -16,7 +16,7 @@ import pytest
 from outbox_pipelines.config.table_mapping import read_mapping
 from outbox_pipelines.existing import examine, queries, status
 from outbox_pipelines.existing.statements import Statements
-from outbox_pipelines.relay.queries import PLAN_EACH
+from outbox_pipelines.relay.relay_sql import PLAN_EACH
 from tests.conftest import Message, read_topic, wait_until
 from tests.existing import guides
 from tests.existing.conftest import FEW_GUIDES, Make

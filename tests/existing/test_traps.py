@@ -16,8 +16,9 @@ from outbox_pipelines.existing.core.claims import Claim
 from outbox_pipelines.existing.keys import array
 from outbox_pipelines.existing.ownership import TableOwnership
 from outbox_pipelines.existing.source import MarkedTableSource
-from outbox_pipelines.relay import bodies, service
+from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.outcomes import ShardLostError
+from outbox_pipelines.relay.read import contents
 from tests.conftest import wait_until
 from tests.existing import textbook
 from tests.existing.conftest import Make
@@ -276,7 +277,7 @@ def test_a_relay_past_its_time_hands_over(table: Table) -> None:
 def test_a_pooler_in_transaction_mode_is_refused(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an advisory lock that belongs to a pooler's session: two relays would hold it."""
     with table.connect() as pooled:
-        monkeypatch.setattr("outbox_pipelines.relay.ownership.connect", lambda *_, **__: pooled)
+        monkeypatch.setattr("outbox_pipelines.relay.lease.ownership.connect", lambda *_, **__: pooled)
         monkeypatch.setattr("outbox_pipelines.database.connect", lambda *_, **__: nullcontext(pooled))
         with pytest.raises(SetupError, match="through a pooler in transaction mode"):
             TableOwnership(table.settings, "test")
@@ -300,7 +301,7 @@ def test_a_claim_goes_by_the_index(table: Table, is_analyzed: bool) -> None:
             "busy": array(_seqs(claim)),
             "types": ["order"],
             "ids": ["1"],
-            "most": bodies.FEW,
+            "most": contents.FEW,
         }
         query = ownership.statements(queries.CLAIM, queries.NOT_BUSY, queries.NOT_AMONG)
         connection = source.sessions.free[0]

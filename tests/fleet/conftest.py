@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.local import Stack
-from outbox_pipelines.relay.fleet.service import relay_all
+from outbox_pipelines.relay.fleet.relay_all import relay_all
 from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.settings import load_settings
 from tests.conftest import ADOPT, Outbox, fresh_database, topic_prefix

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from outbox_pipelines.relay.fleet.division import SETTLE_SECONDS, Division, Unit
-from outbox_pipelines.relay.fleet.turns import FleetTurn
+from outbox_pipelines.relay.fleet.fleet_host import FleetTurn
 
 UNITS = [Unit(f"o{n}", 0) for n in range(10)]
 

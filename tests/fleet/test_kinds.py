@@ -17,11 +17,11 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.local.server import Server
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.fleet.questions import Database
 from outbox_pipelines.relay.fleet.standby import Standby
 from outbox_pipelines.relay.fleet.watch import FleetWatch
+from outbox_pipelines.relay.fleet.watcher import Database
+from outbox_pipelines.relay.lease import resharding
 from outbox_pipelines.relay.run import Totals
-from outbox_pipelines.relay.shards import resharding
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, fresh_database, topic_prefix, wait_until
 from tests.existing import textbook

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from outbox_pipelines.core.position import Snapshot
-from outbox_pipelines.relay.fleet.quiet import Quiet
+from outbox_pipelines.relay.fleet.watch import Quiet
 
 
 class Database:

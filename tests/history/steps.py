@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.existing import queries as claim_queries
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.parking import parking_sql
 
 Mode = Literal["at_least_once", "exactly_once", "table"]
@@ -39,20 +39,20 @@ class Step:
 
 # The order is that of a relay's life.
 STEPS: Final[Mapping[str, Step]] = {
-    "take the shard": Step(_OURS, (queries.TAKE,)),
+    "take the shard": Step(_OURS, (relay_sql.TAKE,)),
     "create the progress topic": Step(_ONCE),
     "fence predecessors": Step(_ONCE),
     "clear the tried marks": Step(_OURS, (parking_sql.WAS_TRYING,)),
     "isolate a released run": Step(_OURS, (parking_sql.ALONE,)),
-    "mark a suspect": Step(_OURS, (queries.CRASH_GUARD,)),
-    "clear the crash state": Step(_OURS, (queries.CALM,)),
+    "mark a suspect": Step(_OURS, (relay_sql.CRASH_GUARD,)),
+    "clear the crash state": Step(_OURS, (relay_sql.CALM,)),
     # With the id of a new tick; a plain settle has none.
     "open a tick": Step(_ONCE),
     "acknowledge": Step(MODES),
     "park ahead": Step(_ONCE, (parking_sql.PARK,)),
     "commit": Step(_ONCE),
     "abort": Step(_ONCE),
-    "settle": Step(_OURS, (queries.SETTLE, queries.SETTLE_WITH_PROGRESS)),
+    "settle": Step(_OURS, (relay_sql.SETTLE, relay_sql.SETTLE_WITH_PROGRESS)),
     "settle and park": Step(("at_least_once",)),
     "mark as tried": Step(_OURS, (parking_sql.TRYING,)),
     "clear a tried mark": Step(_OURS, (parking_sql.INNOCENT,)),
@@ -64,20 +64,20 @@ STEPS: Final[Mapping[str, Step]] = {
     "record an outage": Step(MODES, (parking_sql.POSTPONED, claim_queries.POSTPONED), rare=True),
     "remove released": Step(_OURS, (parking_sql.RELEASED,)),
     "suspect released": Step(_OURS, (parking_sql.SUSPECTED,)),
-    "show the breaker": Step(_OURS, (queries.BREAKER,)),
+    "show the breaker": Step(_OURS, (relay_sql.BREAKER,)),
     "mark": Step(_TABLE, (claim_queries.MARK,)),
-    "reach the pause": Step(_OURS, (queries.PAUSED,)),
-    "reach the barrier": Step(_OURS, (queries.REACHED,)),
-    "forget the tick": Step(("at_least_once",), (queries.FORGET_TICK,)),
-    "give the shard back": Step(_OURS, (queries.RELEASE,)),
-    "release the lock": Step(MODES, (queries.UNLOCK, claim_queries.UNLOCK)),
+    "reach the pause": Step(_OURS, (relay_sql.PAUSED,)),
+    "reach the barrier": Step(_OURS, (relay_sql.REACHED,)),
+    "forget the tick": Step(("at_least_once",), (relay_sql.FORGET_TICK,)),
+    "give the shard back": Step(_OURS, (relay_sql.RELEASE,)),
+    "release the lock": Step(MODES, (relay_sql.UNLOCK, claim_queries.UNLOCK)),
     # A function that does the next step of a change, and is called until there is none.
-    "change the shards": Step(_OURS, (queries.CHANGE_SHARDS,), command=True),
+    "change the shards": Step(_OURS, (relay_sql.CHANGE_SHARDS,), command=True),
 }
 # Write, and are part of another step or change nothing that a relay relies on.
 _QUIET: Final = (
-    queries.HEARTBEAT,
-    queries.UNWANT_FORGOTTEN,
+    relay_sql.HEARTBEAT,
+    relay_sql.UNWANT_FORGOTTEN,
     partitions_sql.ENSURE,
 )
 

@@ -33,7 +33,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from outbox_pipelines.existing.statements import Statements
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import relay_sql
 from tests.history import standstill, steps, tapes
 from tests.model.relay.recorder import Recorder
 
@@ -203,7 +203,7 @@ def watch_database(watch: Watch) -> None:
         statement = templates.get(text, text)
         name = steps.name_of(statement, params or {})
         watch.before_statement(id(connection) in shard_sessions)
-        if statement == queries.TAKE:
+        if statement == relay_sql.TAKE:
             shard_sessions.add(id(connection))
 
         def work() -> Any:

@@ -26,8 +26,14 @@ _PACKAGE: Final = "outbox_pipelines/"
 AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "relay": (
         (
-            *("relay/queries.py", "relay/parking/parking_sql.py", "relay/shards/*.py", "relay/*.py"),
-            *("relay/kafka/*.py", "relay/parking/prober.py", "core/session.py", "database/__init__.py"),
+            *("relay/relay_sql.py", "relay/parking/parking_sql.py", "relay/lease/*.py", "relay/*.py"),
+            *(
+                "relay/read/*.py",
+                "relay/kafka/*.py",
+                "relay/parking/prober.py",
+                "core/session.py",
+                "database/__init__.py",
+            ),
         ),
         ("relay/test_*.py", "test_session_settings.py", "existing/test_statement_rows.py"),
     ),
@@ -37,7 +43,7 @@ AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "consumer": (("consumer/*.py",), ("consumer", "model/consumer/test_database.py")),
     "archive": (("days/archive/*.py",), ("days/archive", "days/partitions")),
     "schema": (("sql/*.sql",), ("schema", "relay", "days/partitions")),
-    "cdc": (("relay/cdc/*.py",), ("relay/cdc",)),
+    "cdc": (("relay/read/slot/*.py",), ("relay/cdc",)),
 }
 
 # Dictionaries and calls of settings: every entry is removed, and changed.
@@ -54,7 +60,7 @@ _SETTINGS: Final = {
 _NUMBERS: Final = {
     "relay/kafka/progress_topic.py": ("_LOOK_BACK",),
     "relay/kafka/transactional_producer.py": ("_COMMIT_SECONDS",),
-    "relay/queries.py": ("MOST_METADATA",),
+    "relay/relay_sql.py": ("MOST_METADATA",),
     "days/archive/archive_sql.py": ("RESTORED_TX",),
 }
 _CALLS: Final = ("connect", "producer", "dict", "Consumer", "Producer", "AdminClient", "NewTopic")
@@ -66,7 +72,7 @@ FINDERS: Final = {
     "outbox_pipelines/days/partitions/close.py:_close": ("test_close",),
     "outbox_pipelines/relay/kafka/client.py": ("test_client_settings", "test_routing"),
     "outbox_pipelines/relay/kafka/progress_topic.py": ("test_progress_topic", "test_exactly_once"),
-    "outbox_pipelines/relay/queries.py:MOST_METADATA": ("test_sizes",),
+    "outbox_pipelines/relay/relay_sql.py:MOST_METADATA": ("test_sizes",),
     "outbox_pipelines/relay/": ("test_client_settings", "test_transactional_producer", "test_exactly_once"),
     "outbox_pipelines/core/session.py:": ("test_session_settings",),
     "outbox_pipelines/database/__init__.py": ("test_session_settings", "test_pooler"),

@@ -113,15 +113,15 @@ def test_ids_are_distinct_and_have_no_lines() -> None:
 
 def test_a_patch_reaches_what_others_derived(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a mutant that is not there, and survives."""
-    from outbox_pipelines.relay import queries
+    from outbox_pipelines.relay import relay_sql
     from outbox_pipelines.relay.parking import parking_sql
 
-    before = queries.MINE
-    for module in (queries, parking_sql):
+    before = relay_sql.MINE
+    for module in (relay_sql, parking_sql):
         for name, value in vars(module).items():
             if isinstance(value, str) and not name.startswith("__"):
                 monkeypatch.setattr(module, name, value)
-    file = "outbox_pipelines/relay/queries.py"
+    file = "outbox_pipelines/relay/relay_sql.py"
     source = (catalog.ROOT / file).read_text(encoding="utf-8")
     patch.apply(file, source.replace("%(shards)s = 1 OR", "%(shards)s = 7 OR"))
     assert before not in parking_sql.REPLAYS

@@ -14,7 +14,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import measurements, quality_sql
 from outbox_pipelines.quality.measured import CAP, Measurements
 from outbox_pipelines.quality.rules import Status, judge
-from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.lease.shard import Shard
 from tests.conftest import wait_until
 from tests.days.archive.days import days_ago, make_days, publish, write
 from tests.schema.servers import Database

@@ -16,7 +16,7 @@ from outbox_pipelines.debezium.connector_state import Connector, Task
 from outbox_pipelines.existing.status import TableStatus
 from outbox_pipelines.quality.measured import Measurements, ShardStatus
 from outbox_pipelines.quality.slots import OtherSlot, Slots
-from outbox_pipelines.relay.fleet.overview import Summary
+from outbox_pipelines.relay.fleet.summary import Summary
 from tests.existing import textbook
 from tests.quality.test_measurements import _fill, _park
 from tests.schema.servers import Database

@@ -270,7 +270,7 @@ def test_a_file_of_settings(outbox: Outbox, tmp_path: Path) -> None:
 
 def test_an_owned_shard_is_named(outbox: Outbox) -> None:
     """Guards against a second relay that publishes at the same time as the first."""
-    from outbox_pipelines.relay.shard import Shard
+    from outbox_pipelines.relay.lease.shard import Shard
 
     place = Shard(outbox.settings, 0, "the-other-host:1")
     assert place.try_take()

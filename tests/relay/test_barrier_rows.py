@@ -7,7 +7,7 @@ from typing import Any, Final, LiteralString
 
 import pytest
 
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import relay_sql
 from tests.conftest import Outbox
 from tests.relay.test_resharding import MORE_SHARDS
 
@@ -33,7 +33,7 @@ def test_a_relay_pauses_between_ticks(outbox: Outbox, more: LiteralString, is_pa
         connection.execute(_CHANGING.format(barrier="NULL", target="NULL"))
         if more:
             connection.execute(f"UPDATE outbox_shards SET {more}")
-        connection.execute(queries.PAUSED, {"shard": 0, "epoch": 5, "done": "7:7:"})
+        connection.execute(relay_sql.PAUSED, {"shard": 0, "epoch": 5, "done": "7:7:"})
         assert connection.execute("SELECT barrier_paused FROM outbox_shards").fetchone() == (is_paused,)
 
 
@@ -52,7 +52,7 @@ def test_a_relay_has_reached_the_barrier(outbox: Outbox, more: LiteralString, is
         connection.execute(_CHANGING.format(barrier="'7:7:'", target="NULL"))
         if more:
             connection.execute(f"UPDATE outbox_shards SET {more}")
-        connection.execute(queries.REACHED, {"shard": 0, "epoch": 5})
+        connection.execute(relay_sql.REACHED, {"shard": 0, "epoch": 5})
         assert connection.execute("SELECT barrier_reached FROM outbox_shards").fetchone() == (is_there,)
 
 
@@ -76,7 +76,7 @@ def test_a_change_that_no_process_waits_for_is_cancelled(
     with outbox.connect() as connection:
         connection.execute(MORE_SHARDS, [[1]])
         connection.execute(_BEGUN, [seconds])
-        connection.execute(queries.UNWANT_FORGOTTEN)
+        connection.execute(relay_sql.UNWANT_FORGOTTEN)
         assert connection.execute(_STATE).fetchall() == (_NONE if is_forgotten else _BEGAN)
 
 
@@ -85,9 +85,9 @@ def test_a_relay_that_cannot_take_part_cancels_this_change(outbox: Outbox) -> No
     with outbox.connect() as connection:
         connection.execute(MORE_SHARDS, [[1]])
         connection.execute(_BEGUN, [0])
-        connection.execute(queries.UNWANT, {"wanted": 2})
+        connection.execute(relay_sql.UNWANT, {"wanted": 2})
         assert connection.execute(_STATE).fetchall() == _BEGAN
-        connection.execute(queries.UNWANT, {"wanted": 3})
+        connection.execute(relay_sql.UNWANT, {"wanted": 3})
         assert connection.execute(_STATE).fetchall() == _NONE
 
 
@@ -117,7 +117,7 @@ def test_the_days_of_a_span(outbox: Outbox) -> None:
 
         def found(first: int, last: int, open_from: object = "-infinity") -> Any:
             given = {"from": seqs[first], "to": seqs[last], "open_from": open_from}
-            ((start, stop),) = connection.execute(queries.DAYS, given).fetchall()
+            ((start, stop),) = connection.execute(relay_sql.DAYS, given).fetchall()
             return start.astimezone(UTC).date(), stop.astimezone(UTC).date()
 
         for first, last in ((0, 0), (1, 1), (2, 2), (0, 1), (1, 2), (0, 2)):
@@ -135,5 +135,5 @@ def test_the_next_row_behind_a_gap(outbox: Outbox) -> None:
     }
     with outbox.connect() as connection:
         for last_seq, following in ((first - 1, first), (first, second), (second, None)):
-            found = connection.execute(queries.NEXT_SEQ, given | {"last_seq": last_seq}).fetchall()
+            found = connection.execute(relay_sql.NEXT_SEQ, given | {"last_seq": last_seq}).fetchall()
             assert found == [(following,)]

@@ -17,8 +17,8 @@ from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.topics import Topics
 from outbox_pipelines.relay.kafka.transactional_producer import begin, place
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking.prober import Prober
-from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, wait_until
 

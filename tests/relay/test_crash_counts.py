@@ -9,7 +9,7 @@ from typing import Any, Final, LiteralString
 import psycopg
 import pytest
 
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import relay_sql
 from tests.conftest import Outbox, wait_until
 from tests.relay.test_resharding import MORE_SHARDS
 
@@ -39,14 +39,14 @@ class _Shard:
     def taken(self, owner: str) -> tuple[object, ...]:
         """Let a relay take it; whether the one before has crashed, and the counts that it is given."""
         before = self.epoch
-        ((epoch, _, crashed, *counts),) = [row[:6] for row in self.execute(queries.TAKE, owner=owner)]
+        ((epoch, _, crashed, *counts),) = [row[:6] for row in self.execute(relay_sql.TAKE, owner=owner)]
         # It fences the one before.
         assert epoch == self.epoch == before + 1
         assert tuple(counts) == self.counts()
         return crashed, *counts
 
     def alone(self, seq: int) -> None:
-        self.execute(queries.CRASH_GUARD, seq=seq, epoch=self.epoch)
+        self.execute(relay_sql.CRASH_GUARD, seq=seq, epoch=self.epoch)
 
 
 @pytest.fixture
@@ -71,11 +71,11 @@ def test_crashes_are_counted_at_the_event_that_was_published_alone(shard: _Shard
     shard.alone(8)
     assert shard.counts() == (3, 8, 0)
     assert shard.taken("e") == (True, 4, 8, 1)
-    shard.execute(queries.CALM, epoch=shard.epoch)
+    shard.execute(relay_sql.CALM, epoch=shard.epoch)
     assert shard.counts() == (0, None, 0)
     shard.alone(9)
     assert shard.taken("f") == (True, 1, 9, 1)
-    shard.execute(queries.RELEASE, epoch=shard.epoch)
+    shard.execute(relay_sql.RELEASE, epoch=shard.epoch)
     assert shard.taken("g") == (False, 0, None, 0)
 
 
@@ -99,7 +99,7 @@ def test_another_shard_is_left_alone(shard: _Shard) -> None:
     shard.execute("UPDATE outbox_shards SET shards = 2, owner = 'b' WHERE shard = 1")
     # In the table it is the last.
     shard.execute("UPDATE outbox_shards SET heartbeat = now() WHERE shard = 0")
-    ((_, _, crashed, crashes, *_),) = shard.execute(queries.TAKE, owner="a")
+    ((_, _, crashed, crashes, *_),) = shard.execute(relay_sql.TAKE, owner="a")
     assert (crashed, crashes) == (False, 0)
     assert shard.execute("SELECT shard, owner FROM outbox_shards ORDER BY shard") == [(0, "a"), (1, "b")]
 
@@ -108,11 +108,11 @@ def test_a_relay_that_ends_in_this_moment_has_not_crashed(shard: _Shard, outbox:
     """Guards against a hand-over that counts as a crash."""
     shard.taken("a")
     with outbox.connect(autocommit=False) as first, outbox.connect() as other:
-        first.execute(queries.RELEASE, {"shard": 0, "epoch": shard.epoch})
+        first.execute(relay_sql.RELEASE, {"shard": 0, "epoch": shard.epoch})
         taken: list[Any] = []
 
         def take() -> None:
-            taken.extend(other.execute(queries.TAKE, _GIVEN | {"owner": "b"}).fetchall())
+            taken.extend(other.execute(relay_sql.TAKE, _GIVEN | {"owner": "b"}).fetchall())
 
         thread = threading.Thread(target=take)
         thread.start()
@@ -129,6 +129,6 @@ def test_no_relay_takes_it_while_older_rows_are_published(shard: _Shard) -> None
         "INSERT INTO outbox_adopted (relation, schema, name, kept_as, state) "
         "VALUES (1, 'public', 'events', 'events_before', 'draining')"
     )
-    assert shard.execute(queries.TAKE, owner="a") == []
+    assert shard.execute(relay_sql.TAKE, owner="a") == []
     shard.execute("UPDATE outbox_adopted SET state = 'adopted'")
     assert shard.taken("a") == (False, 0, None, 0)

@@ -12,9 +12,9 @@ import pytest
 from confluent_kafka import KafkaError
 
 from outbox_pipelines.database import Connection
-from outbox_pipelines.relay import queries, service
+from outbox_pipelines.relay import relay_sql, service
 from outbox_pipelines.relay.core.retries import MAX_CRASHES
-from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.lease.shard import Shard
 from tests import forks
 from tests.conftest import EITHER_DELIVERY, Outbox, clean_environment, wait_until
 from tests.history import mock
@@ -300,7 +300,7 @@ def test_another_event_begins_its_own_count(outbox: Outbox) -> None:
     with outbox.connect() as connection:
 
         def crashes(seq: int | None) -> int:
-            connection.execute(queries.CRASH_GUARD, {"shard": 0, "epoch": 0, "seq": seq})
+            connection.execute(relay_sql.CRASH_GUARD, {"shard": 0, "epoch": 0, "seq": seq})
             ((found,),) = connection.execute("SELECT crash_guard_crashes FROM outbox_shards")
             return int(found)
 

@@ -25,10 +25,10 @@ from outbox_pipelines.relay.core.record import Record
 from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
 from outbox_pipelines.relay.kafka import progress_topic
 from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer
+from outbox_pipelines.relay.lease import resharding
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.run import Totals
-from outbox_pipelines.relay.shard import Shard
-from outbox_pipelines.relay.shards import resharding
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until
 from tests.history import business

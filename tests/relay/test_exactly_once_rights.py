@@ -19,8 +19,8 @@ from confluent_kafka.admin import (
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.shards import resharding
-from outbox_pipelines.relay.shards.resharding import NotAllThereError
+from outbox_pipelines.relay.lease import resharding
+from outbox_pipelines.relay.lease.resharding import NotAllThereError
 from tests.conftest import Outbox, wait_until
 from tests.kafka_clients import AdminClient
 from tests.relay.parked import parked_rows

@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 
 from outbox_pipelines.days.partitions import partitions_sql
-from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.shards import rebase_queries
+from outbox_pipelines.relay import relay_sql
+from outbox_pipelines.relay.lease import rebase_sql
 from tests.conftest import Outbox, wait_until
 from tests.relay.test_resharding import MORE_SHARDS
 
@@ -39,7 +39,7 @@ _STATEMENTS: Final = (
 @pytest.mark.parametrize("name", _STATEMENTS)
 def test_another_shard_or_an_old_epoch_is_left_alone(outbox: Outbox, name: str) -> None:
     """Guards against a relay that lost its shard, or has another one, and changes what belongs to others."""
-    statement: LiteralString = getattr(queries, name)
+    statement: LiteralString = getattr(relay_sql, name)
     with outbox.connect() as connection:
         connection.execute(MORE_SHARDS, [[1]])
         connection.execute(
@@ -47,7 +47,7 @@ def test_another_shard_or_an_old_epoch_is_left_alone(outbox: Outbox, name: str) 
             "tick_id = gen_random_uuid()"
         )
         # A change to three shards has begun; for `REACHED` with a barrier.
-        barrier = "done" if statement == queries.REACHED else "NULL"
+        barrier = "done" if statement == relay_sql.REACHED else "NULL"
         connection.execute(
             f"UPDATE outbox_shards SET wanted = 3, wanted_at = now(), barrier = {barrier}".encode()
         )
@@ -72,11 +72,11 @@ def test_what_a_relay_writes_about_itself(outbox: Outbox) -> None:
     shown = "SELECT breaker, breaker_reason, top_up_error, xmin::text FROM outbox_shards"
     with outbox.connect() as connection:
         connection.execute("UPDATE outbox_shards SET epoch = 5, heartbeat = '2000-01-01'")
-        connection.execute(queries.BREAKER, _GIVEN)
-        connection.execute(queries.TOP_UP_ERROR, _GIVEN)
+        connection.execute(relay_sql.BREAKER, _GIVEN)
+        connection.execute(relay_sql.TOP_UP_ERROR, _GIVEN)
         before = connection.execute(shown).fetchall()
         assert before[0][:3] == ("open", "a reason", "an error")
-        connection.execute(queries.TOP_UP_ERROR, _GIVEN)
+        connection.execute(relay_sql.TOP_UP_ERROR, _GIVEN)
         assert connection.execute(shown).fetchall() == before
         # Its position. Without an own tick, that of the last one in exactly_once stays.
         place = "SELECT ctid::text, pg_current_snapshot()::text FROM outbox_shards"
@@ -86,12 +86,12 @@ def test_what_a_relay_writes_about_itself(outbox: Outbox) -> None:
             "SELECT done::text, target::text, last_seq, tick_id, heartbeat > '2000-01-02' FROM outbox_shards"
         )
         more = {"target": now, "last_seq": 7, "tick": tick}
-        ((ctid,),) = connection.execute(queries.SETTLE, given | more)
+        ((ctid,),) = connection.execute(relay_sql.SETTLE, given | more)
         assert connection.execute(moved).fetchone() == (now, now, 7, tick, True)
-        connection.execute(queries.SETTLE, given | {"ctid": ctid})
+        connection.execute(relay_sql.SETTLE, given | {"ctid": ctid})
         assert connection.execute(moved).fetchone() == (now, None, None, tick, True)
         connection.execute("UPDATE outbox_shards SET owner = 'relay', owned_since = now()")
-        connection.execute(queries.RELEASE, _GIVEN)
+        connection.execute(relay_sql.RELEASE, _GIVEN)
         assert connection.execute("SELECT owner, owned_since FROM outbox_shards").fetchone() == (None, None)
 
 
@@ -110,7 +110,7 @@ def test_the_lag_of_what_is_settled(outbox: Outbox) -> None:
         for newest, hour in ((1, 5), (2, 1), (3, 0)):
             ((ctid, done),) = connection.execute("SELECT ctid::text, done::text FROM outbox_shards")
             given = _GIVEN | {"ctid": ctid, "done": done, "newest": newest}
-            ((_, lag, _),) = connection.execute(queries.SETTLE_WITH_PROGRESS, given)
+            ((_, lag, _),) = connection.execute(relay_sql.SETTLE_WITH_PROGRESS, given)
             assert round(lag / 3600) == hour
 
 
@@ -119,7 +119,7 @@ def test_who_has_a_shard(outbox: Outbox) -> None:
     with outbox.connect() as connection:
         connection.execute(MORE_SHARDS, [[1]])
         connection.execute("UPDATE outbox_shards SET owner = 'relay ' || shard, owned_since = '2026-03-01'")
-        found = connection.execute(queries.OWNER, {"shard": 1}).fetchall()
+        found = connection.execute(relay_sql.OWNER, {"shard": 1}).fetchall()
         assert found == [("relay 1", "2026-03-01 00:00:00 UTC")]
 
 
@@ -140,22 +140,22 @@ def test_what_changes_under_a_relay(outbox: Outbox, more: LiteralString, slot: s
             "UPDATE outbox_shards SET shards = 1 + shard, slot = 'a slot', slot_snapshot = done"
         )
         connection.execute(f"UPDATE outbox_shards SET {more} WHERE shard = 0")
-        ((*_, found, _, _),) = connection.execute(queries.CHANGE, {"shard": 0})
+        ((*_, found, _, _),) = connection.execute(relay_sql.CHANGE, {"shard": 0})
         assert found == slot
         rows = connection.execute("SELECT ctid::text FROM outbox_shards ORDER BY shard").fetchall()
         (own, other) = (ctid for (ctid,) in rows)
-        assert len(connection.execute(queries.CHANGE_AT, {"shard": 0, "ctid": own}).fetchall()) == 1
-        assert connection.execute(queries.CHANGE_AT, {"shard": 0, "ctid": other}).fetchall() == []
+        assert len(connection.execute(relay_sql.CHANGE_AT, {"shard": 0, "ctid": own}).fetchall()) == 1
+        assert connection.execute(relay_sql.CHANGE_AT, {"shard": 0, "ctid": other}).fetchall() == []
 
 
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (rebase_queries, "FENCE"),
+        (rebase_sql, "FENCE"),
         (partitions_sql, "REOPEN"),
-        (queries, "UNWANT"),
-        (queries, "UNWANT_FORGOTTEN"),
-        (queries, "LOCK_EPOCHS"),
+        (relay_sql, "UNWANT"),
+        (relay_sql, "UNWANT_FORGOTTEN"),
+        (relay_sql, "LOCK_EPOCHS"),
     ],
 )
 def test_shards_are_locked_in_their_order(outbox: Outbox, module: ModuleType, name: str) -> None:
@@ -186,7 +186,7 @@ def test_shards_are_locked_in_their_order(outbox: Outbox, module: ModuleType, na
             thread.join()
 
 
-@pytest.mark.parametrize(("module", "name"), [(rebase_queries, "FENCE"), (partitions_sql, "REOPEN")])
+@pytest.mark.parametrize(("module", "name"), [(rebase_sql, "FENCE"), (partitions_sql, "REOPEN")])
 def test_every_relay_has_to_start_over(outbox: Outbox, module: ModuleType, name: str) -> None:
     """Guards against a relay that goes on with what it has read before."""
     with outbox.connect() as connection:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from outbox_pipelines.relay.shards import lanes
-from outbox_pipelines.relay.shards.resharding import MOST_SHARDS
+from outbox_pipelines.relay import relay_sql
+from outbox_pipelines.relay.lease.resharding import MOST_SHARDS
 from tests.conftest import Outbox
 
 _LANE = re.compile(r"hashtextextended\(aggregate_id, \(hashtext\(aggregate_type\)\)::bigint\)")
@@ -20,7 +20,7 @@ def test_every_lane_has_one_shard_and_the_database_agrees(outbox: Outbox) -> Non
         formula, replaced = _LANE.subn("lane", body.removeprefix("RETURN "))
         assert replaced == 1
         for shards in range(1, MOST_SHARDS + 1):
-            ranges = [tuple(lanes.of(shard, shards).values()) for shard in range(shards)]
+            ranges = [tuple(relay_sql.lanes_of(shard, shards).values()) for shard in range(shards)]
             assert (ranges[0][0], ranges[-1][1]) == (-(1 << 63), (1 << 63) - 1)
             assert [first - 1 for first, _ in ranges[1:]] == [last for _, last in ranges[:-1]]
             found = connection.execute(

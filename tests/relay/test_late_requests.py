@@ -19,8 +19,8 @@ from outbox_pipelines.local.server import Server
 from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, begin, place
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking.prober import Prober
-from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Lasting, Outbox, topic_prefix, wait_until
 from tests.history import servers as own

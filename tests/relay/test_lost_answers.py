@@ -14,10 +14,10 @@ import pytest
 from outbox_pipelines.core import answers
 from outbox_pipelines.core.answers import Session, limited_after
 from outbox_pipelines.local import Stack
-from outbox_pipelines.relay import queries, service
-from outbox_pipelines.relay.cdc import cutover
-from outbox_pipelines.relay.cdc.setup import remove
-from outbox_pipelines.relay.fleet.service import relay_all
+from outbox_pipelines.relay import relay_sql, service
+from outbox_pipelines.relay.fleet.relay_all import relay_all
+from outbox_pipelines.relay.read.slot import slot_cutover
+from outbox_pipelines.relay.read.slot.slot_setup import remove
 from outbox_pipelines.settings import Settings
 from tests.conftest import EITHER_DELIVERY, Outbox, fresh_database, topic_prefix, wait_until
 from tests.existing import textbook
@@ -92,7 +92,7 @@ def test_a_relay_continues(
             write("a")
             wait_until(lambda: [message.key for message in source.messages()] == ["a"], what="an event")
             if reads == "a slot":
-                cutover.run(outbox.settings, "cdc", seconds=60, say=lambda line: None)
+                slot_cutover.run(outbox.settings, "cdc", seconds=60, say=lambda line: None)
                 stack_of.callback(remove, outbox.settings, seconds=_SLOT_SECONDS, say=lambda line: None)
             proxy.forget()
             write("b")
@@ -127,7 +127,7 @@ def test_a_relay_that_reads_a_slot_ends(outbox: Outbox, proxy: Proxy) -> None:
     """Guards against waits of the session that replicates, and of the one that reads beside it."""
     with _stopped(lambda stop: service.relay(_through(outbox, proxy), stop=stop), proxy):
         wait_until(lambda: owners(outbox) != [None], what="a relay")
-        cutover.run(outbox.settings, "cdc", seconds=60, say=lambda line: None)
+        slot_cutover.run(outbox.settings, "cdc", seconds=60, say=lambda line: None)
         proxy.swallow_answers()
         outbox.write("b")
     remove(outbox.settings, seconds=_SLOT_SECONDS, say=lambda line: None)
@@ -171,7 +171,7 @@ def test_a_standby_ends(outbox: Outbox, proxy: Proxy) -> None:
 def _is_held(outbox: Outbox, name: str) -> bool:
     lock = {"lock": f"{outbox.settings.db_schema}.{name}", "shard": 0}
     with outbox.connect() as connection:
-        return connection.execute(queries.LOCK_IS_HELD, lock).fetchone() == (True,)
+        return connection.execute(relay_sql.LOCK_IS_HELD, lock).fetchone() == (True,)
 
 
 def test_a_relay_that_starts_ends(outbox: Outbox, proxy: Proxy) -> None:

@@ -23,7 +23,7 @@ from outbox_pipelines.quality import measurements
 from outbox_pipelines.quality.measured import Measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.breaker import State
-from outbox_pipelines.relay.shard import Settled, Shard
+from outbox_pipelines.relay.lease.shard import Settled, Shard
 from outbox_pipelines.relay.telemetry import exporter, metrics
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import Settings

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.parking.parked_table import ParkedTable
-from outbox_pipelines.relay.shard import Shard
 from tests.conftest import Outbox
 from tests.relay.test_resharding import MORE_SHARDS
 

@@ -14,11 +14,11 @@ import pytest
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.days.partitions import ahead
 from outbox_pipelines.days.partitions.calendar import leaf_of
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import relay_sql
+from outbox_pipelines.relay.lease.resharding import Change
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking import parking_sql
-from outbox_pipelines.relay.shard import Shard
-from outbox_pipelines.relay.shards.resharding import Change
-from outbox_pipelines.relay.source import SnapshotSource
+from outbox_pipelines.relay.read.snapshots import SnapshotSource
 from tests.conftest import Outbox
 from tests.relay.explained import Explained
 
@@ -42,7 +42,7 @@ def _read(source: SnapshotSource) -> int:
 
 
 def _source(connection: psycopg.Connection[Any]) -> SnapshotSource:
-    ((done,),) = connection.execute(queries.SNAPSHOT.encode()).fetchall()
+    ((done,),) = connection.execute(relay_sql.SNAPSHOT.encode()).fetchall()
     position = Position(Snapshot.parse(done))
     return SnapshotSource(connection, position, batch_events=1_000, batch_bytes=8_000_000)
 
@@ -146,5 +146,5 @@ def test_a_position_of_many_versions_is_found_at_once(outbox: Outbox) -> None:
             places.append(place)
             assert change.look()
         given = {"shard": 0, "ctid": moved}
-        plan = connection.execute(f"EXPLAIN {queries.CHANGE_AT}".encode(), given).fetchall()
+        plan = connection.execute(f"EXPLAIN {relay_sql.CHANGE_AT}".encode(), given).fetchall()
     assert "Tid Scan" in plan[0][0]

@@ -16,7 +16,7 @@ from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.shared import SharedBlockedAggregates
 from tests.conftest import Outbox, wait_until
 from tests.relay.threads import running

@@ -12,7 +12,7 @@ import pytest
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.postgres import find_programs, running
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.shards.rebase import Rebased, rebase
+from outbox_pipelines.relay.lease.rebase import Rebased, rebase
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import numbers, write
 from tests.relay.threads import quick

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from outbox_pipelines.relay.shards import rebase_queries
-from outbox_pipelines.relay.shards.rebase import Rebased, rebase
+from outbox_pipelines.relay.lease import rebase_sql
+from outbox_pipelines.relay.lease.rebase import Rebased, rebase
 from tests.conftest import Outbox
 from tests.relay.test_resharding import MORE_SHARDS
 
@@ -68,7 +68,7 @@ def test_an_unpublished_event_with_the_number_of_another(
         connection.execute(MORE_SHARDS, [[1] if any("shards = 2" in each for each in more) else []])
         for statement in (_EVENT.format(seq=7), *more):
             connection.execute(statement.encode())
-        assert connection.execute(rebase_queries.TWICE).fetchone() == (is_twice,)
+        assert connection.execute(rebase_sql.TWICE).fetchone() == (is_twice,)
 
 
 _COPY: Final = "UPDATE outbox_shards SET system_identifier = 1"
@@ -231,5 +231,5 @@ def test_a_parked_event_has_the_transaction_of_its_own_row(
         connection.execute(_PARKED)
         connection.execute("UPDATE outbox SET tx = '70'")
         connection.execute(f"UPDATE outbox_parked SET {more}")
-        connection.execute(rebase_queries.REBASE_PARKED)
+        connection.execute(rebase_sql.REBASE_PARKED)
         assert connection.execute("SELECT tx::text FROM outbox_parked").fetchall() == [(tx,)]

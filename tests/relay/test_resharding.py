@@ -17,10 +17,10 @@ import pytest
 from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import queries, service
+from outbox_pipelines.relay import relay_sql, service
+from outbox_pipelines.relay.lease import resharding
+from outbox_pipelines.relay.lease.resharding import Change
 from outbox_pipelines.relay.parking.prober import Prober
-from outbox_pipelines.relay.shards import resharding
-from outbox_pipelines.relay.shards.resharding import Change
 from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
 from tests.history import business
 from tests.history.verify import verdict
@@ -86,7 +86,7 @@ def test_a_shard_that_went_past_the_barrier_does_not_go_back(outbox: Outbox, del
     def ask(*, started: bool) -> None:
         with outbox.connect() as connection:
             given = {"wanted": 2, "started": started, "on_behalf_of": None}
-            assert connection.execute(queries.CHANGE_SHARDS, given).fetchone()
+            assert connection.execute(relay_sql.CHANGE_SHARDS, given).fetchone()
 
     def shard() -> tuple[bool, bool]:
         with outbox.connect() as connection:
@@ -315,7 +315,7 @@ def test_a_change_waits_for_what_is_being_tried(outbox: Outbox, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "statement",
-    [queries.KEEP_SHARDS, queries.UNWANT, queries.UNWANT_FORGOTTEN, partitions_sql.REOPEN],
+    [relay_sql.KEEP_SHARDS, relay_sql.UNWANT, relay_sql.UNWANT_FORGOTTEN, partitions_sql.REOPEN],
     ids=["command", "relay", "relay_later", "reopened day"],
 )
 def test_shards_are_locked_in_order(outbox: Outbox, statement: LiteralString) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from outbox_pipelines.core.sequence import SequenceError
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.shards.rebase import Rebased, rebase
-from outbox_pipelines.relay.shards.resharding import change
+from outbox_pipelines.relay.lease.rebase import Rebased, rebase
+from outbox_pipelines.relay.lease.resharding import change
 from outbox_pipelines.writer import emit
 from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
 from tests.relay.parked import numbers_by_key, parked_rows, write

@@ -10,7 +10,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import relay_sql
 from tests.conftest import Outbox, wait_until
 
 _LOCK: Final = "a lock of tests"
@@ -60,11 +60,11 @@ def _answers(connection: Connection, pid: int) -> tuple[Any, ...]:
         return [row[0] for row in found]
 
     return (
-        rows(queries.LOCK_IS_HELD) == [True],
-        rows(queries.LOCK_IS_HELD_BY, pid=pid) == [True],
-        rows(queries.INTRUDER),
-        rows(queries.IDLE_OWNER),
-        rows(queries.UNOWNED) == ["0"],
+        rows(relay_sql.LOCK_IS_HELD) == [True],
+        rows(relay_sql.LOCK_IS_HELD_BY, pid=pid) == [True],
+        rows(relay_sql.INTRUDER),
+        rows(relay_sql.IDLE_OWNER),
+        rows(relay_sql.UNOWNED) == ["0"],
     )
 
 
@@ -110,7 +110,7 @@ def test_the_owner_has_it(outbox: Outbox) -> None:
             )
             second.execute(_TAKE, [_LOCK, 1])
             assert _answers(connection, pid)[2:4] == ([], [pid])
-            owner_of = connection.execute(queries.OWNER, {"shard": 1}).fetchall()
+            owner_of = connection.execute(relay_sql.OWNER, {"shard": 1}).fetchall()
             assert [name for name, _ in owner_of] == ["another relay"]
             connection.execute("DELETE FROM outbox_shards WHERE shard = 1")
             connection.execute("UPDATE outbox_shards SET shards = 1")
@@ -118,7 +118,7 @@ def test_the_owner_has_it(outbox: Outbox) -> None:
         # A row that another session left, and one that its relay has released.
         connection.execute(_OWNED_BY, [other.info.backend_pid])
         assert _answers(connection, pid) == (True, True, [pid], [], True)
-        ((_, who),) = psycopg.ClientCursor(connection).execute(queries.INTRUDER, _GIVEN).fetchall()
+        ((_, who),) = psycopg.ClientCursor(connection).execute(relay_sql.INTRUDER, _GIVEN).fetchall()
         assert f"session {pid} of role postgres (no application name, since " in who
         connection.execute("UPDATE outbox_shards SET owner = NULL, pid = %s", [pid])
         assert _answers(connection, pid) == (True, True, [pid], [], True)
@@ -139,7 +139,7 @@ def test_a_change_waits_for_relays_where_it_would_begin_now(outbox: Outbox) -> N
 
         def unowned(wanted: int) -> object:
             given = _GIVEN | {"wanted": wanted}
-            return psycopg.ClientCursor(connection).execute(queries.UNOWNED, given).fetchall()[0][0]
+            return psycopg.ClientCursor(connection).execute(relay_sql.UNOWNED, given).fetchall()[0][0]
 
         assert unowned(2) == "0"
         assert unowned(1) is None
@@ -156,12 +156,12 @@ def test_only_an_idle_session_that_has_not_changed_is_ended(outbox: Outbox) -> N
         owner.execute(_TAKE, [_LOCK, 0])
         connection.execute(_OWNED_BY, [pid])
         cursor = psycopg.ClientCursor(connection)
-        ((found, start, since),) = cursor.execute(queries.IDLE_OWNER, _GIVEN).fetchall()
+        ((found, start, since),) = cursor.execute(relay_sql.IDLE_OWNER, _GIVEN).fetchall()
         assert found == pid
         given = {"pid": pid, "start": start, "since": since}
         for stranger in ({"start": since}, {"since": start}, {"pid": other.info.backend_pid}):
-            assert cursor.execute(queries.END_IDLE, given | stranger).fetchall() == []
-        assert cursor.execute(queries.END_IDLE, given).fetchall() == [(True,)]
+            assert cursor.execute(relay_sql.END_IDLE, given | stranger).fetchall() == []
+        assert cursor.execute(relay_sql.END_IDLE, given).fetchall() == [(True,)]
         with pytest.raises(psycopg.OperationalError):
             owner.execute("SELECT 1")
         other.execute("SELECT 1")

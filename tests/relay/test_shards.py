@@ -19,7 +19,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import postgres
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay.core.outcomes import ShardLostError
-from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.settings import load_settings
 from tests.conftest import EITHER_DELIVERY, Outbox, create_database, drop_database, wait_until
 from tests.relay.parked import keys, write

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.relay import queries, service
+from outbox_pipelines.relay import relay_sql, service
 from tests.conftest import Outbox
 from tests.relay.parked import parked_rows
 from tests.relay.sizes import SIZES, WIDE, assert_peak, insert, numbers
@@ -139,7 +139,7 @@ def test_fitting_and_larger_content(outbox: Outbox) -> None:
 
     def read(most: int = 100, changed: Mapping[str, str | None] | None = None) -> dict[str, str | None]:
         query = f"""
-            SELECT {queries.FITTING}
+            SELECT {relay_sql.FITTING}
             FROM (SELECT 1, gen_random_uuid(), %(type)s::text, %(key)s::text, %(event)s::text,
                          %(payload)s::text, %(metadata)s::text)
                  AS event (seq, id, aggregate_type, aggregate_id, event_type, payload, metadata)"""
@@ -163,6 +163,6 @@ def test_fitting_and_larger_content(outbox: Outbox) -> None:
     for most in (100, 1000):
         assert read(most, {"metadata": "x" * most})["metadata"] == "x" * most
         assert read(most, {"metadata": "x" * (most + 1)})["metadata"] is None
-    limit = queries.MOST_METADATA
+    limit = relay_sql.MOST_METADATA
     assert read(3 * limit, {"metadata": "x" * limit}) == whole | {"metadata": "x" * limit}
     assert read(3 * limit, {"metadata": "x" * (limit + 1)}) == whole | {"payload": None, "metadata": None}

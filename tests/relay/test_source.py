@@ -14,10 +14,9 @@ import pytest
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.position import Position, Snapshot
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.batch import Batch
-from outbox_pipelines.relay.shards import lanes
-from outbox_pipelines.relay.source import SnapshotSource
+from outbox_pipelines.relay.read.snapshots import SnapshotSource
 from tests.conftest import Outbox
 from tests.relay.explained import Explained
 
@@ -298,14 +297,20 @@ def test_a_kept_plan_reads_by_transactions(outbox: Outbox, kind: str, shards: in
     """Guards against a plan that reads all rows of a day for each poll: a stall that grows with the day."""
     if is_filled:
         outbox.fill(20_000)
-    reading = queries.EVENTS if shards == 1 else queries.SHARD_EVENTS
+    reading = relay_sql.EVENTS if shards == 1 else relay_sql.SHARD_EVENTS
     with outbox.connect() as connection:
         connection.execute("VACUUM ANALYZE outbox")
         now = _source(connection).now()
-        connection.execute(queries.PLAN_ONCE.encode())
-        ((first,),) = connection.execute(queries.OPEN_FROM.encode()).fetchall()
+        connection.execute(relay_sql.PLAN_ONCE.encode())
+        ((first,),) = connection.execute(relay_sql.OPEN_FROM.encode()).fetchall()
         given = {
-            **{"limit": 500, "most": 8_000_000, "last_seq": 0, "target": str(now), **lanes.of(0, shards)},
+            **{
+                "limit": 500,
+                "most": 8_000_000,
+                "last_seq": 0,
+                "target": str(now),
+                **relay_sql.lanes_of(0, shards),
+            },
             **{"first": str(now.xmax - 1), "end": str(now.xmax), "late": "{5}", "open_from": first},
         }
         query = getattr(reading, kind).replace("%(open_from)s", f"'{first}'")

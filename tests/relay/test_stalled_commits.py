@@ -14,8 +14,8 @@ from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
 from outbox_pipelines.relay.kafka import transactional_producer
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking import parking_sql
-from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shared import SharedLedger
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import keys, numbers, parked_rows, write

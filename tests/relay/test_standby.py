@@ -15,7 +15,7 @@ from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.outcomes import ShardLostError
-from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.lease.shard import Shard
 from tests.conftest import Outbox, wait_until
 from tests.history.proxy import Proxy
 from tests.relay.standby import Pair, replicated

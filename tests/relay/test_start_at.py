@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import queries, service
+from outbox_pipelines.relay import relay_sql, service
 from outbox_pipelines.relay.start import start_at
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox
@@ -56,7 +56,7 @@ def test_a_snapshot_of_this_moment(outbox: Outbox) -> None:
     with outbox.connect() as connection, connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         ((now,),) = connection.execute("SELECT pg_current_snapshot()::text").fetchall()
-        assert connection.execute(queries.IS_KNOWN, {"at": now}).fetchall() == [(True,)]
+        assert connection.execute(relay_sql.IS_KNOWN, {"at": now}).fetchall() == [(True,)]
     with outbox.connect(autocommit=False) as slow:
         emit(slow, "order", "slow", "order.placed", {})
         outbox.write("old")

@@ -13,7 +13,7 @@ import pytest
 
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.source import SnapshotSource
+from outbox_pipelines.relay.read.snapshots import SnapshotSource
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox
 from tests.relay.topic import NOISE, create_topic

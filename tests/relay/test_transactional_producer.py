@@ -15,7 +15,7 @@ from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.kafka import transactional_producer
 from outbox_pipelines.relay.kafka.client import LOG
 from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, begin, place
-from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.lease.shard import Shard
 from tests.conftest import Outbox
 from tests.relay.topic import create_topic
 

@@ -170,7 +170,7 @@ WHERE d.day = %(day)s AND o.tx >= pg_snapshot_xmin(d.published)
   AND NOT pg_visible_in_snapshot(o.tx, d.published)"""
 
 UNSEAL: Final = "DROP TRIGGER IF EXISTS outbox_closed ON {leaf}"
-# The new epoch makes every relay restart. In the order of shards: see `relay.queries.UNWANT_FORGOTTEN`.
+# The new epoch makes every relay restart. In the order of shards: see `relay_sql.UNWANT_FORGOTTEN`.
 REOPEN: Final = """
 WITH opened AS (
     UPDATE outbox_days SET state = 'open', sealed_at = NULL, closed_at = NULL, published = NULL

@@ -29,18 +29,18 @@ def change_source(outbox: Outbox) -> dg.OpDefinition:
     @dg.op(name=outbox.name_of("change_source"))
     def change_source(context: dg.OpExecutionContext, config: CutoverConfig) -> None:
         """Change where relays read events; log each step."""
-        from outbox_pipelines.relay.cdc import cutover
-        from outbox_pipelines.relay.cdc.status import read
+        from outbox_pipelines.relay.read.slot import slot_cutover
+        from outbox_pipelines.relay.read.slot.slot_cutover import read
 
         require_seconds("seconds", config.seconds)
         with one_line(outbox):
             settings = outbox.load_settings()
             if config.to == "look":
                 other = "polling" if read(settings).source == "cdc" else "cdc"
-                planned = plain("; ".join(cutover.plan(settings, other)))
+                planned = plain("; ".join(slot_cutover.plan(settings, other)))
                 context.log.info(f"a change to {other} would do: {planned}")
             else:
-                cutover.run(
+                slot_cutover.run(
                     settings,
                     config.to,
                     seconds=config.seconds,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
-    from outbox_pipelines.relay.shard import Settled
+    from outbox_pipelines.relay.lease.shard import Settled
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from outbox_pipelines.existing.adopt.renaming import Say
 from outbox_pipelines.existing.adopt.slot import Slot
 from outbox_pipelines.existing.adopt.state import State
 from outbox_pipelines.existing.adopt.unsent import Row
-from outbox_pipelines.relay.cdc.borrowed import InUseError
+from outbox_pipelines.relay.read.slot.stream import InUseError
 from outbox_pipelines.settings import Settings
 
 _POLL: Final = 0.2

@@ -21,7 +21,7 @@ from outbox_pipelines.existing.adopt import slot as slots
 from outbox_pipelines.existing.adopt.facts import Facts
 from outbox_pipelines.existing.adopt.renaming import Say
 from outbox_pipelines.existing.adopt.state import State
-from outbox_pipelines.relay.cdc.borrowed import InUseError, borrowed
+from outbox_pipelines.relay.read.slot.stream import InUseError, borrowed
 from outbox_pipelines.settings import Settings
 
 _NAME: Final = "outbox adopt: slot"

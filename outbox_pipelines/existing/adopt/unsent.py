@@ -24,11 +24,10 @@ from outbox_pipelines.existing.adopt import queries
 from outbox_pipelines.existing.adopt import slot as slots
 from outbox_pipelines.existing.adopt.facts import Facts
 from outbox_pipelines.existing.adopt.slot import Slot
-from outbox_pipelines.relay.cdc import pgoutput
-from outbox_pipelines.relay.cdc.borrowed import borrowed
-from outbox_pipelines.relay.cdc.sent import found_in
-from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
 from outbox_pipelines.relay.kafka.message import Router
+from outbox_pipelines.relay.read.slot import pgoutput
+from outbox_pipelines.relay.read.slot.behind import found_in
+from outbox_pipelines.relay.read.slot.stream import SlotLostError, Stream, borrowed
 from outbox_pipelines.settings import Settings
 
 _NAME: Final = "outbox adopt: slot"

@@ -23,7 +23,7 @@ from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.fleet.division import Division, Unit
-from outbox_pipelines.relay.fleet.host import FleetHost
+from outbox_pipelines.relay.fleet.fleet_host import FleetHost
 from outbox_pipelines.relay.fleet.standby import Standby
 from outbox_pipelines.relay.fleet.watcher import Watcher
 from outbox_pipelines.relay.run import Totals

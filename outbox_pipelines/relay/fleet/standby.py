@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from outbox_pipelines.database import Connection, connect, refuse_standby
-from outbox_pipelines.relay import kinds
-from outbox_pipelines.relay import queries as relay_queries
-from outbox_pipelines.relay.fleet import queries
-from outbox_pipelines.relay.ownership import limit_silence
+from outbox_pipelines.relay import kinds, relay_sql
+from outbox_pipelines.relay.fleet import fleet_sql
+from outbox_pipelines.relay.lease.ownership import limit_silence
 from outbox_pipelines.settings import Settings
 
 
@@ -45,7 +44,7 @@ class Standby:
             refuse_standby(self._connection)
             self._table = kind.lock_of_all(settings, self._connection)
             limit_silence(self._connection, settings)
-            identity = self._connection.execute(relay_queries.IDENTITY).fetchone()
+            identity = self._connection.execute(relay_sql.IDENTITY).fetchone()
             self._is_counted = False
             self.tables = (identity, settings.db_schema, self._table)
             """Equal for two outboxes that are the same tables."""
@@ -57,22 +56,22 @@ class Standby:
         """Return the shards of the outbox."""
         if self._table is not None:
             return [0]
-        return [shard for (shard,) in self._connection.execute(queries.SHARDS).fetchall()]
+        return [shard for (shard,) in self._connection.execute(fleet_sql.SHARDS).fetchall()]
 
     def looks(self, shards: Iterable[int]) -> Iterator[Look]:
         """Yield whether each of these is free."""
         if self._table is not None:
-            yield Look(0, self._is(queries.TABLE_IS_FREE, {"key": self._table}))
+            yield Look(0, self._is(fleet_sql.TABLE_IS_FREE, {"key": self._table}))
             return
         for shard in shards:
             lock = {"lock": f"{self._settings.db_schema}.outbox_shards", "shard": shard}
-            yield Look(shard, self._is(queries.IS_FREE, lock))
+            yield Look(shard, self._is(fleet_sql.IS_FREE, lock))
 
     def standbys(self) -> int:
         """Return how many processes stand by, this one included."""
         if not self._is_counted:
-            self._is_counted = self._is(queries.STAND_BY, self._key)
-        row = self._connection.execute(queries.STANDBYS, self._key).fetchone()
+            self._is_counted = self._is(fleet_sql.STAND_BY, self._key)
+        row = self._connection.execute(fleet_sql.STANDBYS, self._key).fetchone()
         return 0 if row is None else int(row[0])
 
     def close(self) -> None:

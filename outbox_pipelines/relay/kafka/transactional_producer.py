@@ -23,7 +23,7 @@ from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.core.record import Record, take_up
 from outbox_pipelines.relay.kafka import client, progress_topic
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.settings import Settings
 
 _INIT_SECONDS: Final = 30.0

@@ -23,8 +23,8 @@ import psycopg
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import bodies
 from outbox_pipelines.relay.parking import parking_sql
+from outbox_pipelines.relay.read import contents
 from outbox_pipelines.settings import Settings
 
 # Larger than any payload that the outbox accepts.
@@ -197,7 +197,7 @@ def _content(connection: Connection, seq: int) -> dict[str, Any]:
     try:
         row = connection.execute(parking_sql.SHOW_CONTENT, {"seq": seq, "most": _MOST_SHOWN}).fetchone()
     except psycopg.Error as error:
-        if not bodies.is_about_a_row(error):
+        if not contents.is_about_a_row(error):
             raise
         why = f"(not shown: {first_line(error)})"
         return {"payload": why, "headers": why}

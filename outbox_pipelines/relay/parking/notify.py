@@ -33,8 +33,8 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.core.parked import DeadLetter
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking import parking_sql
-from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import Settings
 

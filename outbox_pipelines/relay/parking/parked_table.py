@@ -15,9 +15,9 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.blocked import CRASHED, DEATH_PAUSE, LONGEST_PAUSE
 from outbox_pipelines.relay.core.parked import ParkedEvent, TakenOver, Tried, Verdict
 from outbox_pipelines.relay.core.retries import MAX_CRASHES
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.memory import LargeEvent
 from outbox_pipelines.relay.parking import parking_sql
-from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import Settings
 
 # The columns of `Event` come first in every row.

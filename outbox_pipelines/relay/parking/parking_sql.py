@@ -2,7 +2,7 @@
 
 from typing import Final, LiteralString
 
-from outbox_pipelines.relay.queries import EVENTS_WITH_TIME, MINE, NAMES
+from outbox_pipelines.relay.relay_sql import EVENTS_WITH_TIME, MINE, NAMES
 
 # A function, because a relay's role may not write the content of events.
 PARK: Final = """

@@ -34,7 +34,7 @@ from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus
 from outbox_pipelines.relay import kinds
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete
-from outbox_pipelines.relay.shard import Settled
+from outbox_pipelines.relay.lease.shard import Settled
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import Settings
 

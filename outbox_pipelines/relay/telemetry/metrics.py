@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete
-from outbox_pipelines.relay.shard import Settled
+from outbox_pipelines.relay.lease.shard import Settled
 from outbox_pipelines.settings import Settings
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from outbox_pipelines.days.partitions.partitions_sql import WRITTEN_AT
 from outbox_pipelines.quality import measurements
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import relay_sql
 from tests.days.partitions import days
 from tests.schema.servers import Database
 
@@ -25,7 +25,7 @@ def test_a_backfill_is_no_lag(database: Database) -> None:
         **{"target": None, "last_seq": None, "tick": None, "shard": 0, "shards": 1, "events": 1},
     }
     with database.connect() as connection:
-        ((_, lag, _),) = connection.execute(queries.SETTLE_WITH_PROGRESS, given).fetchall()
+        ((_, lag, _),) = connection.execute(relay_sql.SETTLE_WITH_PROGRESS, given).fetchall()
     assert 0 <= lag < 3600
 
 

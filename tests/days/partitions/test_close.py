@@ -490,12 +490,12 @@ def test_closing_and_making_days_at_once(database: Database) -> None:
 
 def test_a_closed_day_is_left_out_of_what_relays_read(database: Database) -> None:
     """Guards against planning over every day that is kept, for each poll."""
-    from outbox_pipelines.relay import queries
+    from outbox_pipelines.relay import relay_sql
 
     days.closed(database)
     with database.connect() as connection:
-        connection.execute(queries.PLAN_EACH)
-        ((open_from,),) = connection.execute(queries.OPEN_FROM)
+        connection.execute(relay_sql.PLAN_EACH)
+        ((open_from,),) = connection.execute(relay_sql.OPEN_FROM)
         given = {
             **{
                 "first": "3",
@@ -508,7 +508,9 @@ def test_a_closed_day_is_left_out_of_what_relays_read(database: Database) -> Non
             },
             **{"open_from": open_from, "shard": 0, "shards": 1},
         }
-        plan = "\n".join(row for (row,) in connection.execute(f"EXPLAIN {queries.EVENTS.small_tick}", given))
+        plan = "\n".join(
+            row for (row,) in connection.execute(f"EXPLAIN {relay_sql.EVENTS.small_tick}", given)
+        )
     assert LEAF not in plan
     assert calendar.leaf_of(TODAY) in plan
 

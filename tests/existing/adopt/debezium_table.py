@@ -12,8 +12,8 @@ from typing import Any, Final
 import psycopg
 
 from outbox_pipelines.database import connect
-from outbox_pipelines.relay.cdc import pgoutput
-from outbox_pipelines.relay.cdc.stream import Stream
+from outbox_pipelines.relay.read.slot import pgoutput
+from outbox_pipelines.relay.read.slot.stream import Stream
 from tests.conftest import wait_until
 from tests.existing.adopt.conftest import Adopted, Make
 from tests.existing.guides import Guide

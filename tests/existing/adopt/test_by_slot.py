@@ -26,8 +26,8 @@ from outbox_pipelines.existing.adopt import slot as slots
 from outbox_pipelines.existing.adopt.by_slot import Rest
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.cdc import sent
-from outbox_pipelines.relay.cdc.status import read
+from outbox_pipelines.relay.read.slot import behind
+from outbox_pipelines.relay.read.slot.slot_cutover import read
 from outbox_pipelines.settings import Settings
 from tests.conftest import fresh_database, wait_until
 from tests.existing.adopt.conftest import SCHEMA, Make
@@ -273,7 +273,7 @@ def test_relays_may_start_while_the_rest_is_published(
 
 def test_a_topic_that_takes_long_to_read(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a slot that the server takes back while a large topic is looked through."""
-    found_in = sent.found_in
+    found_in = behind.found_in
 
     def slow(*given: Any) -> set[str]:
         until = time.monotonic() + 2

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.database import connect, slot_reader
-from outbox_pipelines.relay.cdc.stream import Stream
+from outbox_pipelines.relay.read.slot.stream import Stream
 from outbox_pipelines.settings import Settings
 
 NAME = "stopped connector"

@@ -12,12 +12,12 @@ import psycopg
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.database import connect
-from outbox_pipelines.relay.cdc.setup import set_up
-from outbox_pipelines.relay.cdc.source import CdcSource
-from outbox_pipelines.relay.cdc.stream import Stream
-from outbox_pipelines.relay.contents import Guard, Unguarded
 from outbox_pipelines.relay.core.batch import Batch
-from outbox_pipelines.relay.source import SnapshotSource
+from outbox_pipelines.relay.read.contents import Guard, Unguarded
+from outbox_pipelines.relay.read.slot.slot_setup import set_up
+from outbox_pipelines.relay.read.slot.slot_source import CdcSource
+from outbox_pipelines.relay.read.slot.stream import Stream
+from outbox_pipelines.relay.read.snapshots import SnapshotSource
 from tests.conftest import Outbox, wait_until
 
 

@@ -9,8 +9,8 @@ import pytest
 from outbox_pipelines.database import connect, slot_reader
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.cdc import pgoutput
-from outbox_pipelines.relay.cdc.stream import Stream
+from outbox_pipelines.relay.read.slot import pgoutput
+from outbox_pipelines.relay.read.slot.stream import Stream
 from outbox_pipelines.relay.start import start_at
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until

@@ -9,8 +9,8 @@ import pytest
 
 from outbox_pipelines.database import slot_reader
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.relay.cdc.borrowed import InUseError, borrowed
-from outbox_pipelines.relay.cdc.setup import remove, set_up
+from outbox_pipelines.relay.read.slot.slot_setup import remove, set_up
+from outbox_pipelines.relay.read.slot.stream import InUseError, borrowed
 from outbox_pipelines.relay.start import start_at
 from tests.conftest import Outbox, wait_until
 from tests.relay.cdc.readers import NAME, leaving, stuck

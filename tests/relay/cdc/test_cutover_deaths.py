@@ -13,8 +13,8 @@ import pytest
 
 from outbox_pipelines.database import slot_reader
 from outbox_pipelines.quality.slots import Slots
-from outbox_pipelines.relay.cdc import cutover, queries
-from outbox_pipelines.relay.cdc.status import read
+from outbox_pipelines.relay.read.slot import slot_cutover, slot_sql
+from outbox_pipelines.relay.read.slot.slot_cutover import read
 from outbox_pipelines.settings import Settings
 from tests import forks
 from tests.conftest import Outbox, clean_environment, wait_until
@@ -66,8 +66,8 @@ class Point:
 
 def points(stride: int) -> Iterator[Point]:
     """Each point, or every so many of them."""
-    unknown = {name for _, _, name in _POINTS} - {*vars(queries), *vars(slot_reader)}
-    assert not unknown, f"no statements of relay/cdc/queries.py or database/slot_reader.py: {unknown}"
+    unknown = {name for _, _, name in _POINTS} - {*vars(slot_sql), *vars(slot_reader)}
+    assert not unknown, f"no statements of relay/read/slot/slot_sql.py or database/slot_reader.py: {unknown}"
     # Neighbors are alike.
     return iter([Point(*point, when) for point in _POINTS for when in ("before", "after")][::stride])
 
@@ -177,7 +177,7 @@ def test_a_death_while_the_server_makes_the_slot(outbox: Outbox, server: str) ->
             assert "of the server still makes it" in problem
             assert waits()
         said: list[str] = []
-        cutover.run(outbox.settings, "polling", seconds=30, say=said.append)
+        slot_cutover.run(outbox.settings, "polling", seconds=30, say=said.append)
         # The server may not yet have removed what it had begun.
         assert said[-1] == "relays read between snapshots"
         found = read(outbox.settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from outbox_pipelines.core.position import Snapshot
-from outbox_pipelines.relay.cdc.delivered import Delivered
+from outbox_pipelines.relay.read.slot.delivered import Delivered
 from tests.relay.faults import seed
 
 

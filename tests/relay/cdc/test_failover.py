@@ -14,9 +14,9 @@ import pytest
 
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.relay.cdc import source
-from outbox_pipelines.relay.cdc.setup import set_up
-from outbox_pipelines.relay.cdc.status import read
+from outbox_pipelines.relay.read.slot import slot_source
+from outbox_pipelines.relay.read.slot.slot_cutover import read
+from outbox_pipelines.relay.read.slot.slot_setup import set_up
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
 from tests.conftest import wait_until
@@ -132,7 +132,7 @@ def test_what_the_standby_never_had_is_not_published(
     tmp_path: Path, stack: Stack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against an event whose writer never got its commit: the slot has it before the standby (G1)."""
-    monkeypatch.setattr(source, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(slot_source, "_REPORT_SECONDS", 0.0)
     with replicated(tmp_path, stack, primary_settings={"synchronous_standby_names": "*"}) as pair:
         set_up(pair.straight(pair.primary), seconds=30, say=lambda line: None)
         with running(pair.outbox.settings):

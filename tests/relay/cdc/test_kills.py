@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from outbox_pipelines.relay.cdc.status import read
+from outbox_pipelines.relay.read.slot.slot_cutover import read
 from tests import forks
 from tests.conftest import Outbox, clean_environment, wait_until
 from tests.relay.cdc.test_switch import writing

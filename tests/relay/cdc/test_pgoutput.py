@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.relay.cdc.pgoutput import Decoder
+from outbox_pipelines.relay.read.slot.pgoutput import Decoder
 
 _COLUMNS = (
     *("id", "seq", "tx", "aggregate_type", "aggregate_id", "event_type", "payload", "headers"),

@@ -16,8 +16,8 @@ from outbox_pipelines.database import schema
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local.postgres import Postgres, running
-from outbox_pipelines.relay.cdc.setup import remove, set_up, slot_name
-from outbox_pipelines.relay.cdc.status import read
+from outbox_pipelines.relay.read.slot.slot_cutover import read
+from outbox_pipelines.relay.read.slot.slot_setup import remove, set_up, slot_name
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, may_log_in, wait_until

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.local import Stack
-from outbox_pipelines.relay.cdc import queries
+from outbox_pipelines.relay.read.slot import slot_sql
 from tests.conftest import Outbox
 from tests.relay.test_resharding import MORE_SHARDS
 
@@ -31,10 +31,10 @@ def test_which_transactions_have_rows(rows: psycopg.Connection[Any]) -> None:
     """Guards against a transaction that counts as without rows, so that the position passes over it."""
     rows.execute(_WRITE, [["5", "6", "9", "10", "10", "20", "30"]])
     given = {"first": "10", "end": "30", "others": ["5"], "open_from": "-infinity"}
-    ((_, found),) = rows.execute(queries.WITH_ROWS, given)
+    ((_, found),) = rows.execute(slot_sql.WITH_ROWS, given)
     assert sorted(found) == [5, 10, 20]
     closed = {"open_from": date.today() + timedelta(2)}
-    ((_, found),) = rows.execute(queries.WITH_ROWS, given | closed)
+    ((_, found),) = rows.execute(slot_sql.WITH_ROWS, given | closed)
     assert found == []
 
 
@@ -42,28 +42,28 @@ def test_what_a_slot_must_deliver_next(rows: psycopg.Connection[Any]) -> None:
     """Guards against a slot that delivers nothing, which no one notices: the first ones are looked at."""
     rows.execute(_WRITE, [["9", "10", "10", *(str(n) for n in range(20, 1500))]])
     given = {"first": "10", "open_from": "-infinity"}
-    found = [tx for (tx,) in rows.execute(queries.NOT_DELIVERED, given)]
+    found = [tx for (tx,) in rows.execute(slot_sql.NOT_DELIVERED, given)]
     # A thousand rows, of which two are of one transaction.
     assert sorted(found) == [10, *range(20, 1018)]
     closed = {"open_from": date.today() + timedelta(2)}
-    assert rows.execute(queries.NOT_DELIVERED, given | closed).fetchall() == []
+    assert rows.execute(slot_sql.NOT_DELIVERED, given | closed).fetchall() == []
 
 
 def test_the_events_of_transactions(rows: psycopg.Connection[Any]) -> None:
     """Guards against events of another transaction that are searched in the topics."""
     rows.execute(_WRITE, [["9", "10", "10", "11"]])
     given = {"transactions": ["9", "10"], "open_from": "-infinity"}
-    found = [tx for tx, *_ in rows.execute(queries.IDS, given)]
+    found = [tx for tx, *_ in rows.execute(slot_sql.IDS, given)]
     assert sorted(found) == [9, 10, 10]
     closed = {"open_from": date.today() + timedelta(2)}
-    assert rows.execute(queries.IDS, given | closed).fetchall() == []
+    assert rows.execute(slot_sql.IDS, given | closed).fetchall() == []
 
 
 def test_the_end_of_the_log(outbox: Outbox) -> None:
     """Guards against an end that is not flushed, and later commits that wait for no standby."""
     with outbox.connect() as connection:
         connection.execute("SET synchronous_commit = off")
-        ((end,),) = connection.execute(queries.END_OF_LOG)
+        ((end,),) = connection.execute(slot_sql.END_OF_LOG)
         ((flushed,),) = connection.execute("SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint")
         assert end <= flushed
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("off",)
@@ -80,17 +80,17 @@ _GIVEN: Final = {"slot": "shop", "begins": "9:9:", "shard": 0, "epoch": 5, "erro
 @pytest.mark.parametrize(
     ("statement", "before", "after"),
     [
-        (queries.BEGIN_SLOT, "", (0, "shop", None, False, None)),
-        (queries.BEGIN_SLOT, "slot = 'other'", (0, "shop", None, False, None)),
-        (queries.BEGIN_SLOT, "shards = 2", _AS_IT_WAS),
-        (queries.BEGIN_SLOT, "wanted = 2", _AS_IT_WAS),
-        (queries.SLOT_IS_MADE, "", (0, "shop", "9:9:", True, "x")),
-        (queries.SLOT_IS_MADE, "shards = 2", _AS_IT_WAS),
-        (queries.SLOT_IS_MADE, "slot = 'other'", (0, "other", "7:7:", True, "x")),
-        (queries.END_SLOT, "slot_ends = false", _AS_IT_WAS),
-        (queries.NO_SLOT, "", (0, None, None, False, None)),
-        (queries.SLOT_ERROR, "", (0, "shop", "7:7:", True, "an error")),
-        (queries.SLOT_ERROR, "epoch = 6", _AS_IT_WAS),
+        (slot_sql.BEGIN_SLOT, "", (0, "shop", None, False, None)),
+        (slot_sql.BEGIN_SLOT, "slot = 'other'", (0, "shop", None, False, None)),
+        (slot_sql.BEGIN_SLOT, "shards = 2", _AS_IT_WAS),
+        (slot_sql.BEGIN_SLOT, "wanted = 2", _AS_IT_WAS),
+        (slot_sql.SLOT_IS_MADE, "", (0, "shop", "9:9:", True, "x")),
+        (slot_sql.SLOT_IS_MADE, "shards = 2", _AS_IT_WAS),
+        (slot_sql.SLOT_IS_MADE, "slot = 'other'", (0, "other", "7:7:", True, "x")),
+        (slot_sql.END_SLOT, "slot_ends = false", _AS_IT_WAS),
+        (slot_sql.NO_SLOT, "", (0, None, None, False, None)),
+        (slot_sql.SLOT_ERROR, "", (0, "shop", "7:7:", True, "an error")),
+        (slot_sql.SLOT_ERROR, "epoch = 6", _AS_IT_WAS),
     ],
 )
 def test_what_is_written_about_a_slot(
@@ -111,13 +111,13 @@ def test_without_a_slot_nothing_is_written(outbox: Outbox) -> None:
     with outbox.connect() as connection:
         connection.execute("UPDATE outbox_shards SET epoch = 5")
         before = connection.execute("SELECT xmin::text, slot_ends, slot_error FROM outbox_shards").fetchall()
-        for statement in (queries.SLOT_ERROR, queries.END_SLOT, queries.NO_SLOT):
+        for statement in (slot_sql.SLOT_ERROR, slot_sql.END_SLOT, slot_sql.NO_SLOT):
             connection.execute(statement, _GIVEN)
         shown = "SELECT xmin::text, slot_ends, slot_error FROM outbox_shards"
         assert connection.execute(shown).fetchall() == before
         connection.execute(MORE_SHARDS, [[1]])
         connection.execute(_SLOT)
-        connection.execute(queries.SLOT_ERROR, _GIVEN)
+        connection.execute(slot_sql.SLOT_ERROR, _GIVEN)
         assert [row[-1] for row in connection.execute(_SHOWN)] == ["an error", "x"]
 
 
@@ -141,7 +141,7 @@ def test_whether_a_slot_is_read(
             connection.execute(_SLOT)
             connection.execute("UPDATE outbox_shards SET slot = %s", [slot])
             connection.execute(f"UPDATE outbox_shards SET {more}")
-            assert connection.execute(queries.IS_READ).fetchall() == expected
+            assert connection.execute(slot_sql.IS_READ).fetchall() == expected
         finally:
             connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
 
@@ -149,8 +149,8 @@ def test_whether_a_slot_is_read(
 @pytest.mark.parametrize(
     ("statement", "ends", "keeps"),
     [
-        (queries.END_READER, "slot_snapshot = done", ["slot_snapshot = NULL", "slot_ends = true"]),
-        (queries.END_MAKER, "slot_snapshot = NULL", ["slot_snapshot = done"]),
+        (slot_sql.END_READER, "slot_snapshot = done", ["slot_snapshot = NULL", "slot_ends = true"]),
+        (slot_sql.END_MAKER, "slot_snapshot = NULL", ["slot_snapshot = done"]),
     ],
     ids=["reader", "maker"],
 )
@@ -181,7 +181,7 @@ def test_whose_session_is_ended(
         end(foreign, foreign, ends)
         reader.execute("SELECT")
         elsewhere.execute("SELECT")
-        if statement == queries.END_READER:
+        if statement == slot_sql.END_READER:
             end("another", own, ends)
             reader.execute("SELECT")
         end(own, own, ends)
@@ -208,7 +208,7 @@ def test_which_publications_are_of_the_whole_outbox(outbox: Outbox) -> None:
             connection.execute(f"CREATE PUBLICATION {name} {what}".encode())
 
         def found(name: str) -> list[tuple[bool, bool, bool]]:
-            return connection.execute(queries.PUBLICATION, {"slot": name}).fetchall()
+            return connection.execute(slot_sql.PUBLICATION, {"slot": name}).fetchall()
 
         assert found("whole") == [(True, True, True)]
         assert found("columns") == [(True, True, False)]
@@ -226,7 +226,7 @@ def test_publications_like_ours(outbox: Outbox) -> None:
         connection.execute("CREATE TABLE other (id int)")
         connection.execute("CREATE SCHEMA elsewhere CREATE TABLE outbox (id int)")
         connection.execute("CREATE PUBLICATION theirs_elsewhere FOR TABLE elsewhere.outbox")
-        assert connection.execute(queries.OLDEST_PUBLICATION).fetchall() == []
+        assert connection.execute(slot_sql.OLDEST_PUBLICATION).fetchall() == []
         for name, what in {
             "outbox_other": f"FOR TABLE other WITH (publish = 'insert', {ours})",
             "outbox_two": f"FOR TABLE outbox WITH (publish = 'insert', {ours})",
@@ -242,22 +242,22 @@ def test_publications_like_ours(outbox: Outbox) -> None:
         }.items():
             connection.execute(f"CREATE PUBLICATION {name} {what}".encode())
         given = {"pattern": "^outbox_", "names": ["outbox_known"]}
-        found = connection.execute(queries.SIMILAR_PUBLICATIONS, given).fetchall()
+        found = connection.execute(slot_sql.SIMILAR_PUBLICATIONS, given).fetchall()
         assert found == [("outbox_one",), ("outbox_two",)]
-        assert connection.execute(queries.OLDEST_PUBLICATION).fetchall() == [("outbox_two",)]
+        assert connection.execute(slot_sql.OLDEST_PUBLICATION).fetchall() == [("outbox_two",)]
         # Of partitions alone.
         for (name,) in connection.execute(
             "SELECT pubname FROM pg_publication WHERE pubname <> 'outbox_other'"
         ):
             connection.execute(f"DROP PUBLICATION {name}".encode())
-        assert connection.execute(queries.OLDEST_PUBLICATION).fetchall() == []
+        assert connection.execute(slot_sql.OLDEST_PUBLICATION).fetchall() == []
         connection.execute("CREATE TABLE halves (id int) PARTITION BY RANGE (id)")
         connection.execute("CREATE TABLE half PARTITION OF halves FOR VALUES FROM (0) TO (9)")
         connection.execute("CREATE PUBLICATION of_half FOR TABLE half")
-        assert connection.execute(queries.OLDEST_PUBLICATION).fetchall() == []
+        assert connection.execute(slot_sql.OLDEST_PUBLICATION).fetchall() == []
         leaf = connection.execute(
             "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox'::regclass LIMIT 1"
         ).fetchone()
         assert leaf is not None
         connection.execute(f"CREATE PUBLICATION of_leaf FOR TABLE {leaf[0]}".encode())
-        assert connection.execute(queries.OLDEST_PUBLICATION).fetchall() == [("of_leaf",)]
+        assert connection.execute(slot_sql.OLDEST_PUBLICATION).fetchall() == [("of_leaf",)]

@@ -19,11 +19,11 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.database import schema
 from outbox_pipelines.local import postgres
-from outbox_pipelines.relay.cdc import source
-from outbox_pipelines.relay.cdc.setup import remove
-from outbox_pipelines.relay.cdc.skipped import Skipped
-from outbox_pipelines.relay.cdc.stream import SlotLostError
 from outbox_pipelines.relay.core.batch import Batch
+from outbox_pipelines.relay.read.slot import slot_source
+from outbox_pipelines.relay.read.slot.slot_setup import remove
+from outbox_pipelines.relay.read.slot.slot_source import Skipped
+from outbox_pipelines.relay.read.slot.stream import SlotLostError
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until
@@ -287,8 +287,8 @@ def test_an_event_that_other_sessions_do_not_see_yet(
 ) -> None:
     """Guards against an event of a commit that waits for a synchronous standby, which a failover undoes (G1);
     against a later commit that is published before it; and against a wait that is not reported."""
-    monkeypatch.setattr(source, "_REPORT_SECONDS", 0.0)
-    caplog.set_level("INFO", source.__name__)
+    monkeypatch.setattr(slot_source, "_REPORT_SECONDS", 0.0)
+    caplog.set_level("INFO", slot_source.__name__)
     # A server of its own: every commit waits there.
     with postgres.running(tmp_path) as server:
         outbox = Outbox(load_settings(dsn=server.dsn))

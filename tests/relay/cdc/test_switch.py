@@ -15,10 +15,10 @@ from psycopg.conninfo import make_conninfo
 
 from outbox_pipelines.core.secret import Secret
 from outbox_pipelines.database import connect, schema
-from outbox_pipelines.relay.cdc import cutover
-from outbox_pipelines.relay.cdc.setup import remove
-from outbox_pipelines.relay.cdc.status import read
-from outbox_pipelines.relay.cdc.stream import Stream
+from outbox_pipelines.relay.read.slot import slot_cutover
+from outbox_pipelines.relay.read.slot.slot_cutover import read
+from outbox_pipelines.relay.read.slot.slot_setup import remove
+from outbox_pipelines.relay.read.slot.stream import Stream
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
 from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
@@ -70,11 +70,11 @@ def test_there_and_back_while_events_are_written(outbox: Outbox, delivery: str) 
         wait_until(lambda: owners(outbox) != [None], what="a relay")
         for _ in range(3):
             before = sum(counts.values())
-            cutover.run(settings, "cdc", seconds=30, say=said.append)
+            slot_cutover.run(settings, "cdc", seconds=30, say=said.append)
             assert said[-1] == "the relay reads from the slot"
             wait_until(_more(counts, before), what="events by the slot")
             before = sum(counts.values())
-            cutover.run(settings, "polling", seconds=30, say=said.append)
+            slot_cutover.run(settings, "polling", seconds=30, say=said.append)
             assert not read(settings).exists
             wait_until(_more(counts, before), what="events by snapshots")
     with running(settings):
@@ -102,7 +102,7 @@ def test_a_slot_that_ends_is_replaced_by_snapshots(
         (problem,) = read(settings).problems
         assert "is missing, so events are read between snapshots" in problem
         # What a person does then.
-        cutover.run(settings, "cdc", seconds=30, say=lambda line: None)
+        slot_cutover.run(settings, "cdc", seconds=30, say=lambda line: None)
         wait_until(lambda: is_read(settings), seconds=30, what="the relay reads the new slot")
         assert read(settings).problems == []
     with running(settings):
@@ -192,8 +192,8 @@ def test_a_publication_that_is_changed_by_hand(
     outbox: Outbox, statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against events that wait without an end, and a relay that ends, because the slot skips them."""
-    monkeypatch.setattr("outbox_pipelines.relay.cdc.skipped._LOOK_SECONDS", 0.2)
-    monkeypatch.setattr("outbox_pipelines.relay.cdc.switch._AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("outbox_pipelines.relay.read.slot.slot_source._LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("outbox_pipelines.relay.read.switch._AGAIN_SECONDS", 0.2)
     settings = quick(outbox)
     slot = make(outbox)
     with running(settings), outbox.connect() as admin:
@@ -206,7 +206,7 @@ def test_a_publication_that_is_changed_by_hand(
         wait_until(lambda: "publication" in str(read(settings).error), what="the reason in the shard's row")
         # What a person does then, as the commands say.
         admin.execute(f"DROP PUBLICATION IF EXISTS {slot}".encode())
-        cutover.run(settings, "cdc", seconds=30, say=lambda line: None)
+        slot_cutover.run(settings, "cdc", seconds=30, say=lambda line: None)
         wait_until(lambda: is_read(settings), seconds=30, what="the relay reads the slot again")
         write(outbox, ("a", {"n": 2}), ("b", {"n": 2}))
         wait_until(lambda: numbers(outbox, "b") == [0, 1, 2], what="an event by the slot")
@@ -238,7 +238,7 @@ def test_a_schema_whose_name_is_quoted(outbox: Outbox) -> None:
         # Without an owner, `cutover` does not wait for one: the slot would be read a moment later.
         wait_until(lambda: owners(shop) != [None], what="a relay")
         for n, target in enumerate(("cdc", "polling")):
-            cutover.run(settings, target, seconds=30, say=print)
+            slot_cutover.run(settings, target, seconds=30, say=print)
             wait_until(lambda: not read(settings).changing, what="the end of the change")
             found = read(settings)
             assert (found.source, found.problems) == (target, [])

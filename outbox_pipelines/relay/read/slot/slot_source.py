@@ -8,7 +8,8 @@ Invariants:
 - The server may forget only what is settled: `confirm`.
 - A transaction is returned when other sessions see it. The slot delivers it before, also while its commit
   waits for a synchronous standby, when a failover undoes it. Those behind it wait as well: for the order.
-- What the slot skips is noticed (`Skipped`), and ends the source.
+- What the slot skips is noticed, and ends the source: a transaction that was not delivered, and was
+  committed, with rows here, before a position in the log that the slot has reached.
 - A row that is large is dropped and read from the table, as a reader of snapshots would. So is every row
   after a crash, once `guard` has recorded it.
 """
@@ -29,13 +30,12 @@ import psycopg
 from outbox_pipelines.core.event import Event, weigh
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.cdc import pgoutput, queries
-from outbox_pipelines.relay.cdc.delivered import Delivered
-from outbox_pipelines.relay.cdc.skipped import Skipped, require_publication
-from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
-from outbox_pipelines.relay.contents import Contents, Guard, any_listed
 from outbox_pipelines.relay.core.batch import Batch
-from outbox_pipelines.relay.queries import EVENTS, EVENTS_WITH_TIME, PLAN_EACH, SNAPSHOT
+from outbox_pipelines.relay.read.contents import Contents, Guard, any_listed
+from outbox_pipelines.relay.read.slot import pgoutput, slot_sql
+from outbox_pipelines.relay.read.slot.delivered import Delivered
+from outbox_pipelines.relay.read.slot.stream import SlotLostError, Stream
+from outbox_pipelines.relay.relay_sql import EVENTS, EVENTS_WITH_TIME, PLAN_EACH, SNAPSHOT
 
 _LOG: Final = logging.getLogger(__name__)
 # Bytes of the longest message whose row is taken from it: what all limits of a row's size allow.
@@ -48,6 +48,8 @@ _SHORTEST_PAUSE: Final = 0.0005
 _LONGEST_PAUSE: Final = 0.025
 # A hidden transaction is reported after this time.
 _REPORT_SECONDS: Final = 5.0
+# How often it is looked whether the slot has skipped something.
+_LOOK_SECONDS: Final = 10.0
 
 
 class CdcSource:
@@ -307,7 +309,7 @@ class CdcSource:
         given = {name: str(value) for name, value in question.items()}
         given["others"] = "{" + ",".join(map(str, question["others"])) + "}"
         row = self._connection.execute(
-            queries.WITH_ROWS, given | {"open_from": self._contents.first_open_day()}
+            slot_sql.WITH_ROWS, given | {"open_from": self._contents.first_open_day()}
         ).fetchone()
         assert row is not None
         self._delivered.answer(Snapshot.parse(row[0]), row[1])
@@ -342,6 +344,72 @@ class CdcSource:
         )
 
     def _ask_end(self) -> int:
-        row = self._connection.execute(queries.END_OF_LOG).fetchone()
+        row = self._connection.execute(slot_sql.END_OF_LOG).fetchone()
         assert row is not None
         return int(row[0])
+
+
+class Skipped:
+    """What a slot should deliver, compared with what it has delivered.
+
+    Args:
+        connection: in autocommit mode.
+        ask: brings `delivered` up to date with the table.
+    """
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], delivered: Delivered, ask: Callable[[], None]
+    ) -> None:
+        self._connection = connection
+        self._delivered = delivered
+        self._ask = ask
+        self._awaited: set[int] = set()
+        self._until: int | None = None
+        """The position in the log before which the awaited transactions end; None: none are awaited."""
+        self._look_at = 0.0
+        self._looked_at_position = -1
+        self.is_checked = False
+        """Whether nothing was skipped before the reader caught up."""
+
+    def look(self, position: int, open_from: Any) -> None:
+        """Compare; all that was received before `position` must be in `delivered`.
+
+        Raises:
+            SlotLostError: the slot has skipped events.
+        """
+        if self._until is None:
+            if time.monotonic() >= self._look_at and position != self._looked_at_position:
+                self._begin(open_from)
+                self._looked_at_position = position
+        elif position >= self._until:
+            skipped = sum(not self._delivered.sees(tx) for tx in self._awaited)
+            self._until, self.is_checked = None, True
+            if skipped:
+                raise SlotLostError(
+                    f"it has skipped the events of {skipped} transactions: the slot was moved, read or "
+                    "replaced by another program, or its publication was changed"
+                )
+
+    def _begin(self, open_from: Any) -> None:
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+        self._ask()
+        given = {"first": str(self._delivered.end), "open_from": open_from}
+        rows = self._connection.execute(slot_sql.NOT_DELIVERED, given).fetchall()
+        self._awaited = self._delivered.awaited | {tx for (tx,) in rows}
+        # Afterwards: each of them ends before it. The first look must end also if nothing is written.
+        query = slot_sql.INSERTED_TO if self.is_checked else slot_sql.END_OF_LOG
+        row = self._connection.execute(query).fetchone()
+        assert row is not None
+        self._until = row[0]
+
+
+def require_publication(connection: psycopg.Connection[Any], slot: str) -> None:
+    """Raise SetupError if the slot's publication does not publish all of the outbox.
+
+    Since PostgreSQL 18 a slot without a publication is read without an error, and without events.
+    """
+    if connection.execute(slot_sql.PUBLICATION, {"slot": slot}).fetchone() != (True, True, True):
+        raise SetupError(
+            f"the publication {slot} is missing or does not publish the outbox as it must: "
+            "run `outbox cdc setup`"
+        )

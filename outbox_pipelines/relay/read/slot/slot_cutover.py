@@ -1,4 +1,4 @@
-"""`outbox cutover`: changes where the relay reads events, and watches until it does."""
+"""`outbox cutover`: shows where the relay reads events, changes it, and watches until it does."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from contextlib import closing
 from typing import Final
 
 from outbox_pipelines.database import connect
-from outbox_pipelines.relay.cdc import queries
-from outbox_pipelines.relay.cdc.setup import remove, require_slots, set_up
-from outbox_pipelines.relay.cdc.status import read
+from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.quality import quality_sql
+from outbox_pipelines.quality.measurements import slots
+from outbox_pipelines.quality.slots import Slots
+from outbox_pipelines.relay.read.slot import slot_sql
+from outbox_pipelines.relay.read.slot.slot_setup import remove, require_slots, set_up
 from outbox_pipelines.settings import Settings
 
 _POLL: Final = 0.1
@@ -60,7 +63,7 @@ def run(settings: Settings, target: str, *, seconds: float, say: Callable[[str],
     deadline = time.monotonic() + seconds
     with closing(connect(settings, name="outbox cutover")) as connection:
         while time.monotonic() < deadline:
-            row = connection.execute(queries.IS_READ).fetchone()
+            row = connection.execute(slot_sql.IS_READ).fetchone()
             if row is None or not row[1]:
                 say("no relay runs: the next one continues from the slot")
                 return
@@ -69,3 +72,18 @@ def run(settings: Settings, target: str, *, seconds: float, say: Callable[[str],
                 return
             time.sleep(_POLL)
     say("the relay still publishes what the slot does not deliver; it will read from the slot afterwards")
+
+
+def read(settings: Settings) -> Slots:
+    """Return the state of the slots that concern an outbox.
+
+    Raises:
+        SetupError: the outbox is not set up.
+    """
+    require_schema(settings)
+    with closing(connect(settings, name="outbox cdc status")) as connection:
+        row = connection.execute(
+            quality_sql.SLOTS, {"setup_lock": f"{settings.db_schema}.outbox_cdc"}
+        ).fetchone()
+    assert row is not None
+    return slots(row[0])

@@ -3,7 +3,7 @@
 from typing import Final, LiteralString
 
 from outbox_pipelines.database.locks import AdvisoryLock
-from outbox_pipelines.relay.queries import OPEN
+from outbox_pipelines.relay.relay_sql import OPEN
 
 # Which of these transactions have rows here: in one statement, so in one snapshot.
 WITH_ROWS: Final[LiteralString] = f"""

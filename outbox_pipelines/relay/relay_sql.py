@@ -1,10 +1,30 @@
 """SQL of the relay, but for what is parked. Table names are unqualified: the search_path finds them."""
 
+from __future__ import annotations
+
 from typing import Final, LiteralString, NamedTuple
 
 from outbox_pipelines.core import sequence
 from outbox_pipelines.days.partitions.partitions_sql import WRITTEN_AT
-from outbox_pipelines.relay.shards.lanes import MINE_BY_SEQ, MINE_BY_TX
+
+# The rows of a shard are those in a range of lanes. The ranges of N shards cover every lane once; the
+# function `outbox_shard_of` gives the same shard: parked events, days and the archive ask it.
+# Written as in the indexes of `0001_outbox.sql`: on tx, and on seq. An index fits only what is written alike.
+_LANE: Final[LiteralString] = "hashtextextended(aggregate_id, hashtext(aggregate_type))"
+_WITHIN: Final[LiteralString] = "BETWEEN %(first_lane)s::bigint AND %(last_lane)s::bigint"
+MINE_BY_TX: Final[LiteralString] = f"AND {_LANE} {_WITHIN}"
+MINE_BY_SEQ: Final[LiteralString] = f"AND {_LANE} + 0 {_WITHIN}"
+
+
+def lanes_of(shard: int, shards: int) -> dict[str, int]:
+    """Return the first and the last lane of a shard, as parameters."""
+    return {"first_lane": _first(shard, shards), "last_lane": _first(shard + 1, shards) - 1}
+
+
+def _first(shard: int, shards: int) -> int:
+    # The least lane whose upper half, times the number of shards, reaches this shard.
+    return (-(-(shard << 32) // shards) - (1 << 31)) << 32
+
 
 # For a window, a generic plan would walk the wrong index (seconds beside 5 million rows).
 PLAN_EACH: Final = "SET plan_cache_mode = force_custom_plan"

@@ -1,24 +1,35 @@
-"""The right to relay something: a shard of the append-only outbox, or a marked table.
+"""The right to relay a shard of the append-only outbox, or a marked table, and what keeps its session.
 
 Invariants:
 - It belongs to a session, which the database ends if its owner is silent for the length of the lease.
+- While the thread of the session does other work, another thread sends heartbeats: a stopped process sends
+  none. One that fails ends the heartbeats: the session is lost, and its next statement raises the error.
+- What a proxy or a pooler acknowledges and does not pass on looks like a statement that takes long. A second
+  connection asks the server; without its answer nothing is concluded.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, LiteralString
 
 import psycopg
 
+from outbox_pipelines.core import log
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.relay import queries
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
 
 
 class Ownership(ABC):
@@ -130,4 +141,51 @@ def limit_silence(connection: Connection, settings: Settings, setting: str = "id
     Otherwise a stopped process would keep what it owns, or its turn as successor, indefinitely.
     """
     lease = f"{int(settings.lease_seconds * 1000)}ms"
-    connection.execute(queries.LIMIT, {"setting": setting, "lease": lease})
+    connection.execute(relay_sql.LIMIT, {"setting": setting, "lease": lease})
+
+
+@contextmanager
+def beating(beat: Callable[[], object], every: float) -> Iterator[None]:
+    """Call `beat` at this interval, in seconds, while the block runs.
+
+    Without it, work that takes longer than the lease (such as recovering a transaction over a slow network)
+    would lose the shard, and so would every further attempt.
+    """
+    end = threading.Event()
+
+    def run() -> None:
+        while not end.wait(every):
+            try:
+                beat()
+            except (ShardLostError, psycopg.Error):
+                return
+
+    thread = threading.Thread(target=log.inherit(run), name="outbox-heartbeats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def noticing(settings: Settings, place: Ownership, lost: threading.Event) -> AbstractContextManager[None]:
+    """Set `lost` when the session has waited for twice the lease for an answer that cannot come."""
+
+    def look() -> None:
+        since = place.waits_since()
+        is_late = since is not None and time.monotonic() - since > 2 * settings.lease_seconds
+        if is_late and not _is_worked_for(settings, place.pid):
+            _LOG.warning("the database has no statement of this relay, which waits for its answer")
+            lost.set()
+            raise ShardLostError("nothing is left to look at")
+
+    return beating(look, settings.lease_seconds)
+
+
+def _is_worked_for(settings: Settings, pid: int) -> bool:
+    try:
+        with closing(connect(settings, name="outbox relay: lost?")) as connection:
+            return connection.execute(relay_sql.IS_WORKED_FOR, {"pid": pid}).fetchone() != (False,)
+    except (SetupError, psycopg.Error):
+        return True

@@ -22,10 +22,10 @@ import psycopg
 
 from outbox_pipelines.database import Connection, connect, refuse_standby, require_own_session
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import adoption, queries
+from outbox_pipelines.relay import adoption, relay_sql
 from outbox_pipelines.relay.core.outcomes import ShardLostError
-from outbox_pipelines.relay.ownership import Ownership, limit_silence
-from outbox_pipelines.relay.shards.rebase import refuse_behind, refuse_copy
+from outbox_pipelines.relay.lease.ownership import Ownership, limit_silence
+from outbox_pipelines.relay.lease.rebase import refuse_behind, refuse_copy
 from outbox_pipelines.settings import Settings
 
 
@@ -65,32 +65,32 @@ class ShardOwnership(Ownership):
         # First: behind a pooler, the next statement may run in another session.
         require_own_session(settings, self._connection)
         # Plans are kept, also from a time when no event was parked.
-        self._connection.execute(queries.BY_INDEX)
-        ((self.pid,),) = self._connection.execute(queries.PID).fetchall()
+        self._connection.execute(relay_sql.BY_INDEX)
+        ((self.pid,),) = self._connection.execute(relay_sql.PID).fetchall()
         limit_silence(self._connection, settings)
         self._check_database()
 
     def try_wait(self) -> bool:
         for shard in set(self._shards()) - self._waits_for:
-            if self._ask(queries.TRY_LOCK, self._waiting(shard)):
+            if self._ask(relay_sql.TRY_LOCK, self._waiting(shard)):
                 self._waits_for.add(shard)
         return bool(self._waits_for)
 
     def try_take(self) -> bool:
         for shard in self._shards():
-            if self._ask(queries.TRY_LOCK, self._lock(shard)):
+            if self._ask(relay_sql.TRY_LOCK, self._lock(shard)):
                 for waiting in self._waits_for:
-                    self._ask(queries.UNLOCK, self._waiting(waiting))
+                    self._ask(relay_sql.UNLOCK, self._waiting(waiting))
                 self._waits_for.clear()
                 if self._begin(shard):
                     return True
                 # The shard existed a moment ago: the number of shards has changed.
-                self._ask(queries.UNLOCK, self._lock(shard))
+                self._ask(relay_sql.UNLOCK, self._lock(shard))
                 self._candidates_at = -math.inf
         return False
 
     def _begin(self, shard: int) -> bool:
-        rows = self.execute(queries.TAKE, {"shard": shard, "owner": self._owner})
+        rows = self.execute(relay_sql.TAKE, {"shard": shard, "owner": self._owner})
         if not rows:
             return False
         self.shard = shard
@@ -107,7 +107,7 @@ class ShardOwnership(Ownership):
         now = time.monotonic()
         if now - self._candidates_at > 1.0:
             self._candidates_at = now
-            found = [row[0] for row in self.execute(queries.SHARD_NUMBERS, {})]
+            found = [row[0] for row in self.execute(relay_sql.SHARD_NUMBERS, {})]
             if self._given is not None and self._given not in found:
                 raise NoSuchShardError(
                     f"shard {self._given} does not exist; there are {len(found)} shards: see `outbox shards`"
@@ -124,10 +124,10 @@ class ShardOwnership(Ownership):
 
     def is_held(self) -> bool:
         """Whether this relay still holds the shard."""
-        return bool(self.execute(queries.FIND_AGAIN, {}))
+        return bool(self.execute(relay_sql.FIND_AGAIN, {}))
 
     def is_awaited(self) -> bool:
-        return self._ask(queries.LOCK_IS_HELD, self._waiting(self.shard))
+        return self._ask(relay_sql.LOCK_IS_HELD, self._waiting(self.shard))
 
     def connect(self, name: str, *, replication: bool = False) -> Connection:
         """Open a further connection of this relay, to the server on which it holds the shard.
@@ -143,10 +143,10 @@ class ShardOwnership(Ownership):
             self._settings, name=f"outbox relay: {name}", beside=self._connection, replication=replication
         )
         try:
-            ((pid,),) = self.execute(queries.PID, {})
-            standby = connection.execute(queries.IS_STANDBY).fetchone()
+            ((pid,),) = self.execute(relay_sql.PID, {})
+            standby = connection.execute(relay_sql.IS_STANDBY).fetchone()
             lock = self._lock(self.shard) | {"pid": pid}
-            held = psycopg.ClientCursor(connection).execute(queries.LOCK_IS_HELD_BY, lock).fetchone()
+            held = psycopg.ClientCursor(connection).execute(relay_sql.LOCK_IS_HELD_BY, lock).fetchone()
             if standby != (False,) or held != (True,):
                 raise ShardLostError(
                     f"the connection for the {name} does not see the lock of shard {self.shard}: it leads to "
@@ -162,7 +162,7 @@ class ShardOwnership(Ownership):
         return connection
 
     def beat(self) -> None:
-        self.execute(queries.HEARTBEAT, {})
+        self.execute(relay_sql.HEARTBEAT, {})
 
     def end_silent(self) -> None:
         """End the session of a relay that has been idle for twice the lease, by this process's clock.
@@ -172,7 +172,7 @@ class ShardOwnership(Ownership):
         """
         now = time.monotonic()
         for shard in self._shards():
-            (row, *_) = self.execute(queries.IDLE_OWNER, self._lock(shard)) or [()]
+            (row, *_) = self.execute(relay_sql.IDLE_OWNER, self._lock(shard)) or [()]
             seen, since = self._idle.get(shard, ((), now))
             if not row or row != seen:
                 self._idle[shard] = row, now
@@ -180,13 +180,13 @@ class ShardOwnership(Ownership):
                 pid, start, changed = row
                 # The session belongs to another role: an operator must end it.
                 with suppress(psycopg.errors.InsufficientPrivilege):
-                    self.execute(queries.END_IDLE, {"pid": pid, "start": start, "since": changed})
+                    self.execute(relay_sql.END_IDLE, {"pid": pid, "start": start, "since": changed})
 
     def intruder(self) -> tuple[int, str] | None:
         if why := adoption.draining(self._connection):
             return 0, why
         for shard in self._shards():
-            if found := self.execute(queries.INTRUDER, self._lock(shard)):
+            if found := self.execute(relay_sql.INTRUDER, self._lock(shard)):
                 pid, who = found[0]
                 return pid, (
                     f"the lock of shard {shard} is owned by {who}, which is not its relay. If this message "
@@ -197,7 +197,7 @@ class ShardOwnership(Ownership):
     def describe_owner(self) -> str:
         if intruder := self.intruder():
             return intruder[1]
-        row = self._connection.execute(queries.OWNER, {"shard": self.shard}).fetchone()
+        row = self._connection.execute(relay_sql.OWNER, {"shard": self.shard}).fetchone()
         owner, since = row if row and row[0] else ("another relay", None)
         return f"shard {self.shard} is owned by {owner}" + (f" since {since}" if since else "")
 
@@ -219,19 +219,19 @@ class ShardOwnership(Ownership):
         # the end of the session, and a successor may be waiting.
         if self._epoch:
             with suppress(psycopg.OperationalError):
-                self._connection.execute(queries.RELEASE, self.key)
-                self._connection.execute(queries.UNLOCK, self._lock(self.shard))
+                self._connection.execute(relay_sql.RELEASE, self.key)
+                self._connection.execute(relay_sql.UNLOCK, self._lock(self.shard))
         self._connection.close()
 
     def _check_database(self) -> None:
         refuse_standby(self._connection)
-        row = self._connection.execute(queries.IDENTITY).fetchone()
+        row = self._connection.execute(relay_sql.IDENTITY).fetchone()
         assert row is not None
         system_identifier, database = row
         schema = hashlib.sha256(self._schema.encode()).hexdigest()[:8]
         self.identity = f"{system_identifier:x}-{database}-{schema}"
         refuse_copy(self._connection)
-        filled = self._connection.execute(queries.SUBSCRIPTION).fetchone()
+        filled = self._connection.execute(relay_sql.SUBSCRIPTION).fetchone()
         if filled is not None:
             raise SetupError(
                 f"subscription {filled[0]} fills this outbox by logical replication: relay the publisher's "

@@ -25,8 +25,8 @@ from outbox_pipelines.core.secret import redacted
 from outbox_pipelines.database import Connection, connect, slot_reader
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.relay.cdc import queries
-from outbox_pipelines.relay.shards.rebase import refuse_copy
+from outbox_pipelines.relay.lease.rebase import refuse_copy
+from outbox_pipelines.relay.read.slot import slot_sql
 from outbox_pipelines.settings import Settings
 
 _NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
@@ -54,8 +54,8 @@ def slot_name(settings: Settings, database: str) -> str:
 
 def _current_name(settings: Settings, connection: Connection) -> str:
     """Return the name of this outbox's slot and publication, also after its database was renamed."""
-    named, *_ = _one(connection, queries.NAMED)
-    row = connection.execute(queries.EXISTING_SLOT, {"slot": named}).fetchone()
+    named, *_ = _one(connection, slot_sql.NAMED)
+    row = connection.execute(slot_sql.EXISTING_SLOT, {"slot": named}).fetchone()
     is_ours = row is not None and row[0] == connection.info.dbname
     return named if is_ours else slot_name(settings, connection.info.dbname)
 
@@ -78,26 +78,26 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
         slot = _current_name(settings, connection)
         _check(connection, settings)
         is_new = _publish(connection, slot, say)
-        named, begins, ends, error = _one(connection, queries.NAMED)
+        named, begins, ends, error = _one(connection, slot_sql.NAMED)
         # A slot is decoded with the publications of its time: one older than its publication is replaced.
         is_wrong = is_new or error is not None
         is_made = named is not None and begins is not None and not ends
         if is_made and not is_wrong and _is_usable(connection, named):
             return None
-        connection.execute(queries.END_SLOT)
+        connection.execute(slot_sql.END_SLOT)
         _end_maker(connection)
         for left in {named, slot} - {None}:
             _drop(connection, left, say, seconds=seconds)
-        if not connection.execute(queries.BEGIN_SLOT, {"slot": slot}).rowcount:
+        if not connection.execute(slot_sql.BEGIN_SLOT, {"slot": slot}).rowcount:
             raise NotReadyError("the number of shards is being changed: wait until `outbox shards` shows one")
         try:
             begins = _make(settings, connection, slot, seconds=seconds, say=say)
-            connection.execute(queries.SLOT_IS_MADE, {"slot": slot, "begins": begins})
+            connection.execute(slot_sql.SLOT_IS_MADE, {"slot": slot, "begins": begins})
         except BaseException:
             # What cannot be dropped now stays in the row, and the next call drops it.
             with suppress(psycopg.Error, SetupError):
                 _drop(connection, slot, say, seconds=_CLEAN_UP_SECONDS)
-                connection.execute(queries.NO_SLOT)
+                connection.execute(slot_sql.NO_SLOT)
             raise
         say(f"slot {slot}: made")
         _name_left(connection, settings, {slot}, say)
@@ -125,18 +125,18 @@ def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = 
     require_schema(settings)
     with closing(connect(settings, name="outbox cdc drop")) as connection, _lock(connection, settings):
         slot = _current_name(settings, connection)
-        named, _, _, _ = _one(connection, queries.NAMED)
+        named, _, _, _ = _one(connection, slot_sql.NAMED)
         # After a renaming of the database, one name may be that of the slot, and one that of a publication.
         names = {named, slot, slot_name(settings, connection.info.dbname)} - {None}
         if publication:
             for each in names:
                 _require_owner(connection, each)
-        connection.execute(queries.END_SLOT)
+        connection.execute(slot_sql.END_SLOT)
         _end_maker(connection)
         dropped = [_drop(connection, left, say, seconds=seconds) for left in {named, slot} - {None}]
-        connection.execute(queries.NO_SLOT)
+        connection.execute(slot_sql.NO_SLOT)
         for each in names if publication else ():
-            if connection.execute(queries.PUBLICATION, {"slot": each}).fetchone():
+            if connection.execute(slot_sql.PUBLICATION, {"slot": each}).fetchone():
                 connection.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(each)))
                 say(f"publication {each}: dropped")
         if publication:
@@ -154,18 +154,18 @@ def _lock(connection: Connection, settings: Settings) -> Iterator[None]:
     """
     refuse_copy(connection)
     key = {"lock": f"{settings.db_schema}.outbox_cdc"}
-    if (who := queries.SETUP.take(connection, key)) is not None:
+    if (who := slot_sql.SETUP.take(connection, key)) is not None:
         raise NotReadyError(f"the source of events is being changed by {who}: wait until it has ended")
     try:
         yield
     finally:
         # Not left to the end of the session, which the server notices later.
         with suppress(psycopg.Error):
-            queries.SETUP.release(connection, key)
+            slot_sql.SETUP.release(connection, key)
 
 
 def _check(connection: Connection, settings: Settings) -> None:
-    wal_level, _, may_replicate, role, shards, changes, most, slots = _one(connection, queries.FACTS)
+    wal_level, _, may_replicate, role, shards, changes, most, slots = _one(connection, slot_sql.FACTS)
     if wal_level != "logical":
         raise SetupError(
             f"wal_level is {wal_level}, and slots need logical: run ALTER SYSTEM SET wal_level = 'logical', "
@@ -184,8 +184,8 @@ def _check(connection: Connection, settings: Settings) -> None:
             "(SELECT * FROM pg_replication_slots), or raise the setting and restart PostgreSQL"
         )
     slot = _current_name(settings, connection)
-    if connection.execute(queries.PUBLICATION, {"slot": slot}).fetchone() is None:
-        owner, owns, database, may_create = _one(connection, queries.MAY_PUBLISH)
+    if connection.execute(slot_sql.PUBLICATION, {"slot": slot}).fetchone() is None:
+        owner, owns, database, may_create = _one(connection, slot_sql.MAY_PUBLISH)
         if not owns:
             raise SetupError(
                 f"the role {role} does not own the outbox and cannot publish it: run the command as {owner}"
@@ -201,7 +201,7 @@ def _check(connection: Connection, settings: Settings) -> None:
 
 def _publish(connection: Connection, slot: str, say: Say) -> bool:
     """Make the publication if it is missing; return whether it was."""
-    row = connection.execute(queries.PUBLICATION, {"slot": slot}).fetchone()
+    row = connection.execute(slot_sql.PUBLICATION, {"slot": slot}).fetchone()
     name = sql.Identifier(slot)
     if row is None:
         connection.execute(
@@ -225,7 +225,7 @@ def _name_left(connection: Connection, settings: Settings, known: set[str], say:
     """Name publications of the time before the database was renamed; something else may read them."""
     pattern = rf"^outbox_[a-z0-9_]+_({re.escape(settings.db_schema)}|[0-9a-f]{{8}})$"
     given = {"pattern": pattern, "names": list(known)}
-    for (name,) in connection.execute(queries.SIMILAR_PUBLICATIONS, given).fetchall():
+    for (name,) in connection.execute(slot_sql.SIMILAR_PUBLICATIONS, given).fetchall():
         say(
             f"publication {name}: left, from a time when the database had another name; if nothing else "
             f"reads it, run DROP PUBLICATION {sql.Identifier(name).as_string(connection)}"
@@ -234,7 +234,7 @@ def _name_left(connection: Connection, settings: Settings, known: set[str], say:
 
 def _require_owner(connection: Connection, slot: str) -> None:
     """Raise if the role may not drop the publication: without it, the slot alone would be dropped."""
-    row = connection.execute(queries.PUBLICATION_OWNER, {"slot": slot}).fetchone()
+    row = connection.execute(slot_sql.PUBLICATION_OWNER, {"slot": slot}).fetchone()
     if row is not None and not row[1]:
         raise SetupError(
             f"the publication {slot} belongs to {row[0]}, and only its owner may drop it: run the command as "
@@ -243,7 +243,7 @@ def _require_owner(connection: Connection, slot: str) -> None:
 
 
 def _is_usable(connection: Connection, slot: str) -> bool:
-    row = connection.execute(queries.EXISTING_SLOT, {"slot": slot}).fetchone()
+    row = connection.execute(slot_sql.EXISTING_SLOT, {"slot": slot}).fetchone()
     return row is not None and row[0] == connection.info.dbname and not row[3]
 
 
@@ -253,12 +253,12 @@ def _end_maker(connection: Connection) -> None:
     It waits for transactions, perhaps for hours, and does not notice that its client has ended.
     """
     with suppress(psycopg.errors.InsufficientPrivilege):
-        connection.execute(queries.END_MAKER)
+        connection.execute(slot_sql.END_MAKER)
 
 
 def _drop(connection: Connection, slot: str, say: Say, *, seconds: float) -> bool:
     """Drop a slot of this name when no session reads it any more; return whether there was one."""
-    row = connection.execute(queries.EXISTING_SLOT, {"slot": slot}).fetchone()
+    row = connection.execute(slot_sql.EXISTING_SLOT, {"slot": slot}).fetchone()
     if row is None:
         return False
     database, plugin, _, _ = row
@@ -284,7 +284,7 @@ def _make(settings: Settings, connection: Connection, slot: str, *, seconds: flo
     with closing(connect(settings, name="outbox cdc setup", replication=True)) as replication:
         command = f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL pgoutput {what}'
         deadline = time.monotonic() + seconds
-        replication.execute(queries.BEGIN_SNAPSHOT)
+        replication.execute(slot_sql.BEGIN_SNAPSHOT)
         while not _run(replication, command, connection, seconds=seconds, deadline=deadline, say=say):
             # Its snapshot holds so many transactions that run or were rolled back since the oldest began.
             if time.monotonic() > deadline:
@@ -294,8 +294,8 @@ def _make(settings: Settings, connection: Connection, slot: str, *, seconds: flo
                 )
             say("too many transactions were rolled back while others ran: trying again")
             replication.execute("ROLLBACK")
-            replication.execute(queries.BEGIN_SNAPSHOT)
-        row = replication.execute(queries.FIRST_SNAPSHOT).fetchone()
+            replication.execute(slot_sql.BEGIN_SNAPSHOT)
+        row = replication.execute(slot_sql.FIRST_SNAPSHOT).fetchone()
         assert row is not None
         first = Snapshot.parse(row[0])
         # If nothing ran when the slot began, its end may lie before its begin, and all before that has ended.
@@ -346,7 +346,7 @@ def _run(
 
 
 def _waits_for(connection: Connection, own: int) -> str:
-    row = connection.execute(queries.LONGEST_TRANSACTIONS, {"pid": own}).fetchone()
+    row = connection.execute(slot_sql.LONGEST_TRANSACTIONS, {"pid": own}).fetchone()
     if row is None:
         return "transactions that run now"
     pid, role, application, age = row

@@ -19,11 +19,12 @@ import psycopg
 from outbox_pipelines.core import sequence
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.relay import bodies, queries
+from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.blocked import DEATH_PAUSE, LONGEST_PAUSE
 from outbox_pipelines.relay.core.outcomes import ShardLostError
+from outbox_pipelines.relay.lease.shard_ownership import ShardOwnership
 from outbox_pipelines.relay.parking import parking_sql
-from outbox_pipelines.relay.shards.ownership import ShardOwnership
+from outbox_pipelines.relay.read import contents
 from outbox_pipelines.settings import Settings
 
 _ROWS_POLL: Final = 0.01
@@ -100,7 +101,7 @@ class Shard(ShardOwnership):
         self._events += events
         self._newest = newest or self._newest
         progress = self._events > 0 and (last or time.monotonic() - self._progress_at >= 1.0)
-        query = queries.SETTLE_WITH_PROGRESS if progress else queries.SETTLE
+        query = relay_sql.SETTLE_WITH_PROGRESS if progress else relay_sql.SETTLE
         parameters = {
             "done": str(position.done),
             "target": str(position.target) if position.target else None,
@@ -127,19 +128,19 @@ class Shard(ShardOwnership):
 
     def calm(self) -> None:
         """Clear the crash state: no in-flight event caused the last crash."""
-        self.execute(queries.CALM, {})
+        self.execute(relay_sql.CALM, {})
         self.crashes, self.crash_guard_seq, self.crash_guard_crashes = 0, None, 0
 
     def show_breaker(self, state: str, reason: str | None) -> None:
         """Record in the database whether Kafka is available."""
-        self.execute(queries.BREAKER, {"state": state, "reason": reason})
+        self.execute(relay_sql.BREAKER, {"state": state, "reason": reason})
 
     def read_parked(
         self, seqs: Sequence[int], may_take_large: Callable[[], bool]
     ) -> Generator[tuple[int, tuple[Any, ...] | str]]:
         """Yield the content of parked events, one after the other, or why it cannot be read."""
         try:
-            read = bodies.read(self._connection, parking_sql.BODIES, {}, seqs, may_take_large)
+            read = contents.read(self._connection, parking_sql.BODIES, {}, seqs, may_take_large)
             with closing(read) as found:
                 yield from found
         except psycopg.OperationalError as error:
@@ -153,7 +154,7 @@ class Shard(ShardOwnership):
         ctid = self._ctid
         while not (rows := self.execute(query, {**parameters, "ctid": ctid})):
             # Moved by VACUUM FULL, or by a change of the number of shards.
-            found = self.execute(queries.FIND_AGAIN, {})
+            found = self.execute(relay_sql.FIND_AGAIN, {})
             if not found:
                 raise ShardLostError(f"another relay has taken shard {self.shard}")
             ctid = found[0][0]
@@ -162,7 +163,7 @@ class Shard(ShardOwnership):
     def park(self, parked: Sequence[Parked]) -> None:
         """Park events ahead of the position, before the Kafka transaction that passes over them."""
         with self.transaction():
-            if not self.execute(queries.FIND_AGAIN, {}):
+            if not self.execute(relay_sql.FIND_AGAIN, {}):
                 raise ShardLostError(f"another relay has taken shard {self.shard}")
             for some in parked:
                 self._park(some)
@@ -173,7 +174,7 @@ class Shard(ShardOwnership):
 
     def forget_tick(self) -> None:
         """Forget the tick: from now on only the database's position is valid."""
-        self.execute(queries.FORGET_TICK, {})
+        self.execute(relay_sql.FORGET_TICK, {})
         self.tick_id = None
 
     def _await_rows(self, seqs: list[int], ends: Mapping[str, int]) -> tuple[Any, Any]:
@@ -185,7 +186,7 @@ class Shard(ShardOwnership):
         """
         deadline = time.monotonic() + self._settings.lease_seconds / 2
         while True:
-            ((start, stop),) = self.execute(queries.DAYS, ends)
+            ((start, stop),) = self.execute(relay_sql.DAYS, ends)
             given = {"seqs": seqs, "start": start, "stop": stop}
             ((present, twice),) = self.execute(parking_sql.PRESENT, given)
             if twice is not None:

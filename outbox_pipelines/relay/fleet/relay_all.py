@@ -93,12 +93,12 @@ def _metrics(
     if outboxes[0].metrics_port is None:
         yield lambda settings: Metrics()
         return
-    from outbox_pipelines.relay.fleet import metrics
+    from outbox_pipelines.relay.fleet import fleet_metrics
 
     def is_reported(name: str) -> bool:
         return name in members and members[name].is_reported
 
-    with metrics.serving(outboxes, errors, is_reported, lambda: states.has_reached, on_serve) as made:
+    with fleet_metrics.serving(outboxes, errors, is_reported, lambda: states.has_reached, on_serve) as made:
         yield made
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.settings import Settings
 
 MOST_SHARDS = 64
@@ -57,13 +57,13 @@ def change(
         wait = _Wait(seconds, on_wait)
         # Publishing continues until each shard has a relay, for example one that is starting.
         given = {"wanted": wanted, "lock": f"{settings.db_schema}.outbox_shards"}
-        while (shards := connection.execute(queries.UNOWNED, given).fetchall()[0][0]) is not None:
+        while (shards := connection.execute(relay_sql.UNOWNED, given).fetchall()[0][0]) is not None:
             wait.for_(f"no relay owns shard {shards} (see `outbox shards`): start `outbox relay`")
         started = False
         try:
             while True:
                 row = connection.execute(
-                    queries.CHANGE_SHARDS, {"wanted": wanted, "started": started, "on_behalf_of": actor}
+                    relay_sql.CHANGE_SHARDS, {"wanted": wanted, "started": started, "on_behalf_of": actor}
                 ).fetchone()
                 assert row is not None
                 step, missing = row
@@ -79,7 +79,7 @@ def change(
                 wait.for_(missing)
         except BaseException:
             if started:
-                connection.execute(queries.KEEP_SHARDS)
+                connection.execute(relay_sql.KEEP_SHARDS)
             raise
 
 
@@ -131,9 +131,9 @@ class Change:
     def look(self) -> bool:
         """Read the state of it; return whether another number of shards is requested."""
         given = {**self._key, "ctid": self._place()}
-        row = self._connection.execute(queries.CHANGE_AT, given, prepare=True).fetchone()
+        row = self._connection.execute(relay_sql.CHANGE_AT, given, prepare=True).fetchone()
         if row is None:
-            row = self._connection.execute(queries.CHANGE, self._key, prepare=True).fetchone()
+            row = self._connection.execute(relay_sql.CHANGE, self._key, prepare=True).fetchone()
         self.is_over = row is None or row[0] != self._key["epoch"]
         self.is_wanted = row is not None and row[1] is not None and not self.is_over
         if row is not None:
@@ -142,17 +142,17 @@ class Change:
             self.slot_begins = None if begins is None else Snapshot.parse(begins)
         self.barrier = Snapshot.parse(row[2]) if row is not None and row[2] is not None else None
         if self.is_wanted:
-            self._connection.execute(queries.UNWANT_FORGOTTEN)
+            self._connection.execute(relay_sql.UNWANT_FORGOTTEN)
         return self.is_wanted
 
     def give_up(self) -> None:
         """Cancel the change: everything continues as before."""
-        self._connection.execute(queries.UNWANT, {"wanted": self.wanted})
+        self._connection.execute(relay_sql.UNWANT, {"wanted": self.wanted})
 
     def pause(self, done: Snapshot) -> None:
         """Record that everything up to `done` is settled and that this relay reads nothing more."""
-        self._connection.execute(queries.PAUSED, {**self._key, "done": str(done)})
+        self._connection.execute(relay_sql.PAUSED, {**self._key, "done": str(done)})
 
     def arrive(self) -> None:
         """Record that everything up to the barrier is settled."""
-        self._connection.execute(queries.REACHED, self._key)
+        self._connection.execute(relay_sql.REACHED, self._key)

@@ -4,6 +4,7 @@ Invariants:
 - Only `confirm` reports a position as settled; from there the server delivers again after a restart.
 - psycopg has no interface for this protocol: what is used of `psycopg.pq` is used in this file alone.
 - A connection that is silent is answered before the server ends it (`wal_sender_timeout`).
+- When a slot was borrowed, the server has noticed the end: the reader that is started next finds it free.
 
 Source: "Streaming Replication Protocol" in PostgreSQL's manual.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from struct import Struct
 from typing import Final
 
@@ -20,7 +23,8 @@ from psycopg import generators, sql
 from psycopg.pq import ExecStatus
 
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.database import Connection
+from outbox_pipelines.database import Connection, connect, slot_reader
+from outbox_pipelines.settings import Settings
 
 # Much more often than the shortest timeout that anyone sets.
 _STATUS_SECONDS: Final = 5.0
@@ -32,6 +36,8 @@ _ALIVE: Final = Struct(">cQQB")
 _STATUS: Final = Struct(">cQQQQB")
 # PostgreSQL counts microseconds from the year 2000.
 _EPOCH: Final = 946_684_800
+# For a session that reads nothing: the server would end it after a minute.
+_NO_TIMEOUT: Final = "SET wal_sender_timeout = 0"
 
 
 class SlotLostError(Exception):
@@ -144,3 +150,56 @@ class Stream:
 def _state(result: psycopg.pq.abc.PGresult) -> str:
     found = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
     return "XX000" if found is None else bytes(found).decode()
+
+
+class InUseError(Exception):
+    """Another session reads the slot; the message is who."""
+
+
+@contextmanager
+def borrowed(
+    settings: Settings,
+    connection: Connection,
+    slot: str,
+    publication: str,
+    *,
+    name: str,
+    seconds: float,
+    is_idle: bool = False,
+) -> Iterator[tuple[Stream, int]]:
+    """Read the slot for the length of the block; yield what it delivers, and the server's process.
+
+    Args:
+        name: in pg_stat_activity.
+        seconds: how long to wait for the end of another reader, and for the own end.
+        is_idle: whether the block neither receives nor confirms.
+
+    Raises:
+        InUseError: another session reads it.
+        psycopg.Error: it cannot be read: it is missing or lost.
+    """
+    with closing(connect(settings, name=name, replication=True)) as replication:
+        pid = replication.info.backend_pid
+        if is_idle:
+            replication.execute(_NO_TIMEOUT)
+        stream = _start(connection, replication, slot, publication, seconds)
+        try:
+            yield stream, pid
+        finally:
+            stream.close()
+            # If the server has ended, it has no reader either.
+            with suppress(psycopg.Error):
+                slot_reader.await_end(connection, slot, seconds=seconds, pid=pid)
+
+
+def _start(
+    connection: Connection, replication: Connection, slot: str, publication: str, seconds: float
+) -> Stream:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return Stream(replication, slot, publication)
+        except psycopg.errors.ObjectInUse:
+            by = slot_reader.await_end(connection, slot, seconds=deadline - time.monotonic())
+            if by is not None or time.monotonic() > deadline:
+                raise InUseError(by or "another session") from None

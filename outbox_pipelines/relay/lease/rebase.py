@@ -22,8 +22,8 @@ from outbox_pipelines.core import sequence
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.queries import IDENTITY, SHARD_IDENTITY
-from outbox_pipelines.relay.shards import rebase_queries as queries
+from outbox_pipelines.relay.lease import rebase_sql
+from outbox_pipelines.relay.relay_sql import IDENTITY, SHARD_IDENTITY
 from outbox_pipelines.settings import Settings
 
 
@@ -65,28 +65,28 @@ def rebase(settings: Settings) -> Rebased | None:
     with connect(settings, name="outbox relay: rebase") as connection:
         is_copy = _is_copy(connection)
         is_behind = sequence.behind(*_one(connection.execute(sequence.STATE))) is not None
-        if not (is_copy or is_behind or _one(connection.execute(queries.TWICE))[0]):
+        if not (is_copy or is_behind or _one(connection.execute(rebase_sql.TWICE))[0]):
             return None
         connection.autocommit = False
         try:
-            connection.execute(queries.LOCK_OUTBOX)
-            connection.execute(queries.DECLARE_REBASE)
+            connection.execute(rebase_sql.LOCK_OUTBOX)
+            connection.execute(rebase_sql.DECLARE_REBASE)
             if not is_copy:
-                connection.execute(queries.FENCE)
-            own, now = _one(connection.execute(queries.NOW))
+                connection.execute(rebase_sql.FENCE)
+            own, now = _one(connection.execute(rebase_sql.NOW))
             drawn, last = _one(connection.execute(sequence.STATE))
             given = {"own": own, "drawn": drawn, "last": last, "is_copy": is_copy}
-            renumbered, to = _one(connection.execute(queries.RENUMBER, given))
+            renumbered, to = _one(connection.execute(rebase_sql.RENUMBER, given))
             if to > drawn:
-                connection.execute(queries.RAISE_SEQUENCE, {"to": to})
+                connection.execute(rebase_sql.RAISE_SEQUENCE, {"to": to})
             changed = Rebased(None, None, (drawn, to) if to > drawn else None, renumbered)
             if not is_copy:
                 return changed
-            published, waiting = _one(connection.execute(queries.REBASE_ROWS, {"own": own, "now": now}))
-            connection.execute(queries.REBASE_PARKED)
-            connection.execute(queries.REBASE_SHARDS, {"done": now})
-            connection.execute(queries.REBASE_DAYS, {"now": now})
-            connection.execute(queries.FORGET_PROGRESS)
+            published, waiting = _one(connection.execute(rebase_sql.REBASE_ROWS, {"own": own, "now": now}))
+            connection.execute(rebase_sql.REBASE_PARKED)
+            connection.execute(rebase_sql.REBASE_SHARDS, {"done": now})
+            connection.execute(rebase_sql.REBASE_DAYS, {"now": now})
+            connection.execute(rebase_sql.FORGET_PROGRESS)
             return replace(changed, published=published, waiting=waiting)
         except psycopg.errors.LockNotAvailable:
             raise SetupError(

@@ -18,14 +18,13 @@ from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.cdc import queries
-from outbox_pipelines.relay.cdc.skipped import require_publication
-from outbox_pipelines.relay.cdc.source import CdcSource
-from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
 from outbox_pipelines.relay.core.outcomes import ShardLostError
-from outbox_pipelines.relay.shard import Shard
-from outbox_pipelines.relay.shards.resharding import Change
-from outbox_pipelines.relay.source import SnapshotSource
+from outbox_pipelines.relay.lease.resharding import Change
+from outbox_pipelines.relay.lease.shard import Shard
+from outbox_pipelines.relay.read.slot import slot_sql
+from outbox_pipelines.relay.read.slot.slot_source import CdcSource, require_publication
+from outbox_pipelines.relay.read.slot.stream import SlotLostError, Stream
+from outbox_pipelines.relay.read.snapshots import SnapshotSource
 
 Source = SnapshotSource | CdcSource
 
@@ -112,7 +111,7 @@ class Sources:
             except psycopg.errors.ObjectInUse:
                 connection.close()
                 # This relay owns the shard: any other reader of the slot is a relay that does not.
-                self._connection.execute(queries.END_READER, {"slot": slot})
+                self._connection.execute(slot_sql.END_READER, {"slot": slot})
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_IN_USE_POLL)
@@ -128,5 +127,5 @@ class Sources:
 
     def _record(self, error: str | None, change: Change) -> None:
         if error != change.slot_error:
-            self._connection.execute(queries.SLOT_ERROR, {**self._shard.key, "error": error})
+            self._connection.execute(slot_sql.SLOT_ERROR, {**self._shard.key, "error": error})
             change.slot_error = error

@@ -25,23 +25,23 @@ from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.database import Connection
 from outbox_pipelines.days.partitions.ahead import top_up
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.cdc.source import CdcSource
-from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
-from outbox_pipelines.relay.cdc.switch import Source, Sources
-from outbox_pipelines.relay.contents import Guard
+from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.barrier import Barrier, BarrierPause, Step
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.core.settler import CHANGE_POLL, MANY_EVENTS
 from outbox_pipelines.relay.kafka.message import needs_time
+from outbox_pipelines.relay.lease.resharding import Change
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.memory import EndingError, LargeEvent
+from outbox_pipelines.relay.read.contents import Guard
+from outbox_pipelines.relay.read.slot.slot_source import CdcSource
+from outbox_pipelines.relay.read.slot.stream import SlotLostError, Stream
+from outbox_pipelines.relay.read.snapshots import SnapshotSource
+from outbox_pipelines.relay.read.switch import Source, Sources
 from outbox_pipelines.relay.run import Host, Turn
-from outbox_pipelines.relay.shard import Shard
-from outbox_pipelines.relay.shards.resharding import Change
 from outbox_pipelines.relay.shared import SharedBatchQueue
-from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.settings import Settings
 
 _LOG: Final = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class Reader:
                 self._confirm = _nothing if isinstance(source, SnapshotSource) else source.confirm
                 if time.monotonic() >= partitions_due:
                     error = top_up(connection, self._settings.partitions_ahead)
-                    connection.execute(queries.TOP_UP_ERROR, {**self._shard.key, "error": error})
+                    connection.execute(relay_sql.TOP_UP_ERROR, {**self._shard.key, "error": error})
                     partitions_due += _PARTITIONS_AGAIN if error else _PARTITIONS_EVERY
                 if not is_more:
                     if isinstance(source, SnapshotSource):
@@ -268,7 +268,7 @@ def _nothing() -> None:
 
 def _require_not_less(connection: Connection, drawn: int) -> int:
     """Return where the sequence is; raise `SequenceError` if it was beyond that before."""
-    row = connection.execute(queries.DRAWN).fetchone()
+    row = connection.execute(relay_sql.DRAWN).fetchone()
     assert row is not None
     if problem := sequence.behind(row[0], drawn):
         raise sequence.SequenceError(problem)

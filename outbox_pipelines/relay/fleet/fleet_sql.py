@@ -2,7 +2,7 @@
 
 from typing import Final, LiteralString
 
-# What the shared thread asks while readers wait: it touches no table. `quiet.py` relies on the order: the
+# What the shared thread asks while readers wait: it touches no table. `watch.py` relies on the order: the
 # snapshot, the sequences, the counter of transaction ids (age compares with it).
 WATCH_ONE: Final = b"""
 SELECT pg_current_snapshot()::text, pg_sequence_last_value($1::oid)::text, age('3'::xid)::text"""

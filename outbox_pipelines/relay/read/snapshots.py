@@ -4,8 +4,8 @@ Invariants:
 - `read` returns every committed event once, in ticks; inside a tick in `seq` order.
 - No statement stays open between two reads, so that nothing holds vacuum back while Kafka is slow.
 - A batch holds at most `batch_events` events and, but for its last event, `batch_bytes` of text; a chunk that
-  is fetched at once holds rows of at most `bodies.FEW` bytes. Larger rows are fetched one by one.
-- Every statement is read to its end (see `bodies`). It asks for as many rows as fit, by the last one's sizes.
+  is fetched at once holds rows of at most `contents.FEW` bytes. Larger rows are fetched one by one.
+- Every statement is read to its end (`contents`). It asks for as many rows as fit, by the last one's sizes.
 - A row that cannot be read does not stop the relay: its batch reports it.
 - After a crash, `guard` records each event before its content is read.
 """
@@ -21,10 +21,17 @@ from psycopg import sql
 
 from outbox_pipelines.core.event import Event, weigh
 from outbox_pipelines.core.position import Position, Snapshot
-from outbox_pipelines.relay import bodies, queries
-from outbox_pipelines.relay.contents import Contents, Found, Guard, Unguarded, is_listed, require_cut_between
+from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.batch import Batch
-from outbox_pipelines.relay.shards import lanes
+from outbox_pipelines.relay.read import contents
+from outbox_pipelines.relay.read.contents import (
+    Contents,
+    Found,
+    Guard,
+    Unguarded,
+    is_listed,
+    require_cut_between,
+)
 
 # Rows that libpq hands over at once: bounds memory where payloads are large. Older libpq knows 1 only.
 _CHUNK = 500 if psycopg.pq.version() >= 170000 else 1
@@ -65,11 +72,11 @@ class SnapshotSource:
         self._width = batch_events
         """How many rows a statement may return: at most `batch_events`, fewer while they are long."""
         if shards == 1:
-            self._queries = queries.EVENTS_WITH_TIME if with_time else queries.EVENTS
+            self._queries = relay_sql.EVENTS_WITH_TIME if with_time else relay_sql.EVENTS
         else:
-            self._queries = queries.SHARD_EVENTS_WITH_TIME if with_time else queries.SHARD_EVENTS
+            self._queries = relay_sql.SHARD_EVENTS_WITH_TIME if with_time else relay_sql.SHARD_EVENTS
         self._shards = shards
-        self._mine = lanes.of(shard, shards)
+        self._mine = relay_sql.lanes_of(shard, shards)
         self._guard = guard or Unguarded()
         self._contents = Contents(
             connection,
@@ -87,8 +94,8 @@ class SnapshotSource:
         self._expects_few = True
         """Whether the last tick had few events."""
         self._plans_once = False
-        connection.execute(queries.PLAN_EACH)
-        connection.execute(queries.BY_INDEX)
+        connection.execute(relay_sql.PLAN_EACH)
+        connection.execute(relay_sql.BY_INDEX)
         if position.target is not None:
             # It was opened with this target: no other tick may be joined to it.
             self._tick = self._batches(position.target, position.last_seq or 0, starts=False)
@@ -100,7 +107,7 @@ class SnapshotSource:
 
     def now(self) -> Snapshot:
         """Return the current snapshot."""
-        row = self._connection.execute(queries.SNAPSHOT, prepare=True).fetchone()
+        row = self._connection.execute(relay_sql.SNAPSHOT, prepare=True).fetchone()
         assert row is not None
         return Snapshot.parse(row[0])
 
@@ -206,7 +213,7 @@ class SnapshotSource:
     def _before_next(self, window: dict[str, Any], last_seq: int, end: int) -> int:
         """The seq to go on from, where a window was empty."""
         row = self._connection.execute(
-            queries.NEXT_SEQ, window | {"last_seq": last_seq, "to": end}
+            relay_sql.NEXT_SEQ, window | {"last_seq": last_seq, "to": end}
         ).fetchone()
         return end if row is None or row[0] is None else row[0] - 1
 
@@ -218,12 +225,12 @@ class SnapshotSource:
         # As a constant: the plan is of the open days alone, until another day is closed.
         open_from = sql.Literal(self._contents.first_open_day()).as_bytes(self._connection)
         prepared = query.encode().replace(b"%(open_from)s", open_from)
-        limits = {"limit": min(_FEW_EVENTS, self._batch_events), "most": bodies.FEW}
+        limits = {"limit": min(_FEW_EVENTS, self._batch_events), "most": contents.FEW}
         try:
             with self._connection.cursor(binary=True) as cursor:
                 rows = cursor.execute(prepared, {**parameters, **limits}, prepare=True).fetchall()
         except psycopg.Error as error:
-            if not bodies.is_about_a_row(error):
+            if not contents.is_about_a_row(error):
                 raise
             return None
         events = list(map(Event._make, rows))
@@ -235,7 +242,7 @@ class SnapshotSource:
     def _plan(self, *, once: bool) -> None:
         """Have statements planned once, or each time."""
         if once != self._plans_once:
-            self._connection.execute(queries.PLAN_ONCE if once else queries.PLAN_EACH)
+            self._connection.execute(relay_sql.PLAN_ONCE if once else relay_sql.PLAN_EACH)
             self._plans_once = once
 
     def _fetch(self, query: LiteralString, parameters: Mapping[str, Any]) -> Found:
@@ -243,21 +250,21 @@ class SnapshotSource:
         self._plan(once=False)
         step = self._guard.step()
         if step is not None:
-            rows, _, is_all = self._list(query, parameters, bodies.NOTHING)
+            rows, _, is_all = self._list(query, parameters, contents.NOTHING)
             if rows:
                 self._guard.approach()
             require_cut_between(rows, step)
             return self._contents.read(rows[:step], is_all=is_all and len(rows) <= step, alone=step == 1)
         if self._careful:
             self._careful -= 1
-            rows, size, is_all = self._list(query, parameters, bodies.NOTHING)
+            rows, size, is_all = self._list(query, parameters, contents.NOTHING)
         else:
             try:
-                rows, size, is_all = self._list(query, parameters, bodies.FEW)
+                rows, size, is_all = self._list(query, parameters, contents.FEW)
             except psycopg.Error as error:
-                if not bodies.is_about_a_row(error):
+                if not contents.is_about_a_row(error):
                     raise
-                rows, size, is_all = self._list(query, parameters, bodies.NOTHING)
+                rows, size, is_all = self._list(query, parameters, contents.NOTHING)
             if size is None:
                 self._careful = _CAREFUL_READS
         return self._contents.read(rows, is_all=is_all) if size is None else Found(rows, size, is_all, {}, {})
@@ -281,9 +288,9 @@ class SnapshotSource:
                     size += weigh([event for event in chunk if not is_listed(event)])
                     is_whole = False
             rest = [Event._make(row) for row in islice(rows, 1)]
-            bodies.drop(rows)
+            contents.drop(rows)
             require_cut_between(events[-1:] + rest, 1)
-        if size and most == bodies.FEW:
+        if size and most == contents.FEW:
             fitting = 1 + len(events) * self._batch_bytes // size
             self._width = min(self._batch_events, 2 * self._width, fitting)
         return events, size if is_whole else None, not rest

@@ -1,0 +1,1 @@
+"""The right to relay a shard, and the position that its owner moves."""

@@ -1,1 +1,0 @@
-"""Who owns a shard, and how the number of shards changes."""
