@@ -176,6 +176,29 @@ def test_events_that_are_new(rows: _Rows) -> None:
     assert found == [(1,), (8,), (9,), (7,)]
 
 
+def test_messages_that_are_received(rows: _Rows) -> None:
+    """Guards against a message that is received twice, or behind a later one of its key."""
+    ids = [UUID(int=n) for n in (9, 8, 9)]
+    many = {
+        **{"ids": ids, "kept_ids": ids, "topics": ["t"] * 3, "partitions": [0] * 3, "offsets": [5, 6, 7]},
+        **{"keys": ["a"] * 3, "types": ["x"] * 3, "message_keys": [b"a"] * 3, "payloads": [b"{}"] * 3},
+        **{"headers": ["[]"] * 3, "sent_at": ["2026-03-01Z"] * 3, "contents": [""] * 3},
+    }
+    given = {"source": "billing", "state": "waiting", "attempts": 1, "seconds": 60, "error": "why"}
+    found = rows(queries.RECEIVE, **many, **given)
+    assert [name for _, name in sorted(found)] == [str(UUID(int=9)), str(UUID(int=8))]
+    shown = rows(
+        'SELECT "offset", extract(epoch FROM next_attempt_at - now())::int, attempts, last_error '
+        "FROM inbox ORDER BY seq"
+    )
+    assert shown == [(5, 60, 1, "why"), (6, 60, 1, "why")]
+    assert rows(queries.RECEIVE, **many, **given) == []
+    order = rows("SELECT right(event_id::text, 1) FROM processed_events_other ORDER BY ctid")
+    assert order == [("8",), ("9",)]
+    one = {"id": UUID(int=7), "source": "billing", "bucket": -1, "content": None}
+    assert [rows(queries.RECORD_ID, **one) for _ in range(2)] == [[(True,)], []]
+
+
 def test_the_mark_of_a_handler_ends_with_its_transaction(rows: _Rows) -> None:
     """Guards against later transactions of a session that count as a handler's, and cannot be committed."""
     shown = "SELECT coalesce(current_setting('outbox.handling', true), '')"
@@ -283,6 +306,9 @@ def test_who_owns_partitions(rows: _Rows) -> None:
     rows(queries.OWN, **given, owner=theirs)
     rows(queries.DISOWN, **given | {"topics": ["u"], "partitions": [1]}, owner=theirs)
     assert ("billing", "g", "t", 0, theirs) in rows(owned)
+    rows(queries.OWN, **given, owner=theirs)
+    rows(queries.DISOWN, **given | {"topics": ["t"], "partitions": [1]}, owner=theirs)
+    assert ("billing", "g", "u", 1, theirs) in rows(owned)
     rows(queries.DISOWN, **given, owner=theirs)
     assert rows(owned) == others
 
