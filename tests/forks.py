@@ -6,7 +6,8 @@ Invariants:
 - A process has the environment, streams, working directory and arguments that a new interpreter would have,
   and is a child of the process that asked for it: `Popen` and `run` do what subprocess's do.
 - A process is killed when the one that asked for it ends, however that ends: a run of tests that was killed
-  leaves nothing behind. The process that forks ends then, too.
+  leaves nothing behind. The process that forks ends then, too. A process of pytest-xdist notices it by itself
+  and ends what its test has started.
 - No program runs in the process from which others are forked: it has imported modules, and has one thread.
 - A program ends as an interpreter ends: it waits for threads, calls what is registered for the end and
   flushes. Only its objects are not freed one by one, which takes longer than most programs.
@@ -69,6 +70,10 @@ class Popen(subprocess.Popen[AnyStr]):
     def _forker(self) -> Forker:
         return Forker.one()
 
+    def _is_bound(self) -> bool:
+        """Return whether the process is killed when this one ends."""
+        return True
+
     # The one place at which subprocess starts a program.
     def _execute_child(self, args: Sequence[str | Path], *given: Any) -> None:
         directory, environment, pipes, session = given[4], given[5], given[9:15], given[20]
@@ -83,6 +88,7 @@ class Popen(subprocess.Popen[AnyStr]):
             "directory": directory and os.fspath(directory),
             "session": session,
             "by": os.getpid(),
+            "is_bound": self._is_bound(),
         }
         streams = [own if own >= 0 else number for number, own in enumerate((stdin, stdout, stderr))]
         self.pid = self._forker().fork(asked, streams)
@@ -207,7 +213,8 @@ def _next(connection: socket.socket, by: int) -> Mapping[str, Any] | None:
             # The death signal is of the parent at that time.
             while os.getppid() == between:
                 os.sched_yield()
-            end_with(asked["by"])
+            if asked["is_bound"]:
+                end_with(asked["by"])
             return asked
         os.close(writer)
         with os.fdopen(reader, "rb") as answer:
