@@ -212,7 +212,7 @@ def test_the_mark_of_a_handler_ends_with_its_transaction(rows: _Rows) -> None:
 
 
 def test_attempts_that_are_taken_back(rows: _Rows) -> None:
-    """Guards against an outage that counts, and a dead letter that is tried again by itself."""
+    """Guards against an outage that counts, and a dead letter that is tried again."""
     rows.put(*({"seq": n, "state": state} for n, state in enumerate(_STATES, 1)), {"seq": 5, "attempts": 0})
     given = {"seqs": [1, 2, 3, 4, 5]}
     rows.put({"seq": 7})

@@ -51,7 +51,7 @@ def events(outbox: Outbox) -> Any:
 
 
 def test_what_is_parked(events: _Events) -> None:
-    """Guards against an event that is tried when it is only behind another one, and one that nobody named."""
+    """Guards against an event that is tried when it is only behind another one, and one not named."""
     found = events.park({1: "retrying", 2: "waiting", 3: "failed", 4: "replaying", 5: "discarded"})
     assert found == [
         (1, "retrying", True, False, "error 1"),

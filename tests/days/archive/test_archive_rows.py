@@ -178,7 +178,7 @@ def _leaf(connection: psycopg.Connection[Any]) -> str:
 
 
 def test_the_rows_of_a_bucket(outbox: Outbox) -> None:
-    """Guards against a report that names a row of the bucket beside, or leaves one out."""
+    """Guards against a report that names a row of the next bucket, or leaves one out."""
     with outbox.connect() as connection:
         leaf = _leaf(connection)
         for seq in (BUCKET - 1, BUCKET, 2 * BUCKET - 1, 2 * BUCKET):

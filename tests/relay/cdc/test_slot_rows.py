@@ -135,8 +135,11 @@ def test_whether_a_slot_is_read(
 ) -> None:
     """Guards against a cut-over that waits for a relay which does not run, or for a slot that is not read."""
     slot = f"rows_{uuid4().hex}"
-    with outbox.connect() as connection:
-        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+    made = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput', %s)"
+    with outbox.connect() as connection, outbox.connect() as reader:
+        # Another slot is read.
+        reader.execute(made, [f"rows_{uuid4().hex}", True])
+        connection.execute(made, [slot, False])
         try:
             connection.execute(_SLOT)
             connection.execute("UPDATE outbox_shards SET slot = %s", [slot])
