@@ -6,7 +6,7 @@ Invariants:
 - A process has the environment, streams, working directory and arguments that a new interpreter would have,
   and is a child of the process that asked for it: `Popen` and `run` do what subprocess's do.
 - A process is killed when the one that asked for it ends, however that ends: a run of tests that was killed
-  leaves nothing behind. The process that forks ends then, too. A process of pytest-xdist notices it by itself
+  leaves nothing behind. The process that forks ends then, too. A process of pytest-xdist notices that end,
   and ends what its test has started.
 - No program runs in the process from which others are forked: it has imported modules, and has one thread.
 - A program ends as an interpreter ends: it waits for threads, calls what is registered for the end and

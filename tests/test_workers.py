@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+import pytest
+
+from tests.conftest import wait_until
 
 _TESTS: Final = Path(__file__).parent
 _DRAWS: Final = re.compile(r"\b(uuid[147]|token_\w+|urandom|getpid)\(")
@@ -32,3 +39,34 @@ def test_a_module_of_tests_draws_nothing_when_it_is_imported() -> None:
         if _DRAWS.match(f"{ast.unparse(call.func).rpartition('.')[2]}(")
     ]
     assert drawn == []
+
+
+_HANGS = """
+import pathlib, time, pytest
+here = pathlib.Path(__file__).parent
+
+@pytest.fixture
+def server():
+    yield
+    (here / "ended").touch()
+
+def test_it(server):
+    (here / "begun").touch()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_a_run_that_is_ended_ends_what_its_tests_have_started(tmp_path: Path) -> None:
+    """Guards against installations that go on for hours after a run was ended by hand."""
+    (tmp_path / "test_it.py").write_text(_HANGS)
+    options = ["-n", "1", "-p", "tests.conftest", "-c", "pyproject.toml", str(tmp_path / "test_it.py")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", *options]
+    with subprocess.Popen(command, cwd=_TESTS.parent, env=environment, stdout=subprocess.DEVNULL) as run:
+        try:
+            wait_until((tmp_path / "begun").exists, what="a test that hangs")
+        finally:
+            run.terminate()
+    wait_until((tmp_path / "ended").exists, what="the end of what it has started")
