@@ -22,7 +22,7 @@ from examples.airline.airline import TABLES
 from outbox_pipelines.config import parsed
 from outbox_pipelines.database import Connection, connect, schema
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.kafka.topics import Topics
+from outbox_pipelines.relay.kafka.topic_lookups import Topics
 from outbox_pipelines.settings import Settings
 
 AGGREGATES: Final = ("aircraft", "flight")

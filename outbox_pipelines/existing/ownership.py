@@ -32,7 +32,7 @@ from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.kafka.message import needs_time
-from outbox_pipelines.relay.lease.ownership import Ownership, limit_silence
+from outbox_pipelines.relay.lease.owner_session import Ownership, limit_silence
 from outbox_pipelines.relay.read import contents
 from outbox_pipelines.relay.relay_sql import PLAN_EACH
 from outbox_pipelines.settings import Settings

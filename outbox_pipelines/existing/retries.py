@@ -26,7 +26,7 @@ from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.parked import DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.core.quarantine import Quarantine
 from outbox_pipelines.relay.kafka.message import Router
-from outbox_pipelines.relay.kafka.topics import Topics
+from outbox_pipelines.relay.kafka.topic_lookups import Topics
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns, describe
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.settings import Settings

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.quality.rules import CheckResult
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-    from outbox_pipelines.relay.lease.ownership import Ownership
+    from outbox_pipelines.relay.lease.owner_session import Ownership
     from outbox_pipelines.relay.parking.dead_letter_store import Replayed
     from outbox_pipelines.relay.run import Run, Totals
     from outbox_pipelines.relay.shared import SharedBlockedAggregates

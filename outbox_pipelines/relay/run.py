@@ -17,7 +17,7 @@ from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.database import Connection
 from outbox_pipelines.relay.core.flow import REPORT_POLL
 from outbox_pipelines.relay.core.parked import DeadLetter
-from outbox_pipelines.relay.lease.ownership import Ownership
+from outbox_pipelines.relay.lease.owner_session import Ownership
 from outbox_pipelines.relay.lease.shard import Settled, Shard
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 

@@ -31,7 +31,7 @@ from outbox_pipelines.errors import RefusedError, UnavailableError
 from outbox_pipelines.relay import kinds
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-from outbox_pipelines.relay.lease.ownership import Ownership, beating, noticing
+from outbox_pipelines.relay.lease.owner_session import Ownership, beating, noticing
 from outbox_pipelines.relay.lease.shard import Settled
 from outbox_pipelines.relay.lease.shard_ownership import NoSuchShardError
 from outbox_pipelines.relay.memory import collecting_rarely, return_large_blocks

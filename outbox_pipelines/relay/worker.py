@@ -32,7 +32,7 @@ from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, place, recover
-from outbox_pipelines.relay.lease.ownership import beating
+from outbox_pipelines.relay.lease.owner_session import beating
 from outbox_pipelines.relay.lease.shard import Settled, Shard
 from outbox_pipelines.relay.parking.notify import DueCommands
 from outbox_pipelines.relay.parking.parked_table import ParkedTable

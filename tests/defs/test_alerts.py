@@ -19,7 +19,7 @@ from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs import alerts as module
 from outbox_pipelines.defs import ours, places
 from outbox_pipelines.defs.outbox import Outbox as Served
-from outbox_pipelines.relay.lease.ownership import beating
+from outbox_pipelines.relay.lease.owner_session import beating
 from outbox_pipelines.relay.lease.shard import Shard
 from tests.defs.conftest import job_of, sensor_of, serving
 from tests.defs.test_health import lose_a_letter

@@ -20,7 +20,7 @@ from outbox_pipelines.relay.core.delivery import Delivery
 from outbox_pipelines.relay.core.outcomes import Suspect
 from outbox_pipelines.relay.core.parked import Attempt
 from outbox_pipelines.relay.kafka.brokers import Brokers, Unavailable
-from outbox_pipelines.relay.kafka.topics import Topics
+from outbox_pipelines.relay.kafka.topic_lookups import Topics
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.shared import SharedBlockedAggregates
 from tests.conftest import read_topic, wait_until
@@ -151,7 +151,7 @@ def test_an_unavailable_topic_is_said_once_and_not_counted(
     def missing(self: Brokers, names: Iterable[str]) -> dict[str, Unavailable]:
         return {name: Unavailable("does not exist", is_missing=True) for name in names}
 
-    monkeypatch.setattr("outbox_pipelines.relay.kafka.topics._AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.topic_lookups._AGAIN_SECONDS", 0.05)
     table.write(("a", {"n": 0}), ("a", {"n": 1}))
     with monkeypatch.context() as patch:
         patch.setattr(Brokers, "describe", missing)

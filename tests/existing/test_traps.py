@@ -277,7 +277,7 @@ def test_a_relay_past_its_time_hands_over(table: Table) -> None:
 def test_a_pooler_in_transaction_mode_is_refused(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an advisory lock that belongs to a pooler's session: two relays would hold it."""
     with table.connect() as pooled:
-        monkeypatch.setattr("outbox_pipelines.relay.lease.ownership.connect", lambda *_, **__: pooled)
+        monkeypatch.setattr("outbox_pipelines.relay.lease.owner_session.connect", lambda *_, **__: pooled)
         monkeypatch.setattr("outbox_pipelines.database.connect", lambda *_, **__: nullcontext(pooled))
         with pytest.raises(SetupError, match="through a pooler in transaction mode"):
             TableOwnership(table.settings, "test")

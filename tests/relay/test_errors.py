@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from outbox_pipelines.relay.core.outcomes import Kind
-from outbox_pipelines.relay.kafka import brokers, client_errors, topics
+from outbox_pipelines.relay.kafka import brokers, client_errors, topic_lookups
 from tests.conftest import Outbox, wait_until
 from tests.history import mock
 from tests.relay.parked import parked_rows
@@ -83,7 +83,7 @@ def broker(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[mo
     """A broker that gives the answers a test sets, and an outbox with a topic there."""
     # It has no controller, and a topic that refuses messages is tried again at once.
     monkeypatch.setattr(brokers, "_DESCRIBE_SECONDS", 0.3)
-    monkeypatch.setattr(topics, "_TRIAL_SECONDS", 0.2)
+    monkeypatch.setattr(topic_lookups, "_TRIAL_SECONDS", 0.2)
     with mock.running() as broker:
         broker.create({"order": outbox.topic()}, partitions=1)
         changed = {"kafka": broker.bootstrap, "breaker_seconds": 0.5}

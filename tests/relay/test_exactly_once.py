@@ -20,7 +20,7 @@ from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.batch import Batch, BatchQueue
-from outbox_pipelines.relay.core.ports import CommitAnswer
+from outbox_pipelines.relay.core.producers import CommitAnswer
 from outbox_pipelines.relay.core.record import Record
 from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
 from outbox_pipelines.relay.kafka import progress_topic

@@ -16,7 +16,7 @@ import pytest
 
 from outbox_pipelines.database import schema
 from outbox_pipelines.local.server import Server
-from outbox_pipelines.relay.core.ports import CommitAnswer
+from outbox_pipelines.relay.core.producers import CommitAnswer
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, begin, place
 from outbox_pipelines.relay.lease.shard import Shard

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AclOperation
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.publisher import Publisher
-from outbox_pipelines.relay.kafka import topics
+from outbox_pipelines.relay.kafka import topic_lookups
 from outbox_pipelines.relay.kafka.brokers import Brokers
 from tests.conftest import Outbox, wait_until
 from tests.kafka_clients import AdminClient
@@ -29,8 +29,8 @@ def shop(outbox: Outbox, strict: Kafka) -> Outbox:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that takes nothing is looked at again and again."""
-    monkeypatch.setattr(topics, "_AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(topics, "_TRIAL_SECONDS", 0.2)
+    monkeypatch.setattr(topic_lookups, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(topic_lookups, "_TRIAL_SECONDS", 0.2)
 
 
 def _write(outbox: Outbox, *aggregate_types: str, aggregates: int, each: int = 1) -> None:

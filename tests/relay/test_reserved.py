@@ -16,7 +16,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.kafka.brokers import Brokers
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-from outbox_pipelines.relay.kafka.topics import Topics
+from outbox_pipelines.relay.kafka.topic_lookups import Topics
 from outbox_pipelines.relay.kafka.transactional_producer import begin, place
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking.prober import Prober

@@ -17,10 +17,10 @@ from confluent_kafka.admin import AclOperation, AlterConfigOpType, ConfigEntry, 
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.kafka import topics
+from outbox_pipelines.relay.kafka import topic_lookups
 from outbox_pipelines.relay.kafka.brokers import Brokers
 from outbox_pipelines.relay.kafka.message import patterns
-from outbox_pipelines.relay.kafka.topics import Change, Topic, Topics, TopicUnavailableError
+from outbox_pipelines.relay.kafka.topic_lookups import Change, Topic, Topics, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, patience, run_prefix, topic_prefix, wait_until
 from tests.kafka_clients import AdminClient
@@ -38,8 +38,8 @@ def name() -> str:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Known and missing topics are asked about again and again."""
-    monkeypatch.setattr(topics, "_REFRESH_SECONDS", 0.05)
-    monkeypatch.setattr(topics, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(topic_lookups, "_REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(topic_lookups, "_AGAIN_SECONDS", 0.05)
 
 
 _made: list[Topics] = []
@@ -119,8 +119,8 @@ def test_a_refused_topic_is_created_once_it_may_be(
     strict: Kafka, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a relay that must be restarted after CREATE is granted, or a limit is free again."""
-    monkeypatch.setattr(topics, "_CREATE_AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(topics, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(topic_lookups, "_CREATE_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(topic_lookups, "_AGAIN_SECONDS", 0.05)
     settings = {"create_topics_pattern": f"{name}-*", "create_topics_max": 1}
     known = _topics(strict, create_topics=True, **settings)
     known.find_for_trial(f"{name}-0", 120)
@@ -202,7 +202,7 @@ def test_a_topic_that_grows_is_noticed(strict: Kafka, name: str, caplog: pytest.
 
     wait_until(lambda: refreshed() == Topic(name, 4, 2000))
     assert known.changed == [Change(name, 2, 4)]
-    (record,) = [record for record in caplog.records if record.name == topics.__name__]
+    (record,) = [record for record in caplog.records if record.name == topic_lookups.__name__]
     assert record.levelno == logging.WARNING
     assert f"topic {name} has 4 partitions instead of 2: keys move" in record.getMessage()
 
@@ -232,7 +232,7 @@ def test_nothing_waits_for_an_unavailable_broker(
     strict: Kafka, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a publisher that stands still in an outage because it asks about its topics."""
-    monkeypatch.setattr(topics, "_REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(topic_lookups, "_REFRESH_SECONDS", 0.05)
     _make(strict.bootstrap, name)
     known = _topics(strict)
     topic = known.find(name)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from outbox_pipelines.relay.core.ports import CommitAnswer
+from outbox_pipelines.relay.core.producers import CommitAnswer
 from outbox_pipelines.relay.kafka import transactional_producer
 from outbox_pipelines.relay.kafka.client import LOG
 from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, begin, place

@@ -22,7 +22,7 @@ from outbox_pipelines.relay.core.batch import BatchQueue, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.ledger import Ledger
-from outbox_pipelines.relay.core.ports import Clock
+from outbox_pipelines.relay.core.producers import Clock
 
 # Polling: fast for a second after the last event.
 _FAST_POLL: Final = 0.002

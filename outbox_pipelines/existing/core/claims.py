@@ -29,7 +29,7 @@ from outbox_pipelines.existing.core.ports import (
     Wanted,
 )
 from outbox_pipelines.relay.core.batch import Batch
-from outbox_pipelines.relay.core.ports import Clock
+from outbox_pipelines.relay.core.producers import Clock
 
 MOST_CLAIMS: Final = 3
 """One is being claimed or marked while Kafka works on the other two."""

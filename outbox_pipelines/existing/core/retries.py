@@ -23,7 +23,7 @@ from outbox_pipelines.existing.core.ports import MarkError, Name, Refusals
 from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, Aggregate, BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.parked import Attempt, DeadLetter, Prober, Tried, Verdict
-from outbox_pipelines.relay.core.ports import Clock
+from outbox_pipelines.relay.core.producers import Clock
 from outbox_pipelines.relay.core.quarantine import Quarantine
 
 _AT_ONCE: Final = 500

@@ -2,6 +2,7 @@
 
 Invariants:
 - No I/O, no threads, no clock, no random numbers: time and chance are inputs, and actions are calls of
-  `ports`. Drivers around the core act and report; the tests explore it with a fault at every call.
+  protocols such as `producers.Producer`. Drivers around the core act and report; the tests explore it with a
+  fault at every call.
 - It imports nothing of the package except `event` and `errors`.
 """

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.relay.core.ports import Clock
+from outbox_pipelines.relay.core.producers import Clock
 
 MOMENT_SECONDS: Final = 0.02
 """The pause of an aggregate that only waits for something else in progress."""

@@ -21,7 +21,7 @@ from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.ledger import Ledger, Order
-from outbox_pipelines.relay.core.ports import Clock
+from outbox_pipelines.relay.core.producers import Clock
 from outbox_pipelines.relay.core.publisher import Publisher
 
 # How long a graceful stop waits for acknowledgments: an outage must not delay it indefinitely.

@@ -22,7 +22,7 @@ from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.outcomes import WAITING, Dead, Kind, Refusal, ShardLostError, Suspect
-from outbox_pipelines.relay.core.ports import Clock, Producer
+from outbox_pipelines.relay.core.producers import Clock, Producer
 
 _MOST_BYTES: Final = 32_000_000
 # Reports are served after so many messages: often enough to keep memory flat, seldom enough to be free.

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.parked import Verdict
-from outbox_pipelines.relay.core.ports import Clock
+from outbox_pipelines.relay.core.producers import Clock
 
 _LOOK_SECONDS: Final = 0.05
 

@@ -31,7 +31,7 @@ from outbox_pipelines.relay.core.parked import (
     Tried,
     Verdict,
 )
-from outbox_pipelines.relay.core.ports import Clock
+from outbox_pipelines.relay.core.producers import Clock
 from outbox_pipelines.relay.core.quarantine import Quarantine
 
 MAX_CRASHES: Final = 3

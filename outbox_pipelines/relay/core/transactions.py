@@ -29,7 +29,7 @@ from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete, Delivery, IncompleteError
 from outbox_pipelines.relay.core.outcomes import Kind, ShardLostError
-from outbox_pipelines.relay.core.ports import Clock, CommitAnswer, TransactionalProducer
+from outbox_pipelines.relay.core.producers import Clock, CommitAnswer, TransactionalProducer
 from outbox_pipelines.relay.core.publisher import Publisher
 
 # A transaction ends when it is full or so old, or when there is nothing more to put into it.

@@ -20,7 +20,7 @@ from outbox_pipelines.relay.fleet.division import Division, Unit
 from outbox_pipelines.relay.fleet.standby import fleet_key
 from outbox_pipelines.relay.fleet.watch import FleetWatch
 from outbox_pipelines.relay.fleet.watcher import Watcher
-from outbox_pipelines.relay.lease.ownership import Ownership
+from outbox_pipelines.relay.lease.owner_session import Ownership
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.run import Host, Turn, Watch
 from outbox_pipelines.settings import Settings

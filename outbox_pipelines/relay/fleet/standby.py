@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.relay import kinds, relay_sql
 from outbox_pipelines.relay.fleet import fleet_sql
-from outbox_pipelines.relay.lease.ownership import limit_silence
+from outbox_pipelines.relay.lease.owner_session import limit_silence
 from outbox_pipelines.settings import Settings
 
 

@@ -24,11 +24,11 @@ from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.delivery import Delivery
 from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
 from outbox_pipelines.relay.core.outcomes import Kind, Refusal, ShardLostError
-from outbox_pipelines.relay.core.ports import Gate
+from outbox_pipelines.relay.core.producers import Gate
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.batch_size import BatchSize
 from outbox_pipelines.relay.kafka.message import Encoder, Headers, Router
-from outbox_pipelines.relay.kafka.topics import Topics, TopicUnavailableError
+from outbox_pipelines.relay.kafka.topic_lookups import Topics, TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observers import Report, observer
 from outbox_pipelines.settings import Settings
 
@@ -46,7 +46,7 @@ _RENEW_SECONDS: Final = 3600.0
 
 
 class IdempotentProducer:
-    """One idempotent, gapless producer after another: implements `core.ports.Producer`."""
+    """One idempotent, gapless producer after another: implements `core.producers.Producer`."""
 
     # Whether released events may be larger than their topic takes, by what is known of it.
     doubts_released = True

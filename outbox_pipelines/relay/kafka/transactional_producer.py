@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.relay.core.outcomes import ShardLostError
-from outbox_pipelines.relay.core.ports import CommitAnswer
+from outbox_pipelines.relay.core.producers import CommitAnswer
 from outbox_pipelines.relay.core.record import Record, take_up
 from outbox_pipelines.relay.kafka import client, progress_topic
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
@@ -125,7 +125,7 @@ def begin(
 
 
 class FencingProducer(IdempotentProducer):
-    """One transactional producer after another: implements `core.ports.TransactionalProducer`.
+    """One transactional producer after another: implements `core.producers.TransactionalProducer`.
 
     Args:
         first: as `recover` gave it.

@@ -24,7 +24,7 @@ from outbox_pipelines.database import Connection, connect, refuse_standby, requi
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import adoption, relay_sql
 from outbox_pipelines.relay.core.outcomes import ShardLostError
-from outbox_pipelines.relay.lease.ownership import Ownership, limit_silence
+from outbox_pipelines.relay.lease.owner_session import Ownership, limit_silence
 from outbox_pipelines.relay.lease.rebase import refuse_behind, refuse_copy
 from outbox_pipelines.settings import Settings
 

@@ -19,7 +19,7 @@ from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgmen
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.ledger import Ledger
 from outbox_pipelines.relay.core.parked import Tried, Verdict
-from outbox_pipelines.relay.core.ports import CommitAnswer
+from outbox_pipelines.relay.core.producers import CommitAnswer
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.retries import Retries
 from outbox_pipelines.relay.core.settler import Settler

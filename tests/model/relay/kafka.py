@@ -20,7 +20,7 @@ from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.delivery import Delivery
 from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
 from outbox_pipelines.relay.core.outcomes import Kind, Refusal, ShardLostError
-from outbox_pipelines.relay.core.ports import CommitAnswer, Gate
+from outbox_pipelines.relay.core.producers import CommitAnswer, Gate
 from outbox_pipelines.relay.core.record import Record
 from tests.model.explore import Key
 

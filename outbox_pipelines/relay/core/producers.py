@@ -1,4 +1,4 @@
-"""What the core asks of the world. Drivers answer with PostgreSQL and Kafka; the tests with every fault.
+"""What the core asks of Kafka's client. Drivers answer with Kafka, the tests with every fault.
 
 Invariants:
 - A call returns when the world has answered, or raises. Between two calls nothing can happen to the core but
