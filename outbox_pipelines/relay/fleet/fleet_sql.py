@@ -19,8 +19,6 @@ SELECT seqrelid::bigint FROM pg_sequence
 WHERE seqrelid = to_regclass('outbox_seq') AND seqcache = 1
   AND has_sequence_privilege(seqrelid, 'USAGE, SELECT')"""
 
-SHARDS: Final = "SELECT shard FROM outbox_shards ORDER BY shard"
-
 # Released when the statement ends: a look is no attempt to take the shard, which an owner would notice.
 IS_FREE: Final = "SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s), %(shard)s)"
 TABLE_IS_FREE: Final = "SELECT pg_try_advisory_xact_lock(%(key)s)"

@@ -56,7 +56,7 @@ class Standby:
         """Return the shards of the outbox."""
         if self._table is not None:
             return [0]
-        return [shard for (shard,) in self._connection.execute(fleet_sql.SHARDS).fetchall()]
+        return [shard for (shard,) in self._connection.execute(relay_sql.SHARD_NUMBERS).fetchall()]
 
     def looks(self, shards: Iterable[int]) -> Iterator[Look]:
         """Yield whether each of these is free."""
