@@ -119,7 +119,16 @@ def _is_slow(item: pytest.Item) -> bool:
 
 
 def _refuse_server(*_: object) -> None:
-    pytest.fail("--fast starts no server: mark this test as slow")
+    pytest.fail("this test starts a server: mark it as slow, so that --fast leaves it out")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    # In every run: --fast is none of CI's.
+    with pytest.MonkeyPatch.context() as patch:
+        if not _is_slow(item):
+            patch.setattr(Server, "_spawn", _refuse_server)
+        return (yield)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -130,8 +139,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Ignored in the background of a shell. Dagster gives SIGTERM what SIGINT has, and programs inherit what
     # is ignored: no program that is started later would end on it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if config.getoption("--fast", False):
-        Server._spawn = _refuse_server  # type: ignore[method-assign,assignment]
     # A worker inherits what the process that starts it has set.
     if not hasattr(config, "workerinput"):
         ends = ExitStack()

@@ -351,6 +351,7 @@ def test_names_are_readable_and_unique(outbox: Outbox) -> None:
     assert all(len(name) <= 63 and name.isascii() and name.islower() for name in names)
 
 
+@pytest.mark.slow
 def test_a_standby_that_the_server_waits_for(tmp_path: Path) -> None:
     """Guards against events that wait for a standby that is down, while every command calls the slot well."""
     with running(tmp_path / "postgres") as server:
@@ -374,6 +375,7 @@ def test_a_standby_that_the_server_waits_for(tmp_path: Path) -> None:
                 wait_until(lambda: not said(), what="it is no longer named")
 
 
+@pytest.mark.slow
 def test_commits_that_wait_for_a_standby(tmp_path: Path) -> None:
     """Guards against events that wait with their commits, while every command calls the slot well."""
     with running(tmp_path / "postgres") as server, ThreadPoolExecutor() as threads:

@@ -282,6 +282,7 @@ def test_after_a_crash_events_are_read_a_few_at_a_time(outbox: Outbox, step: int
         wait_until(lambda: slot_reader.source.read() or slot_reader.source.done.xmax >= int(row[0]))
 
 
+@pytest.mark.slow
 def test_an_event_that_other_sessions_do_not_see_yet(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
