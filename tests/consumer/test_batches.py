@@ -140,7 +140,10 @@ def test_a_batch_waits_behind_what_another_process_puts_into_the_inbox(place: Pl
             VALUES (%s, 'billing', %s, 0, 0, '0', 'order.placed', '[]', now(), now() + interval '1 day')""",
             [first, place.topic],
         )
-        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+        waits = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND wait_event_type = 'Lock' AND query LIKE %s"
+        )
         with running(consumer) as run:
             wait_until(lambda: place.value(waits, "%processed_events%unnest%") == 1, what="the batch")
             other.commit()

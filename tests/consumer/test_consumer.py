@@ -178,7 +178,10 @@ def test_the_same_event_in_progress_elsewhere_is_waited_for(place: Place) -> Non
         )
         with running(place.consumer()) as run:
             wait_until(
-                lambda: place.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"),
+                lambda: place.value(
+                    "SELECT count(*) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+                ),
                 what="a consumer that waits",
             )
             assert place.effects() == 0

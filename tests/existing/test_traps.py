@@ -72,7 +72,10 @@ def test_a_session_that_waits_for_the_table_gets_it(table: Table, batch_events: 
         alter = threading.Thread(target=other.execute, args=["ALTER TABLE events ADD COLUMN more int"])
         alter.start()
         with table.connect() as looking:
-            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'events'::regclass"
+            waiting = (
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'events'::regclass "
+                "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            )
             wait_until(lambda: looking.execute(waiting).fetchone() == (1,), what="the ALTER TABLE")
         assert source.claim([]) is None
         assert source.was_locked_out

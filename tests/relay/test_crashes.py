@@ -338,7 +338,8 @@ def _marking(connection: Connection) -> set[tuple[Any, ...]]:
     """The sessions that have marked an event which is published alone."""
     return set(
         connection.execute(
-            "SELECT pid, backend_start FROM pg_stat_activity WHERE state = 'idle' "
+            "SELECT pid, backend_start FROM pg_stat_activity "
+            "WHERE datname = current_database() AND state = 'idle' "
             "AND application_name = 'outbox relay: crash_guard' AND query LIKE '%SET crash_guard_seq%'"
         ).fetchall()
     )

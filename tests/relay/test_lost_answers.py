@@ -107,7 +107,8 @@ def test_a_statement_that_waits_is_not_lost(
     settings = _through(outbox, proxy, lease_seconds=1.0)
     longest = (
         "SELECT max(clock_timestamp() - query_start) > interval '5 s' FROM pg_stat_activity "
-        "WHERE application_name LIKE 'outbox relay: %' AND wait_event_type = 'Lock'"
+        "WHERE datname = current_database() "
+        "AND application_name LIKE 'outbox relay: %' AND wait_event_type = 'Lock'"
     )
     with (
         outbox.connect(autocommit=False) as other,

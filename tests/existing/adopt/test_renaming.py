@@ -19,7 +19,8 @@ from tests.existing.adopt.conftest import Make
 KEY = "00000000-0000-0000-0000-000000000001"
 _HELD = """
 SELECT count(*) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
-WHERE l.granted AND l.mode IN ('AccessExclusiveLock', 'ExclusiveLock', 'ShareRowExclusiveLock')
+WHERE l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND l.mode IN ('AccessExclusiveLock', 'ExclusiveLock', 'ShareRowExclusiveLock')
   AND c.relname = ANY (%s) AND c.relnamespace = 'public'::regnamespace"""
 
 

@@ -17,7 +17,8 @@ from tests.relay.cdc.readers import NAME, leaving, stuck
 from tests.relay.cdc.slots import make
 
 _WAITS = """
-SELECT count(*) FROM pg_stat_activity WHERE application_name = 'borrower' AND wait_event_type = 'Lock'"""
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'borrower' AND wait_event_type = 'Lock'"""
 _ACTIVE = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
 
 
