@@ -62,7 +62,10 @@ main()
 def _run(outbox: Outbox, program: str = RELAY, **environment: str) -> int:
     given = clean_environment() | outbox.environment | environment
     command = [sys.executable, "-c", program]
-    return forks.run(command, env=given, capture_output=True, timeout=600).returncode
+    done = forks.run(command, env=given, capture_output=True, text=True, timeout=600)
+    # Shown where a test fails: why a relay that was to crash has ended.
+    print(done.stderr)
+    return int(done.returncode)
 
 
 def _run_until_it_lives(outbox: Outbox, program: str = RELAY, **environment: str) -> int:
