@@ -26,8 +26,8 @@ _QUICK: Final = 0.001
 # A relay whose encoder crashes the process at a payload with "deadly" in it, as a fault in a C library would.
 RELAY = """
 import os, signal, sys
-from outbox_pipelines.relay.kafka import encoding
-plain = encoding._plain
+from outbox_pipelines.relay.kafka import message
+plain = message._plain
 def deadly(names):
     encode = plain(names)
     def crashing(event):
@@ -35,7 +35,7 @@ def deadly(names):
             os.kill(os.getpid(), signal.SIGKILL)
         return encode(event)
     return crashing
-encoding._plain = deadly
+message._plain = deadly
 from outbox_pipelines.__main__ import main
 sys.argv = ["outbox", "relay", "--until-empty"]
 main()
@@ -44,15 +44,15 @@ main()
 # The same at the moment at which the content has been read, as where there is too little memory for it.
 READER = """
 import os, signal, sys
-from outbox_pipelines.relay import contents, source
 from outbox_pipelines.relay.core import retries
-weigh = source.weigh
+from outbox_pipelines.relay.read import contents, snapshots
+weigh = snapshots.weigh
 def deadly(events):
     events = list(events)
     if any('"deadly"' in (event.payload or "") for event in events):
         os.kill(os.getpid(), signal.SIGKILL)
     return weigh(events)
-source.weigh = contents.weigh = retries.weigh = deadly
+snapshots.weigh = contents.weigh = retries.weigh = deadly
 from outbox_pipelines.__main__ import main
 sys.argv = ["outbox", "relay", "--until-empty"]
 main()
