@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import urllib.request
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -25,13 +26,14 @@ from outbox_pipelines.core.text import markdown, plain, plain_lines, short, to_j
 from outbox_pipelines.database import schema
 from outbox_pipelines.days.partitions import close
 from outbox_pipelines.existing import check as table_check
-from outbox_pipelines.existing import status as claims_status
 from outbox_pipelines.existing.findings import Finding
+from outbox_pipelines.quality import status
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.telemetry import exporter
 from outbox_pipelines.settings import load_settings
 from tests.conftest import clean_environment, command, wait_until
 from tests.days.archive.reading import three_days
+from tests.quality.test_rules import SHARD, WELL
 
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07\nFAKE: all is well\r\x9b31m\u202egpj\u2028\ud800"
 HARMLESS = r"a\x1b[2J\x1b]0;owned\x07\nFAKE: all is well\r\x9b31m\u202egpj\u2028\ud800"
@@ -165,10 +167,16 @@ def test_a_client_that_reads_trusts_whom_the_settings_say() -> None:
 
 def test_the_tables_of_status_and_partitions_steer_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a session's name, a table's name or a reason with escape sequences of its author's."""
-    of_table = claims_status.TableStatus(
-        HOSTILE, HOSTILE, 1.0, 0, None, 1, {HOSTILE: 1}, 0, {HOSTILE: 1}, False, [HOSTILE], True
+    of_table = replace(
+        WELL,
+        shards=[replace(SHARD, owner=HOSTILE, breaker="open", breaker_reason=HOSTILE)],
+        table=HOSTILE,
+        retried=1,
+        retried_reasons={HOSTILE: 1},
+        dead_letter_reasons={HOSTILE: 1},
+        warnings=[HOSTILE],
     )
-    shown = claims_status.render(of_table, [])
+    shown = status.render(of_table, [])
     finding = Finding(HOSTILE, "correct it:", (HOSTILE,))
     checked = table_check.render(table_check.Checked(HOSTILE, [finding]))
     kept_open = [close.Closing(date(2026, 11, 1), False, HOSTILE)]
@@ -176,7 +184,7 @@ def test_the_tables_of_status_and_partitions_steer_no_terminal(monkeypatch: pyte
     monkeypatch.setattr(schema, "drift", lambda settings: [HOSTILE])
     closings = CliRunner().invoke(cli, ["partitions", "close"]).output
     differences = CliRunner().invoke(cli, ["migrate", "--check"]).output
-    for text, lines in ((shown, 9), (checked, 2), (closings, 1), (differences, 1)):
+    for text, lines in ((shown, 10), (checked, 2), (closings, 1), (differences, 1)):
         assert HARMLESS in text
         assert len(text.splitlines()) == lines
 

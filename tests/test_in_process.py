@@ -43,12 +43,12 @@ def test_it_answers_the_same(outbox: Outbox, arguments: tuple[str, ...], environ
 
 def test_an_unexpected_error_ends_it_as_in_a_process(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an error that a test takes for success."""
-    from outbox_pipelines.quality import measurements
+    from outbox_pipelines.relay import append_only
 
     def fails(_: object) -> None:
         raise ValueError("not thought of")
 
-    monkeypatch.setattr(measurements, "read", fails)
+    monkeypatch.setattr(append_only, "measure", fails)
     done = outbox.outbox("status")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "ValueError: not thought of")
 

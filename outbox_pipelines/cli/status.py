@@ -64,12 +64,12 @@ def status(context: click.Context, as_json: bool, json_schema: bool, check: bool
 
 def _status(settings: Settings, *, as_json: bool, check: bool) -> None:
     from outbox_pipelines.quality import rules
-    from outbox_pipelines.quality.status import described
+    from outbox_pipelines.quality.status import described, render
     from outbox_pipelines.relay import kinds
 
     kind = kinds.of(settings)
     try:
-        found = kind.status(settings)
+        found = kind.measure(settings)
     except LockedError as error:
         rest = kind.what_is_not_locked(settings)
         if as_json:
@@ -81,10 +81,11 @@ def _status(settings: Settings, *, as_json: bool, check: bool) -> None:
                 if isinstance(what, int | float):
                     click.echo(f"{name}: {what:,}")
         raise
+    results = rules.judge(settings, found)
     if as_json:
-        checks = [described(result) for result in found.results]
-        click.echo(json.dumps(_VERSION | dataclasses.asdict(found.figures) | {"checks": checks}, indent=2))
+        checks = [described(result) for result in results]
+        click.echo(json.dumps(_VERSION | dataclasses.asdict(found) | {"checks": checks}, indent=2))
     else:
-        click.echo(found.render())
-    if check and rules.worst(found.results) is rules.Status.ERROR:
+        click.echo(render(found, results))
+    if check and rules.worst(results) is rules.Status.ERROR:
         sys.exit(1)

@@ -10,19 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import dead_letters as rows
-from outbox_pipelines.existing import examine, measurements
-from outbox_pipelines.existing import status as rendering
+from outbox_pipelines.existing import examine, table_measurements
 from outbox_pipelines.existing.check import open_mapping
 from outbox_pipelines.existing.ownership import TableOwnership, holding
-from outbox_pipelines.quality import rules
 from outbox_pipelines.relay import adoption
-from outbox_pipelines.relay.kinds import Status
 from outbox_pipelines.relay.parking.dead_letter_store import Replayed
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
     from outbox_pipelines.existing.worker import MarkedTableWorker
-    from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.run import Run
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
@@ -30,6 +26,7 @@ if TYPE_CHECKING:
 
 has_days: Final = False
 has_positions: Final = False
+measure = table_measurements.read
 
 
 def check(settings: Settings) -> None:
@@ -54,16 +51,6 @@ def make_worker(
     from outbox_pipelines.existing.worker import make_marked_table_worker
 
     return make_marked_table_worker(settings, place, producer, blocked, run)
-
-
-def measure(settings: Settings) -> Measurements:
-    return measurements.read(settings)
-
-
-def status(settings: Settings) -> Status:
-    found = rendering.read(settings)
-    results = rules.judge(settings, measurements.of(found))
-    return Status(found, results, lambda: rendering.render(found, results))
 
 
 def what_is_not_locked(settings: Settings) -> dict[str, Any]:

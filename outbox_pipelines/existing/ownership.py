@@ -38,6 +38,8 @@ from outbox_pipelines.relay.relay_sql import PLAN_EACH
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
+WITHOUT_KAFKA: Final = "Kafka unavailable, "
+"""The beginning of a session's name while its relay cannot reach Kafka."""
 # The upper half of a lock's number, above the table's OID: "obx" and the purpose of the lock.
 _HOLDS: Final = 0x6F62_7801
 _WAITS: Final = 0x6F62_7802
@@ -192,7 +194,7 @@ class TableOwnership(Ownership):
         elif is_closed:
             _LOG.warning("Kafka is available again")
         # At the beginning, because PostgreSQL truncates names to 63 bytes.
-        name = self._session_name if is_closed else f"Kafka unavailable, {self._session_name}"
+        name = self._session_name if is_closed else f"{WITHOUT_KAFKA}{self._session_name}"
         self.execute("SELECT set_config('application_name', %(name)s, false)", {"name": name})
 
     def read(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from outbox_pipelines.debezium.connector_state import Connector
@@ -89,6 +89,14 @@ class Measurements:
     """Age of the oldest open or prepared transaction of this database; 0 without any."""
     oldest_transaction: str | None
     """Its session."""
+    table: str | None = None
+    """The existing table that is relayed; None for the append-only outbox."""
+    retried: int = 0
+    """Rows of an existing table that were rejected and are tried again, counted among the first `CAP`."""
+    retried_reasons: dict[str, int] = field(default_factory=dict)
+    """Their reasons: the three most frequent, with their counts."""
+    warnings: list[str] = field(default_factory=list)
+    """What to correct in an existing table."""
     has_ages: bool = True
     """Whether the age of an event is known: not in an existing table without a created_at."""
     draining: str | None = None
@@ -103,7 +111,7 @@ class Measurements:
     @property
     def has_days(self) -> bool:
         """Whether there are days, keys and parked events: not in an existing table."""
-        return self.slots is not None
+        return self.table is None
 
     @property
     def unpublished(self) -> int:

@@ -22,33 +22,58 @@ def render(found: Measurements, results: Iterable[CheckResult]) -> str:
     lines = []
     for shard in found.shards:
         lines += [
-            f"shard {shard.shard}",
-            f"  owner       {owner(shard)}",
+            f"table {found.table}" if found.table else f"shard {shard.shard}",
+            f"  owner       {owner(shard, has_heartbeat=found.has_days)}",
             f"  kafka       {_kafka(shard)}",
             *([f"  commits     {_AWAITS_STANDBY}"] if shard.awaits_standby else []),
             *([f"  partitions  not created ahead: {shard.top_up_error}"] if shard.top_up_error else []),
             f"  backlog     {_count(shard.backlog)} events"
-            + (f", oldest {age(shard.oldest_seconds)}" if shard.backlog else ""),
-            f"  rate        {shard.events_per_second:,.0f} events/s over the last minute",
-            f"  lag         {'-' if shard.lag_seconds is None else f'{shard.lag_seconds * 1000:,.0f} ms'}",
+            + (f", oldest {age(shard.oldest_seconds)}" if shard.backlog and found.has_ages else ""),
         ]
+        if found.has_days:
+            lag = "-" if shard.lag_seconds is None else f"{shard.lag_seconds * 1000:,.0f} ms"
+            lines += [
+                f"  rate        {shard.events_per_second:,.0f} events/s over the last minute",
+                f"  lag         {lag}",
+            ]
     lines += [
         *([f"source        {_source(found.slots)}"] if found.slots and found.slots.slot else []),
         *([f"connector     {_connector(found.connector)}"] if found.connector else []),
         *([f"shards        {found.changing}"] if found.changing else []),
         *([f"waiting       {found.waiting}"] if found.waiting else []),
-        f"parked        {_count(found.parked)}",
-        *(f"  {count:,} × {reason}" for reason, count in found.parked_reasons.items()),
-        f"dead letters  {_count(found.dead_letters)}"
-        + (f", {found.new_dead_letters:,} in the last hour" if found.new_dead_letters else ""),
-        f"days ahead    {found.days_ahead}",
-        f"size          {size(found.table_bytes)}, keys {size(found.keys_bytes)}",
-        *rendered(results),
+        *(_of_days(found) if found.has_days else _of_table(found)),
+        *_rendered(results),
     ]
     return "\n".join(map(plain, lines))
 
 
-def rendered(results: Iterable[CheckResult]) -> list[str]:
+def _of_days(found: Measurements) -> list[str]:
+    return [
+        f"parked        {_count(found.parked)}",
+        *_reasons(found.parked_reasons),
+        f"dead letters  {_count(found.dead_letters)}"
+        + (f", {found.new_dead_letters:,} in the last hour" if found.new_dead_letters else ""),
+        f"days ahead    {found.days_ahead}",
+        f"size          {size(found.table_bytes)}, keys {size(found.keys_bytes)}",
+    ]
+
+
+def _of_table(found: Measurements) -> list[str]:
+    hint = "  (correct the cause, then run `outbox dead-letters replay`)" if found.dead_letters else ""
+    return [
+        *([f"retried       {_count(found.retried)} events, which were rejected"] if found.retried else []),
+        *_reasons(found.retried_reasons),
+        f"dead letters  {_count(found.dead_letters)}{hint}",
+        *_reasons(found.dead_letter_reasons),
+        *(f"warning       {warning}" for warning in found.warnings),
+    ]
+
+
+def _reasons(reasons: dict[str, int]) -> list[str]:
+    return [f"  {count:,} × {reason}" for reason, count in reasons.items()]
+
+
+def _rendered(results: Iterable[CheckResult]) -> list[str]:
     """Return the failed checks, worst first, each with its remedy, as lines."""
     wrong = sorted((result for result in results if result.status), key=lambda result: -result.status)
     if not wrong:
@@ -78,16 +103,17 @@ def _count(number: int) -> str:
     return f"{number:,}" if number < CAP else f"at least {CAP:,}"
 
 
-def owner(shard: ShardStatus) -> str:
+def owner(shard: ShardStatus, *, has_heartbeat: bool = True) -> str:
     """Return who owns a shard since when, for people."""
     if shard.intruder is not None:
         return f"no active relay: the lock is held by {shard.intruder}"
     if shard.owner is None:
-        seen = shard.heartbeat_seconds
+        seen = shard.heartbeat_seconds if has_heartbeat else None
         heartbeat = "" if seen is None else f" (last heartbeat {age(seen)} ago)"
         return f"no active relay{heartbeat}; start `outbox relay`"
     successor = ", successor waiting" if shard.successor_waits else ""
-    return f"{shard.owner} for {age(shard.owned_seconds or 0)}{successor}"
+    since = "" if shard.owned_seconds is None else f" for {age(shard.owned_seconds)}"
+    return f"{shard.owner}{since}{successor}"
 
 
 def _source(slots: Slots) -> str:

@@ -4,20 +4,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.quality import measurements, rules
-from outbox_pipelines.quality import status as rendering
+from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import relay_sql
-from outbox_pipelines.relay.kinds import Status
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
-    from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.lease.shard import Shard
     from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters
@@ -28,6 +25,8 @@ if TYPE_CHECKING:
 has_days: Final = True
 has_positions: Final = True
 check = require_schema
+measure = measurements.read
+what_is_not_locked = measurements.read_what_is_not_locked
 
 
 def shards(settings: Settings) -> list[int]:
@@ -56,20 +55,6 @@ def make_worker(
     from outbox_pipelines.relay.worker import make_worker
 
     return make_worker(settings, place, producer, blocked, run)
-
-
-def measure(settings: Settings) -> Measurements:
-    return measurements.read(settings)
-
-
-def what_is_not_locked(settings: Settings) -> dict[str, Any]:
-    return measurements.read_what_is_not_locked(settings)
-
-
-def status(settings: Settings) -> Status:
-    found = measurements.read(settings)
-    results = rules.judge(settings, found)
-    return Status(found, results, lambda: rendering.render(found, results))
 
 
 def fleet_name(settings: Settings) -> str:

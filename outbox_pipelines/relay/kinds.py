@@ -7,14 +7,13 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 if TYPE_CHECKING:
     from outbox_pipelines.database import Connection
     from outbox_pipelines.quality.measured import Measurements
-    from outbox_pipelines.quality.rules import CheckResult
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.lease.owner_session import Ownership
     from outbox_pipelines.relay.parking.dead_letter_store import Replayed
@@ -38,16 +37,6 @@ class Worker(Protocol):
             ShardLostError: another relay has taken over, or the connection to the database is lost.
             UnavailableError: with `until_empty`, Kafka has been unavailable for too long.
         """
-
-
-class Status(NamedTuple):
-    """What `outbox status` shows."""
-
-    figures: Any
-    """A dataclass."""
-    results: list[CheckResult]
-    render: Callable[[], str]
-    """Returns both for a terminal."""
 
 
 class Store(Protocol):
@@ -98,10 +87,7 @@ class Kind(Protocol):
         """Return a worker for what `own` has returned, once it is taken."""
 
     def measure(self, settings: Settings) -> Measurements:
-        """Return the measurements for checks, alerts and metrics."""
-
-    def status(self, settings: Settings) -> Status:
-        """Return the figures with the results of the checks."""
+        """Return the measurements for the status, checks, alerts and metrics."""
 
     def what_is_not_locked(self, settings: Settings) -> dict[str, Any]:
         """Return the figures that no lock of another session conceals."""

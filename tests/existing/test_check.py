@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import check, describe, status
+from outbox_pipelines.existing import check, describe, table_measurements
 from tests.conftest import may_log_in, wait_until
 from tests.existing import guides, textbook
 from tests.existing.conftest import Make
@@ -304,7 +304,7 @@ def test_what_is_no_table(make_table: Make, ddl: str, name: str, message: str) -
     (finding,) = _findings(table)
     assert finding["severity"] == "error"
     assert re.search(message, finding["text"])
-    for refuses in (table.drain, lambda: status.read(table.settings)):
+    for refuses in (table.drain, lambda: table_measurements.read(table.settings)):
         with pytest.raises(SetupError, match=message) as raised:
             refuses()
         assert "\n" not in str(raised.value)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.existing import check, status
+from outbox_pipelines.existing import check, table_measurements
 from tests.existing import guides, textbook
 from tests.existing.conftest import Make
 from tests.existing.guides import Guide
@@ -55,7 +55,7 @@ def test_they_are_no_attempts(make_table: Make, is_recorded: bool) -> None:
         totals = table.drain()
         assert _attempts(table)[0] == (attempts, is_recorded, False)
         assert totals.unpublished == 1
-        assert status.read(table.settings).failed == dead
+        assert table_measurements.read(table.settings).dead_letters == dead
     assert table.keys() == ["b"]
     with table.connect() as connection:
         connection.execute(
@@ -75,7 +75,7 @@ def test_a_lower_maximum_makes_no_dead_letter(table: Table) -> None:
             connection.execute("UPDATE events SET next_attempt_at = NULL")
         table.drain(max_attempts=5, retry_seconds=3600.0)
     assert _attempts(table) == [(2, True, False)]
-    assert status.read(table.with_(max_attempts=1).settings).failed == 0
+    assert table_measurements.read(table.with_(max_attempts=1).settings).dead_letters == 0
     with table.connect() as connection:
         connection.execute("UPDATE events SET payload = '{\"n\": 0}', next_attempt_at = NULL")
     assert table.drain(max_attempts=1).events == 1

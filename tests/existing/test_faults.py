@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from outbox_pipelines.existing import status
+from outbox_pipelines.existing import table_measurements
 from tests.conftest import command, wait_until
 from tests.existing import textbook
 from tests.existing.textbook import Table
@@ -48,7 +48,7 @@ def _verify(table: Table) -> None:
 
 
 def _ownership(table: Table) -> str | None:
-    return status.read(table.settings).owner
+    return table_measurements.read(table.settings).shards[0].owner
 
 
 def test_kill_9_of_the_relay_ten_times_under_load(table: Table, is_short: bool) -> None:
@@ -139,13 +139,14 @@ def test_the_commands(table: Table) -> None:
         assert "table public.events" in before
         assert "no active relay; start `outbox relay`" in before
         assert "backlog     1 events, oldest" in before
-        assert "failed      1" in before
+        assert "dead letters  1" in before
         drained = table.outbox.outbox("relay", "--until-empty", **file)
         assert (drained.returncode, drained.stderr.count("published 1 events")) == (1, 1)
         with table.relayed():
             told = json.loads(table.outbox.outbox("status", "--json", **file).stdout)
-        assert f":{os.getpid()}:" in told["owner"]
-        assert (told["backlog"], told["oldest_seconds"], told["failed"]) == (0, None, 1)
+        (shard,) = told["shards"]
+        assert f":{os.getpid()}:" in shard["owner"]
+        assert (shard["backlog"], shard["oldest_seconds"], told["dead_letters"]) == (0, 0, 1)
         row = connection.execute("SELECT to_regclass('outbox_shards')").fetchone()
         assert row == (None,)
     # Look-ups end on their own.

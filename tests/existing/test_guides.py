@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.config.table_mapping import read_mapping
-from outbox_pipelines.existing import examine, queries, status
+from outbox_pipelines.existing import examine, queries, table_measurements
 from outbox_pipelines.existing.statements import Statements
 from outbox_pipelines.relay.relay_sql import PLAN_EACH
 from tests.conftest import Message, read_topic, wait_until
@@ -83,7 +83,7 @@ def test_a_guides_table_is_relayed_as_it_is(relayed: Relayed) -> None:
     assert {message.headers["id"] for message in messages} == set(ids)
     assert {message.headers["event-type"] for message in messages} == {"order.created"}
     assert _bodies(messages) == {key: list(range(n, 100, 5)) for n, key in enumerate(KEYS)}
-    assert status.read(relayed.table.settings).warnings == _warnings(relayed.guide)
+    assert table_measurements.read(relayed.table.settings).warnings == _warnings(relayed.guide)
     # Nothing is published again.
     assert relayed.table.drain().events == 0
 

@@ -11,7 +11,7 @@ import pytest
 
 from outbox_pipelines.config.table_mapping import read_mapping
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import status
+from outbox_pipelines.existing import table_measurements
 from outbox_pipelines.settings import load_settings
 from tests.existing import textbook
 from tests.existing.conftest import Make
@@ -107,7 +107,7 @@ def test_a_table_that_does_not_fit(table: Table, change: str, message: str) -> N
     with pytest.raises(SetupError, match=message):
         table.drain()
     with pytest.raises(SetupError, match=message):
-        status.read(table.settings)
+        table_measurements.read(table.settings)
 
 
 def test_a_word_that_the_status_cannot_be(make_table: Make) -> None:
@@ -136,7 +136,7 @@ def test_a_missing_index_is_named_with_the_statement_that_makes_it(
     table: Table, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guards against a relay that silently reads the whole table for each claim."""
-    assert status.read(table.settings).warnings == []
+    assert table_measurements.read(table.settings).warnings == []
     with table.connect() as connection:
         connection.execute("DROP INDEX events_seq_idx; CREATE INDEX ON events (seq)")
         with caplog.at_level(logging.WARNING):
@@ -145,21 +145,21 @@ def test_a_missing_index_is_named_with_the_statement_that_makes_it(
         _, _, statement = warning.partition("reads all of it: ")
         assert statement == 'CREATE INDEX CONCURRENTLY ON public.events ("seq") WHERE "published_at" IS NULL'
         connection.execute(statement.encode())
-    assert status.read(table.settings).warnings == []
+    assert table_measurements.read(table.settings).warnings == []
 
 
 def test_a_missing_index_over_a_status(make_table: Make) -> None:
     """Guards against a statement that PostgreSQL or the claim cannot use."""
     table = make_table(textbook.STATUS, textbook.STATUS_MAPPING)
-    assert status.read(table.settings).warnings == []
+    assert table_measurements.read(table.settings).warnings == []
     with table.connect() as connection:
         connection.execute("DROP INDEX events_id_idx")
-        (warning,) = status.read(table.settings).warnings
+        (warning,) = table_measurements.read(table.settings).warnings
         connection.execute(warning.partition("reads all of it: ")[2].encode())
-    assert status.read(table.settings).warnings == []
+    assert table_measurements.read(table.settings).warnings == []
 
 
 def test_a_table_that_cannot_remember_failures(make_table: Make) -> None:
     """Guards against dead letters that come back at each restart without a report."""
     table = make_table(textbook.PUBLISHED_AT, 'name = "events"\n[columns]\npublished_at = "published_at"')
-    assert "ADD COLUMN failed_at timestamptz" in status.read(table.settings).warnings[0]
+    assert "ADD COLUMN failed_at timestamptz" in table_measurements.read(table.settings).warnings[0]

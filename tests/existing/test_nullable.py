@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from outbox_pipelines.existing import status
+from outbox_pipelines.existing import table_measurements
 from tests.conftest import read_topic, wait_until
 from tests.existing import guides, textbook
 from tests.existing.conftest import FEW_GUIDES, Make
@@ -65,7 +65,7 @@ def test_a_row_without_a_name_becomes_a_dead_letter(loose: Table) -> None:
     }
     assert loose.numbers("a") == [1, 2]
     assert loose.numbers("") == [3]
-    warnings = status.read(loose.settings).warnings
+    warnings = table_measurements.read(loose.settings).warnings
     assert [warning.partition(";")[0] for warning in warnings] == [
         f"column {name!r} of public.events allows NULL" for name in ("id", *_NAMES)
     ]

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from outbox_pipelines.existing import status
+from outbox_pipelines.existing import table_measurements
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from tests.conftest import command, patience, wait_until
@@ -16,7 +16,9 @@ from tests.relay import faults
 
 
 def _wait_until_relayed(table: Table) -> None:
-    wait_until(lambda: status.read(table.settings).backlog == 0, seconds=60, what="no backlog")
+    wait_until(
+        lambda: table_measurements.read(table.settings).unpublished == 0, seconds=60, what="no backlog"
+    )
 
 
 def _holds_vacuum_back(table: Table) -> bool:
@@ -39,7 +41,7 @@ def test_kafka_becomes_unavailable_and_comes_back(own_table: tuple[Postgres, Kaf
         _wait_until_relayed(table)
         kafka.kill()
         table.fill(5_000)
-        wait_until(lambda: "Kafka unavailable" in (status.read(table.settings).owner or ""))
+        wait_until(lambda: table_measurements.read(table.settings).shards_without_kafka == 1)
         wait_until(lambda: not _holds_vacuum_back(table), what="no open transaction")
         with table.connect() as connection:
             notices: list[str] = []
@@ -49,7 +51,7 @@ def test_kafka_becomes_unavailable_and_comes_back(own_table: tuple[Postgres, Kaf
         assert "0 are dead but not yet removable" in "".join(notices)
         kafka.start()
         _wait_until_relayed(table)
-        wait_until(lambda: "Kafka unavailable" not in (status.read(table.settings).owner or ""))
+        wait_until(lambda: table_measurements.read(table.settings).shards_without_kafka == 0)
         assert relay.poll() is None
     assert len(table.messages()) == len({message.headers["id"] for message in table.messages()}) == 5_001
     # A broker that has just started may not know its topics yet, and `last_error` says so; nothing else does.

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import status
+from outbox_pipelines.existing import table_measurements
 from outbox_pipelines.existing.ownership import TableOwnership
 from outbox_pipelines.existing.retries import MarkedTableRetries
 from outbox_pipelines.existing.source import MarkedTableSource
+from outbox_pipelines.quality import status
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.delivery import Delivery
 from outbox_pipelines.relay.core.outcomes import Suspect
@@ -58,11 +59,11 @@ def test_only_the_guilty_aggregate_waits(table: Table) -> None:
     (row,) = table.rows("last_error, next_attempt_at > now() + interval '40 s'")[2:3]
     assert "MSG_SIZE_TOO_LARGE" in row[0]
     assert row[1]
-    found = status.read(table.settings)
-    assert (found.backlog, found.retried, found.failed) == (2, 1, 0)
+    found = table_measurements.read(table.settings)
+    assert (found.unpublished, found.retried, found.dead_letters) == (2, 1, 0)
     assert list(found.retried_reasons.values()) == [1]
     shown = status.render(found, []).splitlines()
-    assert "  retried     1 of them, which were rejected" in shown
+    assert "retried       1 events, which were rejected" in shown
     assert any("1 × " in line and "MSG_SIZE_TOO_LARGE" in line for line in shown)
     # A new relay: the columns say who waits, and until when.
     table.write(("a", {"n": 3}), ("b", {"n": 2}))
@@ -81,7 +82,7 @@ def test_several_guilty_events_among_many(table: Table) -> None:
     with table.relayed(max_attempts=2, retry_seconds=0.05, batch_events=200):
         wait_until(lambda: len(_unpublished(table)) == 4, what="all others", seconds=60)
         wait_until(lambda: {row[1] for row in _unpublished(table)} == {2}, what="4 dead letters")
-    assert status.read(table.with_(max_attempts=2).settings).failed == 4
+    assert table_measurements.read(table.with_(max_attempts=2).settings).dead_letters == 4
     numbers = numbers_by_key(table.messages())
     for key in range(50):
         expected = [n for n in range(1_000) if n % 50 == key and n not in guilty]

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import status
+from outbox_pipelines.existing import table_measurements
 from tests.conftest import may_log_in, wait_until
 from tests.existing import textbook
 from tests.existing.conftest import Make
@@ -202,8 +202,8 @@ def test_rows_that_an_envelope_cannot_have(make_table: Make) -> None:
     reasons = dict(table.rows("aggregate_id, last_error"))
     assert "invalid input syntax for type json" in reasons["a"]
     assert "needs created_at, and the row has no time in it" in reasons["c"]
-    found = status.read(table.settings)
-    assert (found.failed, found.backlog, found.oldest_seconds) == (1, 1, None)
+    found = table_measurements.read(table.settings)
+    assert (found.dead_letters, found.unpublished, found.oldest_unpublished_seconds) == (1, 1, 0)
 
 
 def test_unreadable_rows_become_dead_letters_and_the_others_go_on(make_table: Make) -> None:

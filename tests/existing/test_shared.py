@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import status
+from outbox_pipelines.existing import table_measurements
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from tests.conftest import command, topic_prefix, wait_until
@@ -44,7 +44,7 @@ def _is_empty(table: Table) -> bool:
 
 
 def _owners(table: Table) -> list[str]:
-    owner = status.read(table.settings).owner
+    owner = table_measurements.read(table.settings).shards[0].owner
     return owner.split("; ") if owner else []
 
 
@@ -91,7 +91,10 @@ def test_a_refused_event_becomes_one_dead_letter(shared: Table) -> None:
         [guilty] = shared.write(("a", {"n": 1, "text": NOISE}))
         shared.write(*(("a", {"n": n}) for n in range(2, 50)))
         wait_until(lambda: shared.pending() == [guilty], what="all others")
-        wait_until(lambda: status.read(shared.with_(**few).settings).failed == 1, what="the dead letter")
+        wait_until(
+            lambda: table_measurements.read(shared.with_(**few).settings).dead_letters == 1,
+            what="the dead letter",
+        )
     [(tries, error)] = shared.rows("retry_count, last_error")[:1]
     assert tries in (4, 5)
     assert "larger than" in error

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import queries, status
+from outbox_pipelines.existing import queries, table_measurements
 from outbox_pipelines.existing.core.claims import Claim
 from outbox_pipelines.existing.keys import array
 from outbox_pipelines.existing.ownership import TableOwnership
@@ -251,7 +251,7 @@ def test_numbers_that_are_not_unique_stop_the_relay(table: Table) -> None:
 def test_of_two_relays_one_is_active(table: Table) -> None:
     """Guards against two that claim side by side: 39 reorderings in 12 s."""
     with table.relayed():
-        held = status.read(table.settings).owner
+        held = table_measurements.read(table.settings).shards[0].owner
         assert held is not None
         with pytest.raises(service.ShardOwnedError, match=r"events is owned by .* since .* UTC"):
             service.relay(table.settings, until_empty=True, standby=service.Standby.REFUSE)

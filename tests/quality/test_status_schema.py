@@ -13,7 +13,6 @@ import pytest
 
 from outbox_pipelines.core import table_locks
 from outbox_pipelines.debezium.connector_state import Connector, Task
-from outbox_pipelines.existing.status import TableStatus
 from outbox_pipelines.quality.measured import Measurements, ShardStatus
 from outbox_pipelines.quality.slots import OtherSlot, Slots
 from outbox_pipelines.relay.fleet.summary import Summary
@@ -95,9 +94,7 @@ def test_what_cannot_be_read(
     validator.validate(shown)
 
 
-@pytest.mark.parametrize(
-    "of", [Measurements, ShardStatus, Slots, OtherSlot, Connector, Task, TableStatus, Summary]
-)
+@pytest.mark.parametrize("of", [Measurements, ShardStatus, Slots, OtherSlot, Connector, Task, Summary])
 def test_every_member_is_described(validator: jsonschema.Draft202012Validator, of: type) -> None:
     """Guards against a new member, also of what these states do not have: a slot, a connector."""
     described = validator.schema["$defs"][of.__name__]

@@ -19,9 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.quality import measurements
 from outbox_pipelines.quality.measured import Measurements
-from outbox_pipelines.relay import service
+from outbox_pipelines.relay import append_only, service
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.lease.shard import Settled, Shard
 from outbox_pipelines.relay.telemetry import exporter, metrics
@@ -227,14 +226,14 @@ def test_a_database_that_hangs_holds_no_scrape_up(outbox: Outbox, monkeypatch: p
 
 def test_many_scrapes_cost_one_read(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against dashboards that load the database."""
-    read, reads = measurements.read, []
+    read, reads = append_only.measure, []
 
     def counted(settings: Settings) -> Measurements:
         reads.append(settings)
         return read(settings)
 
     monkeypatch.setattr(exporter, "FRESH", 3600.0)
-    monkeypatch.setattr(measurements, "read", counted)
+    monkeypatch.setattr(append_only, "measure", counted)
     with exporter.serving(outbox.settings, 0) as (_, url):
         for _ in range(5):
             assert _scrape(url)["outbox_database_up"] == 1

@@ -1,0 +1,116 @@
+"""Measures a marked table: its backlog and the age of it, its dead letters, its owner.
+
+Invariants:
+- One read. It is cheap if the table has an index over its pending rows: counts are capped.
+- The table counts as one shard. It has no row of its own about relays: what is not known is what does least
+  harm. How long it has had no relay is the age of its oldest pending row; where no column tells it, a row
+  that waits without a relay is reported at once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+
+from outbox_pipelines.core.table_locks import reading_only
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.debezium import connector_reading
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.existing import examine, queries
+from outbox_pipelines.existing.check import open_mapping
+from outbox_pipelines.existing.ownership import WITHOUT_KAFKA, awaiting, holding, shown
+from outbox_pipelines.existing.statements import Statements
+from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
+from outbox_pipelines.relay import adoption
+from outbox_pipelines.relay.relay_sql import PLAN_EACH
+from outbox_pipelines.settings import Settings
+
+# Longer than a check allows by default.
+_UNKNOWN_SECONDS: Final = 3_600.0
+
+
+@reading_only()
+def read(settings: Settings) -> Measurements:
+    """Return the measurements of the table that OUTBOX_TABLE names.
+
+    Raises:
+        SetupError: the database is unavailable, the table is locked, or it does not match OUTBOX_TABLE.
+    """
+    try:
+        return _read(settings)
+    except psycopg.errors.LockNotAvailable:
+        raise SetupError(
+            f"another session has locked {open_mapping(settings)}, or waits for its lock, for more than 5 s: "
+            "nothing is published until it ends; `SELECT pid, query, pg_blocking_pids(pid) FROM "
+            "pg_stat_activity` shows it"
+        ) from None
+
+
+def _read(settings: Settings) -> Measurements:
+    mapping = open_mapping(settings)
+    # Before the connection, which would wait for it.
+    reported = connector_reading.ask(settings) if settings.connect else None
+    with connect(settings, name="outbox: status") as connection:
+        connection.execute(PLAN_EACH)
+        connection.execute(queries.FOR_A_WHILE)
+        mapping = adoption.followed(connection, mapping)
+        found = examine.check(connection, mapping)
+        has_ages = "created_at" in mapping.columns
+        statements = Statements(mapping, found.types, max_attempts=settings.max_attempts, with_time=False)
+        cap = {"cap": CAP}
+        ((backlog, oldest),) = connection.execute(statements(queries.BACKLOG), cap).fetchall()
+        retried = connection.execute(statements(queries.RETRIED), cap).fetchall()
+        ((failed,),) = connection.execute(statements(queries.FAILURES), cap).fetchall()
+        reasons: list[tuple[str, int]] = []
+        if failed and statements.writes_errors:
+            reasons = connection.execute(statements(queries.REASONS), cap).fetchall()
+        return Measurements(
+            shards=[_shard(connection, found.oid, backlog, oldest or 0.0, has_ages=has_ages)],
+            parked=0,
+            blocked_aggregates=0,
+            parked_reasons={},
+            dead_letters=failed,
+            new_dead_letters=0,
+            dead_letter_reasons=dict(reasons),
+            days_ahead=0,
+            days_late=Late(0, 0, 0),
+            days_detached=0,
+            table_bytes=0,
+            keys=0,
+            keys_bytes=0,
+            oldest_transaction_seconds=0.0,
+            oldest_transaction=None,
+            table=str(mapping),
+            retried=int(retried[0][2]) if retried else 0,
+            retried_reasons={reason: number for reason, number, _ in retried},
+            warnings=found.warnings,
+            has_ages=has_ages,
+            connector=None if reported is None else connector_reading.combine(settings, connection, reported),
+        )
+
+
+def _shard(connection: Connection, oid: int, backlog: int, oldest: float, *, has_ages: bool) -> ShardStatus:
+    rows = connection.execute(queries.OWNER, {"key": holding(oid)}).fetchall()
+    # Several, if they share the table.
+    owners = sorted(shown(name, pid) for pid, name, *_ in rows)
+    without_kafka = [owner.removeprefix(WITHOUT_KAFKA) for owner in owners if owner.startswith(WITHOUT_KAFKA)]
+    unowned = 0.0 if owners else oldest if has_ages or not backlog else _UNKNOWN_SECONDS
+    return ShardStatus(
+        shard=0,
+        shards=1,
+        owner="; ".join(owner.removeprefix(WITHOUT_KAFKA) for owner in owners) or None,
+        owned_seconds=max((seconds for *_, seconds, _ in rows if seconds is not None), default=None),
+        heartbeat_seconds=unowned,
+        unowned_seconds=unowned,
+        successor_waits=bool(connection.execute(queries.OWNER, {"key": awaiting(oid)}).fetchall()),
+        breaker="open" if without_kafka else "closed",
+        breaker_reason=f"reported by {'; '.join(without_kafka)}" if without_kafka else None,
+        top_up_error=None,
+        intruder=None,
+        wanted=None,
+        backlog=backlog,
+        oldest_seconds=oldest,
+        events_per_second=0.0,
+        lag_seconds=None,
+    )
