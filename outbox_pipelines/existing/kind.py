@@ -4,17 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_pipelines.database import Connection
-from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import dead_letters as rows
 from outbox_pipelines.existing import examine, table_measurements
 from outbox_pipelines.existing.check import open_mapping
+from outbox_pipelines.existing.dead_letter_rows import DeadLetterRows
 from outbox_pipelines.existing.ownership import TableOwnership, holding
 from outbox_pipelines.relay import adoption
-from outbox_pipelines.relay.parking.dead_letter_store import Replayed
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
 has_days: Final = False
 has_positions: Final = False
 measure = table_measurements.read
+dead_letters = DeadLetterRows
 
 
 def check(settings: Settings) -> None:
@@ -64,32 +62,3 @@ def fleet_name(settings: Settings) -> str:
 def lock_of_all(settings: Settings, connection: Connection) -> int:
     mapping = adoption.followed(connection, open_mapping(settings))
     return holding(examine.check(connection, mapping).oid)
-
-
-class _DeadLetters:
-    """The rows that the table records as such."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> rows.Found:
-        if discarded:
-            raise SetupError("an existing table has no discarded dead letters: leave out --discarded")
-        return rows.find(self._settings, given, limit=limit)
-
-    def show(self, given: Any) -> list[dict[str, Any]]:
-        return rows.show(self._settings, given)
-
-    def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        if action == "discard":
-            raise SetupError(
-                "an existing table has no place for discarded dead letters: delete the rows, or mark them as "
-                "published, in your application"
-            )
-        return rows.replay(self._settings, given)
-
-    def replay(self, given: Mapping[str, Any], *, actor: str, reason: str, seconds: float) -> Replayed:
-        return Replayed(rows.replay(self._settings, given), [], None)
-
-
-dead_letters = _DeadLetters

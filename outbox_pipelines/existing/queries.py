@@ -287,7 +287,6 @@ FAILURES: Final = "SELECT count(*) FROM (SELECT FROM {table} AS t WHERE {failed}
 # --- dead letters -----------------------------------------------------------------------------------------
 
 # The conditions of a command; null for those that are not given.
-CONDITIONS: Final = ("ids", "event_type", "aggregate_type", "aggregate_id", "error", "since", "until")
 _MEANT: Final = """{failed}
     AND (%(ids)s::text[] IS NULL OR {id}::text = ANY (%(ids)s::text[]))
     AND (%(event_type)s::text IS NULL OR {event_type}::text = %(event_type)s)
@@ -300,8 +299,8 @@ COUNT_DEAD_LETTERS: Final[LiteralString] = f"""
 SELECT coalesce({{reason}}, ''), count(*) FROM {{table}} AS t WHERE {_MEANT}
 GROUP BY 1 ORDER BY 2 DESC, 1"""
 LIST_DEAD_LETTERS: Final[LiteralString] = f"""
-SELECT {{id}}::text, {{aggregate_type}}::text, {{aggregate_id}}::text, {{event_type}}::text, {{attempts}},
-       {{failure}}::timestamptz, {{time}}::timestamptz, coalesce({{reason}}, '')
+SELECT {{id}}::text, NULL, {{aggregate_type}}::text, {{aggregate_id}}::text, {{event_type}}::text, 'failed',
+       {{attempts}}, {{failure}}::timestamptz, {{time}}::timestamptz, coalesce({{reason}}, '')
 FROM {{table}} AS t WHERE {_MEANT}
 ORDER BY {{failure}} DESC NULLS LAST, {{time}} DESC NULLS LAST LIMIT %(limit)s"""
 # All columns, as PostgreSQL prints them: what the application added may be the reason.

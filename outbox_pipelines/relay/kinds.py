@@ -40,19 +40,29 @@ class Worker(Protocol):
 
 
 class Store(Protocol):
-    """Where dead letters are kept."""
+    """Where dead letters are kept: those of a relay, and those of consumers."""
 
     def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
-        """Return the matching dead letters: a dataclass with `total`, `by_error` and `rows`."""
+        """Return the dead letters that meet all given conditions, with `total`, `by_error` and `rows`.
+
+        Args:
+            limit: maximum number of rows; the counts cover all.
+            discarded: return discarded ones instead.
+        """
 
     def show(self, given: Any) -> list[dict[str, Any]]:
         """Return everything known about the dead letters with this id."""
 
     def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        """Replay or discard dead letters; return how many."""
+        """Replay or discard dead letters; return how many.
+
+        Args:
+            actor: on whose behalf, for the audit.
+            reason: why, for the audit.
+        """
 
 
-class RelayStore(Store, Protocol):
+class DeadLetters(Store, Protocol):
     """Those of a relay. Ids are given as text."""
 
     def replay(self, given: Mapping[str, Any], *, actor: str, reason: str, seconds: float) -> Replayed:
@@ -92,7 +102,7 @@ class Kind(Protocol):
     def what_is_not_locked(self, settings: Settings) -> dict[str, Any]:
         """Return the figures that no lock of another session conceals."""
 
-    def dead_letters(self, settings: Settings) -> RelayStore:
+    def dead_letters(self, settings: Settings) -> DeadLetters:
         """Return where its dead letters are."""
 
     def fleet_name(self, settings: Settings) -> str:

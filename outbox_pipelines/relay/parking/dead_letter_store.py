@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 from uuid import UUID
@@ -33,30 +33,8 @@ _MOST_SHOWN: Final = 2_000_000
 _POLL_SECONDS: Final = 0.25
 
 Action = Literal["replay", "discard"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Filter:
-    """Selects the dead letters that meet all given conditions."""
-
-    ids: tuple[UUID, ...] = ()
-    event_type: str | None = None
-    aggregate_type: str | None = None
-    aggregate_id: str | None = None
-    error: str | None = None
-    """Text that the reason contains."""
-    since: datetime | None = None
-    until: datetime | None = None
-    """Bounds of the time of failure; with a time zone."""
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the parameters for the queries."""
-        return asdict(self) | {"ids": list(self.ids) or None}
-
-    def told(self) -> dict[str, Any]:
-        """Return the given conditions, for the audit."""
-        given = {name: value for name, value in asdict(self).items() if value}
-        return json.loads(json.dumps(given, default=str))  # type: ignore[no-any-return]
+CONDITIONS: Final = ("ids", "event_type", "aggregate_type", "aggregate_id", "error", "since", "until")
+"""What selects dead letters: those that meet all given conditions; an error contains the given text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +42,16 @@ class DeadLetterRow:
     """A dead letter, without its content."""
 
     id: str
-    seq: int
+    seq: int | None
+    """None in an existing table."""
     aggregate_type: str
     aggregate_id: str
     event_type: str
     state: str
     attempts: int
-    failed_at: datetime
-    created_at: datetime
+    failed_at: datetime | None
+    """None in an existing table without such a column; so is `created_at`."""
+    created_at: datetime | None
     error: str
 
 
@@ -80,8 +60,8 @@ class Found:
     """Dead letters, newest first, and their number by reason."""
 
     total: int
-    by_error: dict[str, int] = field(default_factory=dict)
-    rows: list[DeadLetterRow] = field(default_factory=list)
+    by_error: dict[str, int]
+    rows: list[DeadLetterRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +77,14 @@ class Replayed:
 
 
 class DeadLetters:
-    """Those in the table `outbox_parked`: implements `kinds.RelayStore`."""
+    """Those in the table `outbox_parked`: implements `kinds.DeadLetters`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def find(self, given: Mapping[str, Any], *, limit: int = 50, discarded: bool = False) -> Found:
-        """Return the dead letters that meet the conditions.
-
-        Args:
-            limit: maximum number of rows; the counts cover all.
-            discarded: return discarded ones instead.
-        """
         state = "discarded" if discarded else "failed"
-        parameters = _filter(given).parameters() | {"limit": limit, "state": state}
+        parameters = _parameters(given) | {"limit": limit, "state": state}
         with connect(self._settings, name="outbox dead-letters") as connection:
             counts = connection.execute(parking_sql.COUNT_DEAD_LETTERS, parameters).fetchall()
             rows = connection.execute(parking_sql.LIST_DEAD_LETTERS, parameters).fetchall()
@@ -124,7 +98,7 @@ class DeadLetters:
         """
         with connect(self._settings, name="outbox dead-letters") as connection:
             rows = connection.execute(parking_sql.SHOW_PARKED, {"id": _id(given)}).fetchall()
-            return [{**told, **_content(connection, told["seq"])} for (told,) in rows]
+            return [{**event, **_content(connection, event["seq"])} for (event,) in rows]
 
     def act(self, action: Action, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
         """Replay or discard the dead letters that meet the conditions; return their number.
@@ -163,26 +137,27 @@ class DeadLetters:
         self, action: Action, given: Mapping[str, Any], actor: str, reason: str
     ) -> tuple[list[int], int]:
         """Return the `seq` of each selected dead letter, and how many were changed."""
-        which = _filter(given)
         if not reason.strip():
             raise SetupError("no reason is given: use --reason; it is recorded in the audit")
+        conditions = {name: value for name, value in given.items() if value}
         with connect(self._settings, name=f"outbox dead-letters {action}") as connection:
-            seqs = [row[0] for row in connection.execute(parking_sql.MEANT, which.parameters()).fetchall()]
+            seqs = [row[0] for row in connection.execute(parking_sql.MEANT, _parameters(given)).fetchall()]
             done = connection.execute(
                 parking_sql.ACT,
                 {
                     "action": action,
                     "seqs": seqs,
                     "reason": reason.strip(),
-                    "filter": json.dumps(which.told()),
+                    "filter": json.dumps(conditions, default=str),
                     "on_behalf_of": actor,
                 },
             ).fetchone()
         return seqs, int(done[0]) if done else 0
 
 
-def _filter(given: Mapping[str, Any]) -> _Filter:
-    return _Filter(**{**given, "ids": tuple(map(_id, given.get("ids", ())))})
+def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the queries; raise `SetupError` if an id is no UUID."""
+    return {**dict.fromkeys(CONDITIONS), **given, "ids": list(map(_id, given.get("ids") or ())) or None}
 
 
 def _id(text: str) -> UUID:
