@@ -44,7 +44,7 @@ _MODULES: Final = (
         "outbox_pipelines.relay.worker",
         "outbox_pipelines.relay.append_only",
         "outbox_pipelines.existing.kind",
-        "outbox_pipelines.existing.worker",
+        "outbox_pipelines.existing.table_worker",
     ),
     *("outbox_pipelines.relay.shared", "outbox_pipelines.relay.parking.notify", "outbox_pipelines.consumer"),
     *(

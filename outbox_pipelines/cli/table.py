@@ -113,7 +113,7 @@ def make_months(settings: Settings, ahead: int | None, as_json: bool) -> None:
     For a table that is partitioned by ranges of one time. The first one begins where the newest partition
     ends; names, storage parameters and privileges are as those of the others. Not for tables of pg_partman.
     """
-    from outbox_pipelines.existing.months.ahead import ensure
+    from outbox_pipelines.existing.months import ensure
 
     done = ensure(settings, ahead)
     until = None if done.until is None else done.until.isoformat()

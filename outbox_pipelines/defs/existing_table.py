@@ -100,7 +100,7 @@ def make_coming_months(outbox: Outbox) -> dg.OpDefinition:
     def make_coming_months(context: dg.OpExecutionContext) -> None:
         """Make the partitions of the current month and of OUTBOX_MONTHS_AHEAD after it, as far as missing."""
         with one_line(outbox):
-            from outbox_pipelines.existing.months.ahead import ensure
+            from outbox_pipelines.existing.months import ensure
 
             done = ensure(outbox.load_settings())
         until = "" if done.until is None else done.until.isoformat()

@@ -14,7 +14,7 @@ from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import pg_catalog, queries
+from outbox_pipelines.existing import existing_sql, pg_catalog
 from outbox_pipelines.existing.examine import examine
 from outbox_pipelines.existing.findings import Finding, identifier, literal
 from outbox_pipelines.existing.guesses import flags
@@ -87,7 +87,7 @@ def _of_rows(connection: Connection, mapping: Mapping, columns: dict[str, Column
             name, mark = identifier(published.name), identifier(flag.name)
             update = f"UPDATE {place.spelled} SET {name} = now() WHERE {mark} AND {name} IS NULL"
             findings.append(Finding(problem, "if they are published already", (update,), is_error=False))
-    zone = connection.execute(queries.ZONE).fetchone()
+    zone = connection.execute(existing_sql.ZONE).fetchone()
     if zone and time is not None and time.type == "timestamp" and (time.default or "").lower() in _LOCAL:
         problem = (
             f"column {time.name!r} of {mapping} has no time zone, and its default is the time in {zone[0]}; "

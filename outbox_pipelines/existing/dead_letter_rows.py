@@ -16,9 +16,9 @@ from typing import Any, Final
 from outbox_pipelines.config import table_mapping
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import examine, queries
+from outbox_pipelines.existing import examine, existing_sql
 from outbox_pipelines.existing.check import open_mapping
-from outbox_pipelines.existing.statements import Statements
+from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.parking.dead_letter_store import (
     CONDITIONS,
@@ -45,9 +45,9 @@ class DeadLetterRows:
         if discarded:
             raise SetupError("an existing table has no discarded dead letters: leave out --discarded")
         with self._opened(given) as (connection, statements, conditions):
-            counts = connection.execute(statements(queries.COUNT_DEAD_LETTERS), conditions).fetchall()
+            counts = connection.execute(statements(existing_sql.COUNT_DEAD_LETTERS), conditions).fetchall()
             rows = connection.execute(
-                statements(queries.LIST_DEAD_LETTERS), conditions | {"limit": limit}
+                statements(existing_sql.LIST_DEAD_LETTERS), conditions | {"limit": limit}
             ).fetchall()
         by_error: dict[str, int] = dict(counts)
         return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
@@ -56,7 +56,7 @@ class DeadLetterRows:
         """Return the rows with this id that are not published, with all of their columns."""
         with self._opened({}) as (connection, statements, _):
             which = {"id": given, "most": _MOST_SHOWN}
-            rows = connection.execute(statements(queries.SHOW_UNPUBLISHED), which).fetchall()
+            rows = connection.execute(statements(existing_sql.SHOW_UNPUBLISHED), which).fetchall()
         note = f"(not shown: more than {_MOST_SHOWN:,} bytes)"
         return [{"id": given, "row": note} if row is None else json.loads(row) for (row,) in rows]
 
@@ -68,7 +68,7 @@ class DeadLetterRows:
                 "published, in your application"
             )
         with self._opened(given) as (connection, statements, conditions):
-            return connection.execute(statements(queries.REPLAY), conditions).rowcount
+            return connection.execute(statements(existing_sql.REPLAY), conditions).rowcount
 
     def replay(self, given: Mapping[str, Any], *, actor: str, reason: str, seconds: float) -> Replayed:
         return Replayed(self.act("replay", given, actor=actor, reason=reason), [], None)

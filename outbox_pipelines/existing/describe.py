@@ -16,7 +16,7 @@ from outbox_pipelines.config.table_mapping import COLUMNS
 from outbox_pipelines.core.text import plain, to_json
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import findings, pg_catalog, queries
+from outbox_pipelines.existing import existing_sql, findings, pg_catalog
 from outbox_pipelines.existing.guesses import (
     Guesses,
     guess,
@@ -110,7 +110,7 @@ def describe(settings: Settings, name: str) -> Description:
         place = _find(connection, name)
         columns = pg_catalog.read_columns(connection, place.oid)
         states = _states(connection, place, list(columns.values()))
-        slots = [name for (name,) in connection.execute(queries.SLOTS, {"oid": place.oid}).fetchall()]
+        slots = [name for (name,) in connection.execute(existing_sql.SLOTS, {"oid": place.oid}).fetchall()]
     guesses = guess(list(columns.values()), uses_status=states is not None)
     file = _File()
     file.say(
@@ -142,7 +142,7 @@ def describe(settings: Settings, name: str) -> Description:
 def candidates(settings: Settings) -> tuple[list[str], list[str]]:
     """Return the schemas that have an outbox of this package, and other tables that are called an outbox."""
     with connect(settings, name="outbox: init") as connection:
-        found = connection.execute(queries.CANDIDATES).fetchall()
+        found = connection.execute(existing_sql.CANDIDATES).fetchall()
     ours = sorted({schema for schema, name, is_ours in found if is_ours and name == "outbox"})
     others = [row for row in found if not (row[2] and row[1].startswith("outbox"))]
     return ours, [f"{schema}.{name}" for schema, name, _ in others]
@@ -187,7 +187,7 @@ def _states(connection: Connection, place: Place, columns: list[Column]) -> _Sta
         return None
     default = text_default(column.default)
     given = {"oid": place.oid, "column": column.name}
-    conditions = [row[1] for row in connection.execute(queries.CHECKS, given).fetchall()]
+    conditions = [row[1] for row in connection.execute(existing_sql.CHECKS, given).fetchall()]
     if column.labels:
         values = column.labels
     elif conditions:

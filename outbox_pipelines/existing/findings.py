@@ -17,9 +17,9 @@ from psycopg import sql
 from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import queries
+from outbox_pipelines.existing import existing_sql
 from outbox_pipelines.existing.pg_catalog import Column, Place, elsewhere
-from outbox_pipelines.existing.statements import COUNTED, DEAD
+from outbox_pipelines.existing.table_statements import COUNTED, DEAD
 
 _LIMIT: Final = re.compile(r"\((\d+)\)$")
 _RELATIONS: Final = {
@@ -163,7 +163,7 @@ def missing_indexes(connection: Connection, mapping: Mapping, place: Place) -> l
     # In the form in which pg_get_expr prints it.
     value = f"'{pending}'" if mapping.has_status else "IS NULL"
     given = {"oid": place.oid, "order": order, "key": key, "marker": marker, "value": value}
-    leaves = connection.execute(queries.LEAVES, {**given, "has_status": mapping.has_status}).fetchall()
+    leaves = connection.execute(existing_sql.LEAVES, {**given, "has_status": mapping.has_status}).fetchall()
     condition = f"{identifier(marker)} {f'= {literal(pending)}' if mapping.has_status else value}"
     over_pending = f" ({identifier(order)}) WHERE {condition}"
     over_keys = f" ({identifier(key)})"
@@ -183,7 +183,7 @@ def _missing_index(leaves: list[str], what: str, index: str) -> list[Finding]:
 
 
 def ending(connection: Connection, place: Place) -> list[Finding]:
-    row = connection.execute(queries.ENDING, {"oid": place.oid}).fetchone()
+    row = connection.execute(existing_sql.ENDING, {"oid": place.oid}).fetchone()
     if row is None:
         return []
     end, is_over = row

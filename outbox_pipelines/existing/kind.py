@@ -10,12 +10,12 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.existing import examine, table_measurements
 from outbox_pipelines.existing.check import open_mapping
 from outbox_pipelines.existing.dead_letter_rows import DeadLetterRows
-from outbox_pipelines.existing.ownership import TableOwnership, holding
+from outbox_pipelines.existing.table_ownership import TableOwnership, holding
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
-    from outbox_pipelines.existing.worker import MarkedTableWorker
+    from outbox_pipelines.existing.table_worker import MarkedTableWorker
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.run import Run
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
@@ -46,9 +46,9 @@ def make_worker(
     blocked: SharedBlockedAggregates,
     run: Run,
 ) -> MarkedTableWorker:
-    from outbox_pipelines.existing.worker import make_marked_table_worker
+    from outbox_pipelines.existing.table_worker import MarkedTableWorker
 
-    return make_marked_table_worker(settings, place, producer, blocked, run)
+    return MarkedTableWorker(settings, place, producer, blocked, run)
 
 
 def what_is_not_locked(settings: Settings) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_pipelines.database import Connection
-from outbox_pipelines.existing import queries
+from outbox_pipelines.existing import existing_sql
 
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
 TEXT: Final = frozenset({"text", "varchar", "bpchar", "citext", "name"})
@@ -109,19 +109,19 @@ class Column(NamedTuple):
 
 def look_up(connection: Connection, schema: str | None, name: str) -> Place | None:
     """Return the relation of this name; without a schema, the one in OUTBOX_SCHEMA."""
-    row = connection.execute(queries.TABLE, {"schema": schema, "table": name}).fetchone()
+    row = connection.execute(existing_sql.TABLE, {"schema": schema, "table": name}).fetchone()
     return None if row is None else Place(*row)
 
 
 def read_columns(connection: Connection, oid: int) -> dict[str, Column]:
     """Return the columns of a table by their names, in their order."""
-    rows = connection.execute(queries.COLUMNS, {"oid": oid}).fetchall()
+    rows = connection.execute(existing_sql.COLUMNS, {"oid": oid}).fetchall()
     return {row[0]: Column(*row) for row in rows}
 
 
 def elsewhere(connection: Connection, name: str) -> list[str]:
     """Return tables of this name in all schemas, in upper and lower case."""
-    return [found for (found,) in connection.execute(queries.ELSEWHERE, {"table": name}).fetchall()]
+    return [found for (found,) in connection.execute(existing_sql.ELSEWHERE, {"table": name}).fetchall()]
 
 
 def allows(connection: Connection, column: Column, condition: str, value: str) -> bool:
@@ -146,17 +146,17 @@ def allows(connection: Connection, column: Column, condition: str, value: str) -
 
 def occurring(connection: Connection, place: Place, column: Column) -> list[str]:
     """Return values of a column that are cheap to know: the frequent ones, and those of a few rows."""
-    few = sql.SQL(queries.FEW).format(
+    few = sql.SQL(existing_sql.FEW).format(
         column=sql.Identifier(column.name), table=sql.Identifier(place.schema, place.name)
     )
     given = {"schema": place.schema, "table": place.name, "column": column.name}
-    found = {value for (value,) in connection.execute(queries.FREQUENT, given).fetchall()}
+    found = {value for (value,) in connection.execute(existing_sql.FREQUENT, given).fetchall()}
     return sorted(found | {value for (value,) in _few(connection, few) if value is not None})
 
 
 def is_marked(connection: Connection, place: Place, flag: Column, time: Column) -> bool:
     """Whether one of a few rows has this flag and not yet this time."""
-    marked = sql.SQL(queries.MARKED).format(
+    marked = sql.SQL(existing_sql.MARKED).format(
         flag=sql.Identifier(flag.name),
         time=sql.Identifier(time.name),
         table=sql.Identifier(place.schema, place.name),
@@ -166,7 +166,7 @@ def is_marked(connection: Connection, place: Place, flag: Column, time: Column) 
 
 def count(connection: Connection, place: Place, condition: str) -> int:
     """Return how many rows match, up to a limit; 0 if that is not cheap to know."""
-    query = sql.SQL(queries.COUNT_SOME).format(
+    query = sql.SQL(existing_sql.COUNT_SOME).format(
         table=sql.Identifier(place.schema, place.name), condition=sql.SQL(condition)
     )
     return sum(number for (number,) in _few(connection, query))

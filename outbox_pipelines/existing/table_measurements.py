@@ -17,10 +17,10 @@ from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.debezium import connector_reading
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import examine, queries
+from outbox_pipelines.existing import examine, existing_sql
 from outbox_pipelines.existing.check import open_mapping
-from outbox_pipelines.existing.ownership import WITHOUT_KAFKA, awaiting, holding, shown
-from outbox_pipelines.existing.statements import Statements
+from outbox_pipelines.existing.table_ownership import WITHOUT_KAFKA, awaiting, holding, shown
+from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.relay_sql import PLAN_EACH
@@ -53,18 +53,18 @@ def _read(settings: Settings) -> Measurements:
     reported = connector_reading.ask(settings) if settings.connect else None
     with connect(settings, name="outbox: status") as connection:
         connection.execute(PLAN_EACH)
-        connection.execute(queries.FOR_A_WHILE)
+        connection.execute(existing_sql.FOR_A_WHILE)
         mapping = adoption.followed(connection, mapping)
         found = examine.check(connection, mapping)
         has_ages = "created_at" in mapping.columns
         statements = Statements(mapping, found.types, max_attempts=settings.max_attempts, with_time=False)
         cap = {"cap": CAP}
-        ((backlog, oldest),) = connection.execute(statements(queries.BACKLOG), cap).fetchall()
-        retried = connection.execute(statements(queries.RETRIED), cap).fetchall()
-        ((failed,),) = connection.execute(statements(queries.FAILURES), cap).fetchall()
+        ((backlog, oldest),) = connection.execute(statements(existing_sql.BACKLOG), cap).fetchall()
+        retried = connection.execute(statements(existing_sql.RETRIED), cap).fetchall()
+        ((failed,),) = connection.execute(statements(existing_sql.FAILURES), cap).fetchall()
         reasons: list[tuple[str, int]] = []
         if failed and statements.writes_errors:
-            reasons = connection.execute(statements(queries.REASONS), cap).fetchall()
+            reasons = connection.execute(statements(existing_sql.REASONS), cap).fetchall()
         return Measurements(
             shards=[_shard(connection, found.oid, backlog, oldest or 0.0, has_ages=has_ages)],
             parked=0,
@@ -91,7 +91,7 @@ def _read(settings: Settings) -> Measurements:
 
 
 def _shard(connection: Connection, oid: int, backlog: int, oldest: float, *, has_ages: bool) -> ShardStatus:
-    rows = connection.execute(queries.OWNER, {"key": holding(oid)}).fetchall()
+    rows = connection.execute(existing_sql.OWNER, {"key": holding(oid)}).fetchall()
     # Several, if they share the table.
     owners = sorted(shown(name, pid) for pid, name, *_ in rows)
     without_kafka = [owner.removeprefix(WITHOUT_KAFKA) for owner in owners if owner.startswith(WITHOUT_KAFKA)]
@@ -103,7 +103,7 @@ def _shard(connection: Connection, oid: int, backlog: int, oldest: float, *, has
         owned_seconds=max((seconds for *_, seconds, _ in rows if seconds is not None), default=None),
         heartbeat_seconds=unowned,
         unowned_seconds=unowned,
-        successor_waits=bool(connection.execute(queries.OWNER, {"key": awaiting(oid)}).fetchall()),
+        successor_waits=bool(connection.execute(existing_sql.OWNER, {"key": awaiting(oid)}).fetchall()),
         breaker="open" if without_kafka else "closed",
         breaker_reason=f"reported by {'; '.join(without_kafka)}" if without_kafka else None,
         top_up_error=None,

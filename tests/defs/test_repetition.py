@@ -20,8 +20,8 @@ from outbox_pipelines.defs import run_history
 from outbox_pipelines.defs.dagster_internals import LOCATION
 from outbox_pipelines.defs.relay import relay_session
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.existing import months
 from outbox_pipelines.existing.cleaning import clean
-from outbox_pipelines.existing.months import ahead
 from outbox_pipelines.reconciliation import reconcile
 from tests.catalog.conftest import CATALOG
 from tests.conftest import Outbox
@@ -105,7 +105,7 @@ def test_rows_are_removed_once(
 def test_months_are_made_once(table: Cleaning, repeat: Repeat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBOX_TABLE", json.dumps(table.settings.table))
     served = serving(dsn=table.settings.dsn, months_ahead=2)
-    repeat(job_of(served, "make_months"), ahead, "ensure", lambda: table.execute(NAMES))
+    repeat(job_of(served, "make_months"), months, "ensure", lambda: table.execute(NAMES))
 
 
 @pytest.mark.parametrize("named", ["Consumer"], indirect=True)

@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 from outbox_pipelines.config.table_mapping import read_mapping
-from outbox_pipelines.existing import examine, queries, table_measurements
-from outbox_pipelines.existing.statements import Statements
+from outbox_pipelines.existing import examine, existing_sql, table_measurements
+from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.relay.relay_sql import PLAN_EACH
 from tests.conftest import Message, read_topic, wait_until
 from tests.existing import guides
@@ -250,7 +250,7 @@ def test_no_statement_reads_the_whole_table(guide: Guide, make_table: Make, tmp_
         last = connection.execute(f"SELECT id::text FROM {table} ORDER BY created_at DESC LIMIT 100".encode())
         numbers = [statements.keys.number(key) for (key,) in last.fetchall()]
         few = statements.keys.array(numbers)
-        claim = statements(queries.CLAIM, queries.NOT_BUSY)
+        claim = statements(existing_sql.CLAIM, existing_sql.NOT_BUSY)
         count = len(numbers)
         given = {
             **{"keys": few, "numbers": numbers, "seqs": numbers, "busy": few},
@@ -259,12 +259,12 @@ def test_no_statement_reads_the_whole_table(guide: Guide, make_table: Make, tmp_
         }
         for statement in (
             claim[claim.index(b"SELECT") :],
-            statements(queries.ANY, queries.NOT_BUSY),
-            statements(queries.LOCKED, queries.NOT_BUSY),
-            statements(queries.MARK),
-            statements(queries.UNMARKED),
-            statements(queries.EVENTS),
-            statements(queries.REFUSED),
+            statements(existing_sql.ANY, existing_sql.NOT_BUSY),
+            statements(existing_sql.LOCKED, existing_sql.NOT_BUSY),
+            statements(existing_sql.MARK),
+            statements(existing_sql.UNMARKED),
+            statements(existing_sql.EVENTS),
+            statements(existing_sql.REFUSED),
         ):
             plan = connection.execute(b"EXPLAIN " + statement, given).fetchall()
             assert not [line for (line,) in plan if "Seq Scan" in line], plan

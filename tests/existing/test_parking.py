@@ -12,9 +12,9 @@ import pytest
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import table_measurements
-from outbox_pipelines.existing.ownership import TableOwnership
-from outbox_pipelines.existing.retries import MarkedTableRetries
-from outbox_pipelines.existing.source import MarkedTableSource
+from outbox_pipelines.existing.claim_sessions import MarkedTableSource
+from outbox_pipelines.existing.refused_rows import MarkedTableRetries
+from outbox_pipelines.existing.table_ownership import TableOwnership
 from outbox_pipelines.quality import status
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.delivery import Delivery

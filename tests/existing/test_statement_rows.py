@@ -11,9 +11,9 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from outbox_pipelines.existing import queries
-from outbox_pipelines.existing.ownership import TableOwnership
-from outbox_pipelines.existing.statements import Statements
+from outbox_pipelines.existing import existing_sql
+from outbox_pipelines.existing.table_ownership import TableOwnership
+from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from tests.existing import textbook
@@ -69,78 +69,78 @@ def rows(table: Table) -> Iterator[_Rows]:
 
 def test_which_rows_are_marked(rows: _Rows) -> None:
     """Guards against a row that is marked and was not published, or whose time of publishing changes."""
-    assert rows(queries.UNMARKED, keys=[1, 2, 3]) == [(2,)]
-    assert rows.changed(queries.MARK, keys=[1, 2, 3]) == [1, 3]
-    assert rows(queries.UNMARKED, keys=[1, 2, 3]) == [(0,)]
+    assert rows(existing_sql.UNMARKED, keys=[1, 2, 3]) == [(2,)]
+    assert rows.changed(existing_sql.MARK, keys=[1, 2, 3]) == [1, 3]
+    assert rows(existing_sql.UNMARKED, keys=[1, 2, 3]) == [(0,)]
 
 
 def test_which_rows_are_refused(rows: _Rows) -> None:
     """Guards against a published row that is tried again, and a dead letter that another relay has made."""
     given = {"errors": ["z"] * 4, "pauses": [1.0] * 4, "lasts": [False] * 4}
-    assert rows.changed(queries.REFUSED, keys=[1, 2, 3, 4], **given) == [1, 4]
-    assert rows.changed(queries.POSTPONED, keys=[2, 3, 4, 5], errors=["z"] * 4) == [4, 5]
+    assert rows.changed(existing_sql.REFUSED, keys=[1, 2, 3, 4], **given) == [1, 4]
+    assert rows.changed(existing_sql.POSTPONED, keys=[2, 3, 4, 5], errors=["z"] * 4) == [4, 5]
 
 
 def test_which_rows_are_pending(rows: _Rows) -> None:
     """Guards against a row that is passed over, and one that is published although it is a dead letter."""
-    assert rows(queries.ANY, "{key} = 6") == [(True,)]
+    assert rows(existing_sql.ANY, "{key} = 6") == [(True,)]
     for seq in (2, 3, 7):
-        assert rows(queries.ANY, f"{{key}} = {seq}") == [(False,)]
-    assert rows(queries.UNPUBLISHED) == [(4,)]
-    assert rows(queries.LAST) == [("6",)]
-    assert rows(queries.TRIED)[0][:4] == ("order", "d", "4", 2)
-    assert len(rows(queries.TRIED)) == 1
-    assert rows(queries.FAILED) == [("order", "c")]
-    assert rows(queries.STILL_FAILED, types=["order", "order"], ids=["a", "c"]) == [("order", "c")]
-    assert rows(queries.STILL_FAILED, types=["order"], ids=["a"]) == []
-    assert rows(queries.FAILURES, cap=9) == [(1,)]
-    assert rows(queries.REASONS, cap=9) == [("big", 1)]
+        assert rows(existing_sql.ANY, f"{{key}} = {seq}") == [(False,)]
+    assert rows(existing_sql.UNPUBLISHED) == [(4,)]
+    assert rows(existing_sql.LAST) == [("6",)]
+    assert rows(existing_sql.TRIED)[0][:4] == ("order", "d", "4", 2)
+    assert len(rows(existing_sql.TRIED)) == 1
+    assert rows(existing_sql.FAILED) == [("order", "c")]
+    assert rows(existing_sql.STILL_FAILED, types=["order", "order"], ids=["a", "c"]) == [("order", "c")]
+    assert rows(existing_sql.STILL_FAILED, types=["order"], ids=["a"]) == []
+    assert rows(existing_sql.FAILURES, cap=9) == [(1,)]
+    assert rows(existing_sql.REASONS, cap=9) == [("big", 1)]
 
 
 def test_the_first_that_was_tried_of_each_aggregate(rows: _Rows) -> None:
     """Guards against a later row of an aggregate, which counts as the one that blocks it."""
     rows.connection.execute("UPDATE events SET aggregate_id = 'd' WHERE seq IN (1, 4, 5)")
     rows.connection.execute("UPDATE events SET retry_count = 1, last_error = 'outbox: y' WHERE seq = 5")
-    assert [row[:4] for row in rows(queries.TRIED)] == [("order", "d", "4", 2)]
+    assert [row[:4] for row in rows(existing_sql.TRIED)] == [("order", "d", "4", 2)]
 
 
 def test_the_backlog(rows: _Rows) -> None:
     """Guards against the age of a published row, of a dead letter, or of a row from the future."""
-    ((count, age),) = rows(queries.BACKLOG, cap=9)
+    ((count, age),) = rows(existing_sql.BACKLOG, cap=9)
     assert count == 4
     assert 7200 <= age < 10_000
     # The first ones alone.
-    ((count, age),) = rows(queries.BACKLOG, cap=1)
+    ((count, age),) = rows(existing_sql.BACKLOG, cap=1)
     assert count == 1
     assert 3600 <= age < 7200
     rows.connection.execute("DELETE FROM events WHERE seq NOT IN (4, 6)")
-    ((count, age),) = rows(queries.BACKLOG, cap=9)
+    ((count, age),) = rows(existing_sql.BACKLOG, cap=9)
     assert (count, 0 <= age < 1000) == (2, True)
 
 
 def test_why_rows_are_tried_again(rows: _Rows) -> None:
     """Guards against a status without the reason for which events wait."""
-    assert sorted(rows(queries.RETRIED, cap=9)) == [("big", 1, 3), ("down", 1, 3), ("small", 1, 3)]
+    assert sorted(rows(existing_sql.RETRIED, cap=9)) == [("big", 1, 3), ("down", 1, 3), ("small", 1, 3)]
     rows.connection.execute("UPDATE events SET last_error = 'outbox: small' WHERE seq = 5")
-    assert rows(queries.RETRIED, cap=9) == [("small", 2, 3), ("big", 1, 3)]
-    assert rows(queries.RETRIED, cap=2) == [("small", 1, 1)]
+    assert rows(existing_sql.RETRIED, cap=9) == [("small", 2, 3), ("big", 1, 3)]
+    assert rows(existing_sql.RETRIED, cap=2) == [("small", 1, 1)]
 
 
 def test_the_content_of_numbered_rows(rows: _Rows) -> None:
     """Guards against the content of another row, of one that is published, or of a dead letter."""
     given = {"numbers": [11, 12, 13, 14, 15], "keys": [5, 2, 3, 4, 1], "most": 1000}
-    found = rows(queries.EVENTS, **given, seqs=[11, 12, 13, 14])
+    found = rows(existing_sql.EVENTS, **given, seqs=[11, 12, 13, 14])
     assert [(seq, name) for seq, _, _, name, *_ in found] == [(11, "e"), (14, "d")]
 
 
 def test_rows_that_another_session_has(rows: _Rows) -> None:
     """Guards against a row that waits without end because another one of its aggregate was claimed."""
     with rows.table.connect(autocommit=False) as other:
-        assert rows(queries.LOCKED, limit=2) == []
+        assert rows(existing_sql.LOCKED, limit=2) == []
         rows.connection.execute("UPDATE events SET aggregate_id = 'd' WHERE seq = 5")
         other.execute("SELECT FROM events WHERE seq IN (5, 4, 2) FOR UPDATE")
-        assert rows(queries.LOCKED, limit=9) == [("order", "d")]
-        assert rows(queries.LOCKED, limit=1) == []
+        assert rows(existing_sql.LOCKED, limit=9) == [("order", "d")]
+        assert rows(existing_sql.LOCKED, limit=1) == []
 
 
 def test_a_claim_needs_the_table(rows: _Rows) -> None:
@@ -260,22 +260,22 @@ def test_a_filter_means_these(make_table: Make, given: dict[str, Any], expected:
         with table.connect() as connection:
             connection.execute(_DEAD, {"noon": _NOON, "one": str(_ONE), "two": str(_TWO)})
             statements = owner.statements
-            values = dict.fromkeys(queries.CONDITIONS) | given
-            listed = connection.execute(statements(queries.LIST_DEAD_LETTERS), values | {"limit": 99})
+            values = dict.fromkeys(existing_sql.CONDITIONS) | given
+            listed = connection.execute(statements(existing_sql.LIST_DEAD_LETTERS), values | {"limit": 99})
             found = [int(row[0]) for row in listed]
             assert found[:1] == expected[:1] or 6 not in expected
             assert sorted(found) == sorted(expected)
             assert found[-1:] == [8] or 8 not in expected
-            first = connection.execute(statements(queries.LIST_DEAD_LETTERS), values | {"limit": 1})
+            first = connection.execute(statements(existing_sql.LIST_DEAD_LETTERS), values | {"limit": 1})
             assert len(first.fetchall()) == min(1, len(expected))
-            reasons = connection.execute(statements(queries.REASONS), {"cap": 99}).fetchall()
+            reasons = connection.execute(statements(existing_sql.REASONS), {"cap": 99}).fetchall()
             assert reasons == [("too large", 6), ("no reason", 1)]
-            counted = connection.execute(statements(queries.COUNT_DEAD_LETTERS), values).fetchall()
+            counted = connection.execute(statements(existing_sql.COUNT_DEAD_LETTERS), values).fetchall()
             without = sum(seq == 5 for seq in expected)
             rest = len(expected) - without
             assert sorted(counted) == [row for row in (("", without), ("too large", rest)) if row[1]]
             assert [count for _, count in counted] == sorted((count for _, count in counted), reverse=True)
-            connection.execute(statements(queries.REPLAY), values)
+            connection.execute(statements(existing_sql.REPLAY), values)
             left = connection.execute("SELECT id FROM events WHERE state = 'broken'").fetchall()
             assert {seq for (seq,) in left} == {1, 2, 3, 4, 5, 6, 8} - set(expected)
     finally:

@@ -11,11 +11,11 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import queries, table_measurements
+from outbox_pipelines.existing import existing_sql, table_measurements
+from outbox_pipelines.existing.claim_sessions import MarkedTableSource
 from outbox_pipelines.existing.core.claims import Claim
-from outbox_pipelines.existing.keys import array
-from outbox_pipelines.existing.ownership import TableOwnership
-from outbox_pipelines.existing.source import MarkedTableSource
+from outbox_pipelines.existing.table_ownership import TableOwnership
+from outbox_pipelines.existing.table_statements import array
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.read import contents
@@ -306,7 +306,7 @@ def test_a_claim_goes_by_the_index(table: Table, is_analyzed: bool) -> None:
             "ids": ["1"],
             "most": contents.FEW,
         }
-        query = ownership.statements(queries.CLAIM, queries.NOT_BUSY, queries.NOT_AMONG)
+        query = ownership.statements(existing_sql.CLAIM, existing_sql.NOT_BUSY, existing_sql.NOT_AMONG)
         connection = source.sessions.free[0]
         plan = "".join(line for (line,) in connection.execute(b"EXPLAIN " + query, parameters))
     assert "Sort" not in plan

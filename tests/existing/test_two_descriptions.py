@@ -11,7 +11,7 @@ import pytest
 
 from outbox_pipelines.config.table_mapping import read_mapping
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing.ownership import TableOwnership
+from outbox_pipelines.existing.table_ownership import TableOwnership
 from tests.conftest import wait_until
 from tests.existing import textbook
 from tests.existing.textbook import Table

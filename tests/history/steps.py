@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from outbox_pipelines.days.partitions import partitions_sql
-from outbox_pipelines.existing import queries as claim_queries
+from outbox_pipelines.existing import existing_sql as claim_queries
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.parking import parking_sql
 

@@ -32,7 +32,7 @@ import psycopg
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from outbox_pipelines.existing.statements import Statements
+from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.relay import relay_sql
 from tests.history import standstill, steps, tapes
 from tests.model.relay.recorder import Recorder

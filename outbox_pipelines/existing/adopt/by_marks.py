@@ -13,7 +13,7 @@ from typing import Final
 from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.existing import queries as marked
+from outbox_pipelines.existing import existing_sql as marked
 from outbox_pipelines.existing.adopt import table as existing
 from outbox_pipelines.existing.adopt.facts import Facts
 from outbox_pipelines.existing.adopt.renaming import Say

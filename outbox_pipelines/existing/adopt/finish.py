@@ -22,7 +22,7 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.days.archive import rows
 from outbox_pipelines.days.archive.store import Store, open_store
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.existing import queries as marked
+from outbox_pipelines.existing import existing_sql as marked
 from outbox_pipelines.existing.adopt import facts as catalog
 from outbox_pipelines.existing.adopt import queries, renaming, steps
 from outbox_pipelines.existing.adopt import slot as slots

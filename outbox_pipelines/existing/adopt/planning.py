@@ -15,7 +15,7 @@ from psycopg import sql
 from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import queries as marked
+from outbox_pipelines.existing import existing_sql as marked
 from outbox_pipelines.existing.adopt import queries, rules
 from outbox_pipelines.existing.adopt import slot as slots
 from outbox_pipelines.existing.adopt import table as existing

@@ -21,7 +21,7 @@ from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.adopt import queries
 from outbox_pipelines.existing.adopt.facts import Facts
 from outbox_pipelines.existing.adopt.statements import Change
-from outbox_pipelines.existing.ownership import holding
+from outbox_pipelines.existing.table_ownership import holding
 from outbox_pipelines.settings import Settings
 
 # Attempts before the first line about it.

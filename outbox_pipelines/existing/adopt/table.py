@@ -17,14 +17,14 @@ from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import examine
-from outbox_pipelines.existing import queries as marked
+from outbox_pipelines.existing import existing_sql as marked
 from outbox_pipelines.existing.adopt import facts as catalog
 from outbox_pipelines.existing.adopt import queries, rules
 from outbox_pipelines.existing.adopt.facts import Facts
 from outbox_pipelines.existing.adopt.state import State
 from outbox_pipelines.existing.adopt.state import read as read_state
 from outbox_pipelines.existing.check import open_mapping
-from outbox_pipelines.existing.statements import Statements
+from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.settings import Settings
 
 

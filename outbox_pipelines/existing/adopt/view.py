@@ -12,7 +12,7 @@ from typing import Final, LiteralString
 from psycopg import sql
 
 from outbox_pipelines.config.table_mapping import Mapping
-from outbox_pipelines.existing import statements as marked
+from outbox_pipelines.existing import table_statements as marked
 from outbox_pipelines.existing.adopt import rules
 from outbox_pipelines.existing.adopt.facts import Column, Facts
 

@@ -17,7 +17,7 @@ from outbox_pipelines.days.archive.store import open_store
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.cleaning import archiving, months, queries, rows, target
 from outbox_pipelines.existing.cleaning.target import Target
-from outbox_pipelines.existing.months.queries import PARTMAN
+from outbox_pipelines.existing.existing_sql import PARTMAN
 from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
 _LOCK: Final = 0x6F62_7805

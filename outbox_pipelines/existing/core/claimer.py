@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from outbox_pipelines.existing.core.claims import Claims
-from outbox_pipelines.existing.core.ports import MarkError
-from outbox_pipelines.existing.core.retries import Retries
+from outbox_pipelines.existing.core.claims import Claims, MarkError
+from outbox_pipelines.existing.core.row_retries import Retries
 from outbox_pipelines.relay.core.batch import BatchQueue, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State

@@ -8,28 +8,118 @@ Invariants:
 - A claim's transaction is open for `most_seconds` at most. If Kafka is slower, the claim continues without
   its locks. Where relays share the table it keeps them: nothing else says which rows are in flight, and Kafka
   may still take what was sent when another relay publishes it.
+- A call of a port whose session has ended raises `ShardLostError`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.position import Snapshot
-from outbox_pipelines.existing.core.ports import (
-    LockedError,
-    MarkError,
-    Name,
-    Rows,
-    Sessions,
-    TableLockedError,
-    Wanted,
-)
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.producers import Clock
+
+Name = tuple[str, str]
+"""Type and id of an aggregate."""
+
+
+class TableLockedError(Exception):
+    """Another session has locked the table, or waits for its lock."""
+
+
+class LockedError(Exception):
+    """Another session has locked one of the rows."""
+
+
+class MarkError(SetupError):
+    """The table does not allow published rows to be marked: publish nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which pending rows to claim."""
+
+    not_seqs: list[int]
+    """Rows that are in flight, or dead letters that the table cannot record."""
+    not_of: frozenset[Name]
+    """Aggregates that are blocked, or of which another session has locked a row."""
+    upto: Any
+    """The last row, as `Sessions.last` names it; None: no limit."""
+
+    def without(self, aggregates: Iterable[Name]) -> Wanted:
+        """Return the same without these aggregates."""
+        return replace(self, not_of=self.not_of | frozenset(aggregates))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The first rows that match, locked in a transaction that stays open."""
+
+    events: list[Event]
+    size: int
+    is_more: bool
+    """Whether there may be more rows."""
+    session: Any
+    """The session in which they are locked; for the driver."""
+    unreadable: dict[int, str] = field(default_factory=dict)
+    """By seq: rows whose content cannot be read, and why."""
+
+
+class Sessions(Protocol):
+    """Claims, each in a transaction of its own session."""
+
+    def last(self) -> Any:
+        """Return the last pending row, in a form for `Wanted.upto`."""
+
+    def any(self, wanted: Wanted) -> bool:
+        """Return whether a matching row exists.
+
+        Raises:
+            TableLockedError: it cannot be read now.
+        """
+
+    def claim(self, wanted: Wanted) -> Rows:
+        """Lock the next rows; the transaction stays open.
+
+        Raises:
+            LockedError: one of them is locked; nothing is claimed.
+        """
+
+    def locked(self, wanted: Wanted) -> Collection[Name]:
+        """Return the aggregates of which another session has locked a row.
+
+        Raises:
+            TableLockedError: another session has locked all of them.
+        """
+
+    def rehearse(self, rows: Rows) -> None:
+        """Mark these, and roll the mark back.
+
+        Raises:
+            MarkError: the table does not allow them to be marked.
+        """
+
+    def mark(self, rows: Rows, seqs: list[int], *, is_locked: bool) -> None:
+        """Mark rows of a claim, and end its transaction (a new one if `is_locked` is False).
+
+        Raises:
+            MarkError: some of the rows cannot be marked; none is marked.
+        """
+
+    def mark_what_can_be(self, rows: Rows, seqs: list[int]) -> None:
+        """Mark those rows of a claim that can be marked, in a new transaction."""
+
+    def unlock(self, rows: Rows) -> None:
+        """Roll the transaction back: rows that are not marked are pending again."""
+
+    def give_back(self, rows: Rows) -> None:
+        """Return the session: another claim may use it."""
+
 
 MOST_CLAIMS: Final = 3
 """One is being claimed or marked while Kafka works on the other two."""

@@ -14,8 +14,8 @@ import pytest
 from outbox_pipelines.defs.existing_table import make_months, make_months_schedule
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.existing.months import ahead
-from outbox_pipelines.existing.months.ahead import ensure
+from outbox_pipelines.existing import months
+from outbox_pipelines.existing.months import ensure
 from tests.existing.cleaning.conftest import MONTHS, MONTHS_MAPPING, Cleaning, Make, make
 
 __all__ = ["make"]
@@ -39,7 +39,7 @@ def _month(table: Cleaning, ahead: int) -> str:
     ((month,),) = table.execute(
         "SELECT to_char(date_trunc('month', now() AT TIME ZONE 'UTC') + %s * interval '1 month', "
         "'YYYY-MM-DD')",
-        ahead,
+        months,
     )
     return str(month)
 
@@ -129,7 +129,7 @@ def test_a_default_partition_with_rows_of_that_month(table: Cleaning) -> None:
 def test_a_default_partition_that_is_held(table: Cleaning, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against writers that wait behind a lock that is waited for."""
     table.execute("CREATE TABLE events_default PARTITION OF events DEFAULT")
-    monkeypatch.setattr(ahead, "_ATTEMPTS", 5)
+    monkeypatch.setattr(months, "_ATTEMPTS", 5)
     failures: list[NotReadyError] = []
 
     def run() -> None:
@@ -153,7 +153,7 @@ def test_a_default_partition_that_is_held(table: Cleaning, monkeypatch: pytest.M
 def test_two_runs_at_the_same_time(table: Cleaning) -> None:
     with table.connect() as other:
         ((oid,),) = table.execute("SELECT 'events'::regclass::oid::bigint")
-        other.execute("SELECT pg_advisory_lock(%s)", [ahead._LOCK << 32 | oid])
+        other.execute("SELECT pg_advisory_lock(%s)", [months._LOCK << 32 | oid])
         with pytest.raises(NotReadyError, match=r"months of public.events are being made by session \d+ of"):
             ensure(table.settings, 1)
 

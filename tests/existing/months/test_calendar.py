@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from outbox_pipelines.existing.months import calendar
-from outbox_pipelines.existing.months.calendar import Month
+from outbox_pipelines.existing import months
+from outbox_pipelines.existing.months import Month
 
 
 def _at(*parts: int) -> datetime:
@@ -38,7 +38,7 @@ NOW = _at(2026, 11, 23, 20)
 def test_missing_months(newest_end: datetime | None, ahead: int, bounds: list[tuple[int, ...]]) -> None:
     """Guards against a gap, in which writers fail, and an overlap, which PostgreSQL refuses."""
     expected = [Month(_at(*since), _at(*until)) for since, until in itertools.pairwise(bounds)]
-    assert list(calendar.missing(NOW, newest_end, ahead)) == expected
+    assert list(months.missing(NOW, newest_end, ahead)) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_missing_months(newest_end: datetime | None, ahead: int, bounds: list[tu
 )
 def test_names(newest: str | None, since: datetime | None, name: str) -> None:
     month = Month(_at(2026, 12, 1), _at(2027, 1, 1))
-    assert calendar.name(month, "events", newest, since) == name
+    assert months.partition_name(month, "events", newest, since) == name
 
 
 def test_the_name_of_a_long_month_and_of_a_long_table() -> None:
     """Guards against a name that PostgreSQL would truncate, so that two months have the same one."""
     month = Month(_at(2026, 11, 30, 23), _at(2027, 1, 1))
-    assert calendar.name(month, "é" * 31, None, None) == "é" * 27 + "_p2026_12"
+    assert months.partition_name(month, "é" * 31, None, None) == "é" * 27 + "_p2026_12"

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.existing.core.claimer import Claimer
-from outbox_pipelines.existing.core.claims import Claim, Claims
-from outbox_pipelines.existing.core.ports import LockedError, Rows, Wanted
-from outbox_pipelines.existing.core.retries import Retries, _of
+from outbox_pipelines.existing.core.claims import Claim, Claims, LockedError, Rows, Wanted
+from outbox_pipelines.existing.core.row_retries import Retries, _of
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.ledger import Ledger
 from outbox_pipelines.relay.core.parked import Tried, Verdict

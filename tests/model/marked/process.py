@@ -6,9 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 from outbox_pipelines.existing.core.claimer import Claimer
-from outbox_pipelines.existing.core.claims import Claims
-from outbox_pipelines.existing.core.ports import MarkError
-from outbox_pipelines.existing.core.retries import Retries
+from outbox_pipelines.existing.core.claims import Claims, MarkError
+from outbox_pipelines.existing.core.row_retries import Retries
 from outbox_pipelines.relay.core.batch import BatchQueue
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State

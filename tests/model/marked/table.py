@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.existing.core.ports import LockedError, MarkError, Name, Pending, Rows, Wanted
+from outbox_pipelines.existing.core.claims import LockedError, MarkError, Name, Rows, Wanted
+from outbox_pipelines.existing.core.row_retries import Pending
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.core.parked import Tried, Verdict
 from tests.model.explore import Key

@@ -1,29 +1,99 @@
-"""Fills in the SQL of a marked table for one table and its columns.
+"""Fills in the SQL of a marked table for one table and its columns; the numbers of its rows, and their keys.
 
 Invariants:
 - A statement is built once for each set of conditions.
 - Names are quoted, and values are literals; nothing in a table's description can become SQL.
 - Only refusals of a relay count, and only a relay makes dead letters: an earlier publisher may have counted
   every poll of an outage in `retry_count`. The beginning of `last_error` says who counted.
+- The core knows a row by a number that is greater than those of all rows before it in its claim and in
+  earlier claims, so that numbers order the events of an aggregate as they are published. In a table with an
+  integer it is that integer. Otherwise each claim gives its rows new numbers, which are negative, since they
+  mean nothing outside of this process; those of published rows are forgotten.
+- Keys are for one thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, LiteralString
+from typing import Final, LiteralString, Protocol
 
 from psycopg import sql
 
 from outbox_pipelines.config.table_mapping import METADATA, Mapping
-from outbox_pipelines.existing.keys import IdKeys, Keys, SeqKeys
-from outbox_pipelines.existing.queries import FITTING_ANY_ID
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.existing.existing_sql import FITTING_ANY_ID
 from outbox_pipelines.relay.relay_sql import FITTING
 
 COUNTED: Final = "outbox: "
 """The beginning of `last_error` in a row whose attempts a relay has counted."""
 DEAD: Final = "outbox: dead letter: "
 """The same in a dead letter, if no status and no `failed_at` says so."""
+_FIRST: Final = -(2**62)
+
+
+class Keys(Protocol):
+    """Numbers and keys of one table's rows."""
+
+    def numbered(self, events: list[Event]) -> list[Event]:
+        """Return claimed events with their numbers as `seq`."""
+
+    def number(self, key: str) -> int:
+        """Return the number of a row that was not claimed yet."""
+
+    def array(self, numbers: Iterable[int]) -> str:
+        """Return the keys of rows, as PostgreSQL's text form of an array: quicker than to adapt thousands."""
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """These rows are published."""
+
+
+class SeqKeys:
+    """Of a table with an integer."""
+
+    def numbered(self, events: list[Event]) -> list[Event]:
+        return events
+
+    def number(self, key: str) -> int:
+        return int(key)
+
+    def array(self, numbers: Iterable[int]) -> str:
+        return array(numbers)
+
+    def forget(self, numbers: Iterable[int]) -> None: ...
+
+
+class IdKeys:
+    """Of a table whose rows have only an id."""
+
+    def __init__(self) -> None:
+        self._ids: dict[int, str] = {}
+        self._last = _FIRST
+
+    def numbered(self, events: list[Event]) -> list[Event]:
+        return [event._replace(seq=self.number(event.id)) for event in events]
+
+    def number(self, key: str) -> int:
+        self._last += 1
+        self._ids[self._last] = key
+        return self._last
+
+    def array(self, numbers: Iterable[int]) -> str:
+        return "{" + ",".join(_quoted(self._ids[number]) for number in numbers) + "}"
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._ids.pop(number, None)
+
+
+def array(numbers: Iterable[int]) -> str:
+    """Return PostgreSQL's text form of an array of numbers."""
+    return "{" + ",".join(map(str, numbers)) + "}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 @dataclass(frozen=True, slots=True)

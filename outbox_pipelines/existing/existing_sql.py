@@ -1,4 +1,4 @@
-"""All SQL of the relay of a marked table.
+"""All SQL of an existing table: its relay, its catalog, its status, its dead letters, its months.
 
 `statements` fills in the names in braces for one table; `pending` is a condition that a partial index of the
 table should have. Values of a status column are literals in the SQL, so that the planner can use that index.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
+from outbox_pipelines.database.locks import AdvisoryLock
 from outbox_pipelines.relay.relay_sql import FITTING
 
 # --- the right to relay the table -------------------------------------------------------------------------
@@ -309,6 +310,61 @@ SELECT CASE WHEN octet_length(shown) <= %(most)s THEN shown END
 FROM (SELECT row_to_json(t)::text AS shown FROM {table} AS t
       WHERE (({pending}) OR ({failed})) AND {id}::text = %(id)s) AS found"""
 REPLAY: Final[LiteralString] = f"UPDATE {{table}} AS t SET {{revived}} WHERE {_MEANT}"
+
+# --- months -----------------------------------------------------------------------------------------------
+
+MONTHS_LOCK: Final = AdvisoryLock("%(key)s::bigint")
+# How the table is partitioned, and by whom it can be changed.
+PARTITIONED: Final = """
+SELECT c.oid::bigint, n.nspname::text, c.relname::text, p.partstrat = 'r' AND p.partnatts = 1,
+       format_type(a.atttypid, NULL), pg_has_role(c.relowner, 'USAGE'), quote_ident(current_user),
+       quote_ident(pg_get_userbyid(c.relowner)),
+       date_trunc('month', clock_timestamp())
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_partitioned_table p ON p.partrelid = c.oid
+LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = p.partattrs[0] AND a.attnum > 0
+WHERE c.oid = %(oid)s::oid"""
+# Its newest partition, as a pattern for the next ones: name, bounds and storage. Times without a zone are
+# UTC, as in the session. A bound that is not finite is NULL.
+NEWEST_PARTITION: Final = r"""
+SELECT n.nspname::text, c.relname::text,
+       CASE WHEN isfinite(b.since::timestamptz) THEN b.since::timestamptz END,
+       CASE WHEN isfinite(b.until::timestamptz) THEN b.until::timestamptz END,
+       c.reloptions, s.spcname::text, c.relreplident = 'f'
+FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_partitioned_table p ON p.partrelid = i.inhparent
+LEFT JOIN pg_tablespace s ON s.oid = c.reltablespace
+CROSS JOIN LATERAL (
+    SELECT (regexp_match(bound, 'FROM \(''([^'']+)''\)'))[1], (regexp_match(bound, 'TO \(''([^'']+)''\)'))[1]
+    FROM pg_get_expr(c.relpartbound, c.oid) AS e (bound)) AS b (since, until)
+WHERE i.inhparent = %(oid)s::oid AND c.oid <> p.partdefid
+ORDER BY b.until::timestamptz DESC NULLS FIRST LIMIT 1"""
+# The rights of others to the table: a clean-up needs them for each partition.
+GRANTS: Final = """
+SELECT e.privilege_type, CASE WHEN e.grantee = 0 THEN 'PUBLIC' ELSE e.grantee::regrole::text END,
+       CASE WHEN e.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END
+FROM pg_class c, aclexplode(c.relacl) e WHERE c.oid = %(oid)s::oid AND e.grantee <> c.relowner
+ORDER BY 1, 2"""
+GRANT: Final = "GRANT {privilege} ON {leaf} TO {grantee}{option}"
+# The indexes are made before, so that the attach only connects them: it waits for no writer, and no writer
+# waits for it. A default partition is locked for it, which the limits keep short.
+CREATE_PARTITION: Final = """
+CREATE TABLE {leaf} (LIKE {table} INCLUDING ALL EXCLUDING IDENTITY EXCLUDING COMMENTS){storage}{tablespace}"""
+REPLICA_IDENTITY: Final = "ALTER TABLE {leaf} REPLICA IDENTITY FULL"
+SET_OWNER: Final = "ALTER TABLE {leaf} OWNER TO {owner}"
+ATTACH_BRIEFLY: Final = "SET LOCAL statement_timeout = 40; SET LOCAL lock_timeout = 20"
+ATTACH: Final = "ALTER TABLE {table} ATTACH PARTITION {leaf} FOR VALUES FROM ({since}) TO ({until})"
+# The settings of pg_partman, if it is installed, and whether this role may read them: it makes the months of
+# the tables in them, and may remove months, too.
+PARTMAN: Final = """
+SELECT format('%I.part_config', n.nspname),
+       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'part_config'
+WHERE e.extname = 'pg_partman'"""
+IS_PARTMANS: Final = "SELECT EXISTS (SELECT FROM {config} WHERE parent_table = %(table)s)"
+
+# --- a first look at a database -----------------------------------------------------------------------------
 
 # Tables that may be an outbox, by their name: for a first look at a database. The third column: whether the
 # schema has the tables of this package.

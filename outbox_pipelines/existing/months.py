@@ -3,12 +3,15 @@
 Invariants:
 - No writer waits for it, except for a default partition: that one is locked for at most 40 ms at a time.
 - Each month is made whole, in one transaction, or not at all; and once, whoever makes it.
+- The first one begins where the newest partition ends, so that there is neither a gap nor an overlap. The
+  others are months of UTC.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -18,15 +21,72 @@ from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect, locks, refuse_standby
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.existing import examine, findings, pg_catalog
+from outbox_pipelines.existing import examine, existing_sql, findings, pg_catalog
 from outbox_pipelines.existing.check import open_mapping
-from outbox_pipelines.existing.months import calendar, queries
-from outbox_pipelines.existing.months.calendar import Month
 from outbox_pipelines.settings import Settings
 
 _LOCK: Final = 0x6F62_7806
 _ATTEMPTS: Final = 100
 _TIMES: Final = ("timestamp with time zone", "timestamp without time zone", "date")
+_LONGEST_NAME: Final = 63
+# A newest partition that ends in the middle of a month, or at midnight of another zone, is followed by one
+# that is longer than a month.
+_SHORTEST: Final = timedelta(days=28)
+# The usual names, the most precise first.
+_FORMATS: Final = ("%Y_%m_%d", "%Y%m%d", "%Y-%m-%d", "y%Ym%m", "%Y_%m", "%Y-%m", "%Y%m")
+
+
+@dataclass(frozen=True, slots=True)
+class Month:
+    """A partition to be made: its bounds, in UTC."""
+
+    since: datetime
+    until: datetime
+
+    @property
+    def middle(self) -> datetime:
+        """A time in the month after which it is named."""
+        return self.since + (self.until - self.since) / 2
+
+
+def missing(now: datetime, newest_end: datetime | None, ahead: int) -> Iterator[Month]:
+    """Return the months up to `ahead` months after the current one that no partition contains.
+
+    Months before the current one are none: an event of now belongs to none of them.
+    """
+    current = beginning(now)
+    since = current if newest_end is None else max(newest_end, current)
+    end = current
+    for _ in range(ahead + 1):
+        end = next_month(end)
+    while since < end:
+        until = next_month(since)
+        while until - since < _SHORTEST:
+            until = next_month(until)
+        yield Month(since, until)
+        since = until
+
+
+def beginning(time: datetime) -> datetime:
+    """Return the begin of the month of a time."""
+    return time.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def next_month(time: datetime) -> datetime:
+    """Return the begin of the month after that of a time."""
+    return beginning(beginning(time) + timedelta(days=32))
+
+
+def partition_name(month: Month, table: str, newest: str | None, newest_since: datetime | None) -> str:
+    """Return the name of a partition: as that of the newest one, or the table's with `_p2026_11`."""
+    if newest is not None and newest_since is not None:
+        # Bounds at midnight of another zone may be the evening before.
+        for begin in (newest_since, newest_since + timedelta(hours=14)):
+            for pattern in _FORMATS:
+                if (date := begin.strftime(pattern)) in newest:
+                    return newest.replace(date, beginning(month.middle).strftime(pattern))
+    suffix = month.middle.strftime("_p%Y_%m")
+    return table.encode()[: _LONGEST_NAME - len(suffix)].decode(errors="ignore") + suffix
 
 
 @dataclass(slots=True)
@@ -83,9 +143,9 @@ def ensure(settings: Settings, ahead: int | None = None) -> Made:
     with connect(settings, name="outbox table months") as connection:
         refuse_standby(connection)
         table = _find(connection, mapping)
-        if (who := queries.LOCK.take(connection, {"key": _LOCK << 32 | table.oid})) is not None:
+        if (who := existing_sql.MONTHS_LOCK.take(connection, {"key": _LOCK << 32 | table.oid})) is not None:
             raise NotReadyError(f"the months of {table} are being made by {who}: wait for its end")
-        row = connection.execute(queries.NEWEST, {"oid": table.oid}).fetchone()
+        row = connection.execute(existing_sql.NEWEST_PARTITION, {"oid": table.oid}).fetchone()
         newest = None if row is None else _Newest(*row)
         if newest is not None and newest.until is None:
             raise SetupError(
@@ -93,7 +153,7 @@ def ensure(settings: Settings, ahead: int | None = None) -> Made:
                 "OUTBOX_MONTHS_AHEAD"
             )
         made = Made(str(table), until=None if newest is None else newest.until)
-        for month in calendar.missing(table.now, made.until, wanted):
+        for month in missing(table.now, made.until, wanted):
             made.made.append(_make(connection, table, newest, month))
             made.until = month.until
         return made
@@ -106,7 +166,7 @@ def _find(connection: Connection, mapping: Mapping) -> _Table:
     assert place is not None
     if finding := findings.unsuitable(place):
         raise SetupError(str(finding))
-    (row,) = connection.execute(queries.TABLE, {"oid": place.oid}).fetchall()
+    (row,) = connection.execute(existing_sql.PARTITIONED, {"oid": place.oid}).fetchall()
     table = _Table(*row)
     if not table.is_by_range or table.type not in _TIMES:
         raise SetupError(
@@ -118,9 +178,9 @@ def _find(connection: Connection, mapping: Mapping) -> _Table:
             f"role {table.user} does not own {table}, so it cannot make partitions: run it as {table.owner}, "
             f"or GRANT {table.owner} TO {table.user}"
         )
-    partman = connection.execute(queries.PARTMAN).fetchone()
+    partman = connection.execute(existing_sql.PARTMAN).fetchone()
     if partman is not None and partman[1]:
-        query = sql.SQL(queries.IS_PARTMANS).format(config=sql.SQL(partman[0]))
+        query = sql.SQL(existing_sql.IS_PARTMANS).format(config=sql.SQL(partman[0]))
         if connection.execute(query, {"table": str(table)}).fetchone() == (True,):
             raise SetupError(f"pg_partman makes the partitions of {table}: unset OUTBOX_MONTHS_AHEAD")
     return table
@@ -129,7 +189,7 @@ def _find(connection: Connection, mapping: Mapping) -> _Table:
 def _make(connection: Connection, table: _Table, newest: _Newest | None, month: Month) -> str:
     schema = table.schema if newest is None else newest.schema
     like = (None, None) if newest is None else (newest.name, newest.since)
-    name = calendar.name(month, table.name, *like)
+    name = partition_name(month, table.name, *like)
     leaf = sql.Identifier(schema, name)
     statement = sql.SQL(";\n").join(_statements(connection, table, newest, month, leaf))
     try:
@@ -165,20 +225,20 @@ def _statements(
         tablespace = sql.SQL(" TABLESPACE {}").format(sql.Identifier(newest.tablespace))
     names = {"leaf": leaf, "table": sql.Identifier(table.schema, table.name)}
     made: list[sql.Composable] = [
-        sql.SQL(queries.CREATE).format(storage=storage, tablespace=tablespace, **names)
+        sql.SQL(existing_sql.CREATE_PARTITION).format(storage=storage, tablespace=tablespace, **names)
     ]
-    for privilege, grantee, option in connection.execute(queries.GRANTS, {"oid": table.oid}).fetchall():
+    for privilege, grantee, option in connection.execute(existing_sql.GRANTS, {"oid": table.oid}).fetchall():
         parts = {"privilege": _trusted(privilege), "grantee": _trusted(grantee), "option": _trusted(option)}
-        made.append(sql.SQL(queries.GRANT).format(leaf=leaf, **parts))
+        made.append(sql.SQL(existing_sql.GRANT).format(leaf=leaf, **parts))
     if newest is not None and newest.has_full_identity:
-        made.append(sql.SQL(queries.REPLICA_IDENTITY).format(leaf=leaf))
-    made.append(sql.SQL(queries.OWNER).format(leaf=leaf, owner=_trusted(table.owner)))
-    made.append(sql.SQL(queries.BRIEFLY))
+        made.append(sql.SQL(existing_sql.REPLICA_IDENTITY).format(leaf=leaf))
+    made.append(sql.SQL(existing_sql.SET_OWNER).format(leaf=leaf, owner=_trusted(table.owner)))
+    made.append(sql.SQL(existing_sql.ATTACH_BRIEFLY))
     # Times without a zone are those of UTC, as the relay reads them.
     zone = UTC if table.type == _TIMES[0] else None
     bounds = {"since": month.since.replace(tzinfo=zone), "until": month.until.replace(tzinfo=zone)}
     literals = {name: sql.Literal(bound) for name, bound in bounds.items()}
-    made.append(sql.SQL(queries.ATTACH).format(**names, **literals))
+    made.append(sql.SQL(existing_sql.ATTACH).format(**names, **literals))
     return made
 
 

@@ -4,6 +4,9 @@ Invariants:
 - Each claim is a transaction in its own session, which checks at its beginning that the table is still owned.
 - Memory stays bounded: large rows are claimed one at a time.
 - No claim waits for a lock of the table: the session that waits for it may wait for rows of an earlier claim.
+- Every relay that starts publishes a row again that cannot be marked. So the mark is tried, and rolled back,
+  before the first rows are published. If a mark fails later, nothing more is published.
+- If one row cannot be marked, the other rows are still marked.
 """
 
 from __future__ import annotations
@@ -11,18 +14,23 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.event import Event, weigh
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.database import Connection
-from outbox_pipelines.existing import marks, queries
-from outbox_pipelines.existing.core.claims import MOST_CLAIMS, Claims
-from outbox_pipelines.existing.core.ports import (
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.existing import existing_sql
+from outbox_pipelines.existing.core.claims import (
+    MOST_CLAIMS,
+    Claims,
     LockedError,
     MarkError,
     Name,
@@ -30,7 +38,8 @@ from outbox_pipelines.existing.core.ports import (
     TableLockedError,
     Wanted,
 )
-from outbox_pipelines.existing.ownership import TableOwnership
+from outbox_pipelines.existing.table_ownership import TableOwnership
+from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.relay.read import contents
 from outbox_pipelines.settings import Settings
 
@@ -43,6 +52,22 @@ _LARGE: Final = 1
 # Number of claims made in this way after the first that needs it.
 _CAREFUL_CLAIMS: Final = 20
 _COMPLAIN_SECONDS: Final = 60.0
+# The search for rows that cannot be marked stops at this number: more are not a problem of single rows.
+_MOST_BROKEN: Final = 20
+# Otherwise a deferred constraint or trigger would raise its error only at the commit.
+_NOW: Final = "SET CONSTRAINTS ALL IMMEDIATE"
+_LOOK: Final = "look for a trigger, a rule or a policy that prevents or undoes the UPDATE"
+
+
+_WRITTEN: Final = (
+    "published_at",
+    "status",
+    "processed_at",
+    "retry_count",
+    "last_error",
+    "next_attempt_at",
+    "failed_at",
+)
 
 
 class MarkedTableSource(Claims):
@@ -72,7 +97,7 @@ class ClaimSessions:
         self.free: deque[Connection] = deque()
         for _ in range(MOST_CLAIMS):
             connection = ownership.connect()
-            connection.execute(queries.BRIEFLY)
+            connection.execute(existing_sql.BRIEFLY)
             self._connections.append(connection)
             self.free.append(connection)
 
@@ -84,22 +109,22 @@ class ClaimSessions:
         """
         connection, statements = self._connections[0], self._statements
         nothing: dict[str, Any] = {"keys": "{}", "errors": [], "pauses": [], "lasts": []}
-        with connection.transaction(force_rollback=True), marks.explained(self._ownership.mapping):
+        with connection.transaction(force_rollback=True), explained(self._ownership.mapping):
             # Nothing is claimed yet.
-            connection.execute(queries.AT_LENGTH)
-            marks.rehearse(connection, statements, self._ownership.mapping, [])
+            connection.execute(existing_sql.AT_LENGTH)
+            rehearse(connection, statements, self._ownership.mapping, [])
             if statements.writes_refusals:
-                connection.execute(statements(queries.REFUSED), nothing)
+                connection.execute(statements(existing_sql.REFUSED), nothing)
 
     def last(self) -> str:
-        ((last,),) = self._ownership.execute(self._statements(queries.LAST), {})
+        ((last,),) = self._ownership.execute(self._statements(existing_sql.LAST), {})
         return str(last)
 
     def any(self, wanted: Wanted) -> bool:
         # Needs no transaction if there is nothing to claim.
         conditions, parameters = self._conditions(wanted)
         try:
-            row = self.free[0].execute(self._statements(queries.ANY, *conditions), parameters).fetchone()
+            row = self.free[0].execute(self._statements(existing_sql.ANY, *conditions), parameters).fetchone()
         except psycopg.errors.LockNotAvailable:
             raise self._table_is_locked() from None
         return row == (True,)
@@ -117,7 +142,7 @@ class ClaimSessions:
 
     def rehearse(self, rows: Rows) -> None:
         seqs = [event.seq for event in rows.events]
-        marks.rehearse(rows.session, self._statements, self._ownership.mapping, seqs)
+        rehearse(rows.session, self._statements, self._ownership.mapping, seqs)
 
     def mark(self, rows: Rows, seqs: list[int], *, is_locked: bool) -> None:
         try:
@@ -136,15 +161,15 @@ class ClaimSessions:
     def _mark(self, connection: Connection, seqs: list[int], *, is_locked: bool) -> None:
         if not is_locked:
             self._ownership.begin_claim(connection)
-            connection.execute(queries.PATIENTLY)
-        with marks.explained(self._ownership.mapping):
-            marks.mark(connection, self._statements, self._ownership.mapping, seqs)
+            connection.execute(existing_sql.PATIENTLY)
+        with explained(self._ownership.mapping):
+            mark(connection, self._statements, self._ownership.mapping, seqs)
             connection.execute("COMMIT")
 
     def mark_what_can_be(self, rows: Rows, seqs: list[int]) -> None:
         self._ownership.begin_claim(rows.session)
-        rows.session.execute(queries.PATIENTLY)
-        marks.mark_what_can_be(rows.session, self._statements, seqs)
+        rows.session.execute(existing_sql.PATIENTLY)
+        mark_what_can_be(rows.session, self._statements, seqs)
         rows.session.execute("COMMIT")
 
     def unlock(self, rows: Rows) -> None:
@@ -171,7 +196,9 @@ class ClaimSessions:
         connection = self.free[0]
         self._ownership.begin_claim(connection)
         try:
-            rows = connection.execute(self._statements(queries.LOCKED, *conditions), parameters).fetchall()
+            rows = connection.execute(
+                self._statements(existing_sql.LOCKED, *conditions), parameters
+            ).fetchall()
         except psycopg.errors.LockNotAvailable:
             # Locked rows are skipped, so it is the table.
             raise self._table_is_locked() from None
@@ -244,7 +271,7 @@ class ClaimSessions:
         ):
             rows = {row.seq: row for row in self._some(connection, _LARGE)}
             is_more = len(rows) == _LARGE
-            statement, numbers = self._statements(queries.EVENTS), list(rows)
+            statement, numbers = self._statements(existing_sql.EVENTS), list(rows)
             given = {"numbers": numbers, "keys": self._keys.array(numbers)}
             found = dict(contents.read(connection, statement, given, numbers))
             for seq in numbers:
@@ -269,26 +296,26 @@ class ClaimSessions:
     def _open(self, connection: Connection, wanted: Wanted, *, most: int) -> None:
         """Open the cursor of a claim, with the content of rows of at most `most` bytes."""
         conditions, parameters = self._conditions(wanted)
-        connection.execute(self._statements(queries.CLAIM, *conditions), parameters | {"most": most})
+        connection.execute(self._statements(existing_sql.CLAIM, *conditions), parameters | {"most": most})
 
     def _conditions(self, wanted: Wanted) -> tuple[list[LiteralString], dict[str, Any]]:
         conditions: list[LiteralString] = []
         parameters: dict[str, Any] = {"limit": self._settings.batch_events}
         if wanted.not_seqs:
-            conditions.append(queries.NOT_BUSY)
+            conditions.append(existing_sql.NOT_BUSY)
             parameters["busy"] = self._keys.array(wanted.not_seqs)
         if wanted.not_of:
-            conditions.append(queries.NOT_AMONG)
+            conditions.append(existing_sql.NOT_AMONG)
             parameters |= names(wanted.not_of)
         if wanted.upto is not None:
-            conditions.append(queries.UP_TO)
+            conditions.append(existing_sql.UP_TO)
             parameters["last"] = wanted.upto
         return conditions, parameters
 
     def _some(self, connection: Connection, count: int) -> list[Event]:
         """Return the next rows of the claim."""
         with connection.cursor(binary=True) as cursor:
-            rows = cursor.execute(sql.SQL(queries.FETCH).format(count=count)).fetchall()
+            rows = cursor.execute(sql.SQL(existing_sql.FETCH).format(count=count)).fetchall()
         return self._keys.numbered(list(map(Event._make, rows)))
 
 
@@ -296,3 +323,100 @@ def names(aggregates: Iterable[Name]) -> dict[str, list[str]]:
     """Return aggregates as the parameters of a condition."""
     types, ids = zip(*aggregates, strict=True)
     return {"types": list(types), "ids": list(ids)}
+
+
+@contextmanager
+def explained(table: Mapping) -> Iterator[None]:
+    """Raise the database's error about an UPDATE as a `MarkError`."""
+    try:
+        yield
+    except psycopg.DatabaseError as error:
+        if is_outage(error):
+            raise
+        raise MarkError(_explain(table, error)) from error
+
+
+def rehearse(connection: Connection, statements: Statements, table: Mapping, seqs: list[int]) -> None:
+    """Mark rows in the open transaction, and roll the mark back.
+
+    Raises:
+        MarkError: the table does not allow these rows to be marked.
+    """
+    with connection.transaction(force_rollback=True), explained(table):
+        connection.execute(statements(existing_sql.MARK), {"keys": statements.keys.array(seqs)})
+        connection.execute(_NOW)
+        if left := _unmarked(connection, statements, seqs):
+            raise MarkError(
+                f"{table} does not allow {left} of {len(seqs)} rows to be marked, so nothing is "
+                f"published: {_LOOK}"
+            )
+
+
+def mark(connection: Connection, statements: Statements, table: Mapping, seqs: list[int]) -> None:
+    """Mark published rows in the open transaction; log a warning if rows are missing. Call in `explained`.
+
+    Raises:
+        MarkError: the table does not allow all of them to be marked.
+        SetupError: several rows have the same key.
+    """
+    marked = connection.execute(statements(existing_sql.MARK), {"keys": statements.keys.array(seqs)}).rowcount
+    if marked == len(seqs):
+        return
+    key = table.columns["seq" if table.order == "seq" else "id"]
+    left = _unmarked(connection, statements, seqs)
+    if marked > len(seqs):
+        raise SetupError(
+            f"{key!r} is not unique in {table}: {len(seqs)} events have {marked} rows. Give each row its own"
+        )
+    if left:
+        raise MarkError(f"{table} does not allow {left} published rows to be marked: {_LOOK}")
+    _LOG.warning(
+        "%d published events are no longer in %s, or another session has marked them: check for deleted "
+        "rows, a detached partition, or another publisher",
+        *(len(seqs) - marked, table),
+    )
+
+
+def _unmarked(connection: Connection, statements: Statements, seqs: list[int]) -> int:
+    """Return how many of these are still pending: the others were deleted, or marked by another session."""
+    ((left,),) = connection.execute(
+        statements(existing_sql.UNMARKED), {"keys": statements.keys.array(seqs)}
+    ).fetchall()
+    return int(left)
+
+
+def mark_what_can_be(connection: Connection, statements: Statements, seqs: list[int]) -> None:
+    """Mark those of the rows that can be marked, in the open transaction."""
+    broken = 0
+    left = [seqs]
+    while left and broken < _MOST_BROKEN:
+        some = left.pop()
+        try:
+            with connection.transaction():
+                connection.execute(statements(existing_sql.MARK), {"keys": statements.keys.array(some)})
+                connection.execute(_NOW)
+        except psycopg.DatabaseError as error:
+            if is_outage(error):
+                raise
+            middle = len(some) // 2
+            if middle:
+                left += [some[middle:], some[:middle]]
+            else:
+                broken += 1
+
+
+def _explain(table: Mapping, error: psycopg.DatabaseError) -> str:
+    diagnosis = error.diag
+    said = diagnosis.message_primary or first_line(error)
+    if diagnosis.constraint_name:
+        remedy = f"change constraint {diagnosis.constraint_name} of {diagnosis.table_name or table}"
+    elif isinstance(error, psycopg.errors.InsufficientPrivilege):
+        columns = ", ".join(table.columns[name] for name in _WRITTEN if name in table.columns)
+        remedy = f"GRANT UPDATE ({columns}) ON {table} to the relay's role, and what its triggers need"
+    else:
+        where = (diagnosis.context or "").splitlines()
+        remedy = "change what rejects the UPDATE" + (f" ({where[0]})" if where else "")
+    return (
+        f"{table} does not allow rows to be marked as published, so nothing more is published: {said}: "
+        f"{remedy}, then start the relay again"
+    )

@@ -15,13 +15,12 @@ from typing import Final
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.repeated_lines import RepeatedLines
-from outbox_pipelines.existing import marks, queries
-from outbox_pipelines.existing.core.claims import Claims
-from outbox_pipelines.existing.core.ports import Name, Pending
-from outbox_pipelines.existing.core.retries import Retries
-from outbox_pipelines.existing.keys import Keys
-from outbox_pipelines.existing.ownership import TableOwnership
-from outbox_pipelines.existing.source import names
+from outbox_pipelines.existing import claim_sessions, existing_sql
+from outbox_pipelines.existing.claim_sessions import names
+from outbox_pipelines.existing.core.claims import Claims, Name
+from outbox_pipelines.existing.core.row_retries import Pending, Retries
+from outbox_pipelines.existing.table_ownership import TableOwnership
+from outbox_pipelines.existing.table_statements import Keys
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.parked import DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.core.quarantine import Quarantine
@@ -116,48 +115,48 @@ class _Rows:
 
     def tried(self) -> Iterable[Pending]:
         if self._statements.counts_attempts:
-            for kind, name, key, *rest in self._ownership.execute(self._statements(queries.TRIED), {}):
+            for kind, name, key, *rest in self._ownership.execute(self._statements(existing_sql.TRIED), {}):
                 yield Pending((kind, name), self._keys.number(key), *rest)
 
     def failed(self) -> Iterable[Name]:
-        rows = self._ownership.execute(self._statements(queries.FAILED), {})
+        rows = self._ownership.execute(self._statements(existing_sql.FAILED), {})
         return [(kind, name) for kind, name in rows]
 
     def still_failed(self, aggregates: Sequence[Name]) -> Collection[Name]:
-        rows = self._ownership.execute(self._statements(queries.STILL_FAILED), names(aggregates))
+        rows = self._ownership.execute(self._statements(existing_sql.STILL_FAILED), names(aggregates))
         return {(kind, name) for kind, name in rows}
 
     def read(self, seqs: Sequence[int]) -> Generator[tuple[int, tuple[Event, int] | str]]:
         given = {"numbers": list(seqs), "keys": self._keys.array(seqs)}
-        with closing(self._ownership.read(self._statements(queries.EVENTS), given, seqs)) as found:
+        with closing(self._ownership.read(self._statements(existing_sql.EVENTS), given, seqs)) as found:
             for seq, row in found:
                 yield seq, row if isinstance(row, str) else (Event._make(row[:_EVENT]), row[_EVENT])
 
     def postpone(self, reasons: dict[int, str]) -> None:
         if reasons and self._statements.writes_errors:
-            self._ownership.execute(self._statements(queries.POSTPONED), _texts(self._keys, reasons))
+            self._ownership.execute(self._statements(existing_sql.POSTPONED), _texts(self._keys, reasons))
 
     def bury(self, reasons: dict[int, str]) -> None:
         count = len(reasons)
-        with marks.explained(self._ownership.mapping):
+        with claim_sessions.explained(self._ownership.mapping):
             self._refuse(_texts(self._keys, reasons), [0.0] * count, [True] * count)
 
     def rehearse(self, seqs: list[int]) -> None:
         with self._ownership.transaction() as connection:
-            marks.rehearse(connection, self._statements, self._ownership.mapping, seqs)
+            claim_sessions.rehearse(connection, self._statements, self._ownership.mapping, seqs)
 
     def mark_what_can_be(self, seqs: list[int]) -> None:
         with self._ownership.transaction() as connection:
-            marks.mark_what_can_be(connection, self._statements, seqs)
+            claim_sessions.mark_what_can_be(connection, self._statements, seqs)
 
     def record(self, tried: Sequence[Tried], pauses: Sequence[float], news: Collection[int]) -> None:
         published = [one.attempt.event.seq for one in tried if one.verdict is Verdict.PUBLISHED]
         refused = [both for both in zip(tried, pauses, strict=True) if both[0].verdict is Verdict.REFUSED]
         reasons = {one.attempt.event.seq: one.reason for one in tried}
         table = self._ownership.mapping
-        with marks.explained(table), self._ownership.transaction() as connection:
+        with claim_sessions.explained(table), self._ownership.transaction() as connection:
             if published:
-                marks.mark(connection, self._statements, table, published)
+                claim_sessions.mark(connection, self._statements, table, published)
             if refused:
                 self._refuse(
                     _texts(self._keys, {one.attempt.event.seq: one.reason for one, _ in refused}),
@@ -170,7 +169,7 @@ class _Rows:
     def _refuse(self, texts: dict[str, object], pauses: list[float], lasts: list[bool]) -> None:
         if self._statements.writes_refusals:
             given = {**texts, "pauses": pauses, "lasts": lasts}
-            self._ownership.execute(self._statements(queries.REFUSED), given)
+            self._ownership.execute(self._statements(existing_sql.REFUSED), given)
 
 
 def _texts(keys: Keys, reasons: dict[int, str]) -> dict[str, object]:

@@ -12,14 +12,13 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from outbox_pipelines.core.event import Event, weigh
-from outbox_pipelines.existing.core.claims import Claims
-from outbox_pipelines.existing.core.ports import MarkError, Name, Refusals
+from outbox_pipelines.existing.core.claims import Claims, MarkError, Name
 from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, Aggregate, BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.parked import Attempt, DeadLetter, Prober, Tried, Verdict
@@ -29,6 +28,58 @@ from outbox_pipelines.relay.core.quarantine import Quarantine
 _AT_ONCE: Final = 500
 # With OUTBOX_ON_DEAD_LETTER=block: seconds between two checks whether the row has been changed.
 _MENDED_SECONDS: Final = 2.0
+
+
+class Pending(NamedTuple):
+    """A row that was refused before."""
+
+    aggregate: Name
+    seq: int
+    attempts: int
+    due_in: float
+    """Seconds until its next attempt; 0 or less if it is due."""
+
+
+class Refusals(Protocol):
+    """Refusals recorded in the rows, in the session that owns the table. Each call is one transaction."""
+
+    remembers_failures: bool
+    """Whether a row can record that its event is a dead letter."""
+
+    def tried(self) -> Iterable[Pending]:
+        """Return the first row of each aggregate that was refused before."""
+
+    def failed(self) -> Iterable[Name]:
+        """Return the aggregates that have dead letters."""
+
+    def still_failed(self, aggregates: Sequence[Name]) -> Collection[Name]:
+        """Return those of these aggregates that still have dead letters."""
+
+    def read(self, seqs: Sequence[int]) -> Generator[tuple[int, tuple[Event, int] | str]]:
+        """Yield those of these rows that are still pending, with attempts, or why a row cannot be read."""
+
+    def postpone(self, reasons: dict[int, str]) -> None:
+        """Write the reason why these wait; count no attempt."""
+
+    def bury(self, reasons: dict[int, str]) -> None:
+        """Make dead letters of these, which cannot be read."""
+
+    def rehearse(self, seqs: list[int]) -> None:
+        """Mark these, and roll the mark back.
+
+        Raises:
+            MarkError: the table does not allow them to be marked.
+        """
+
+    def mark_what_can_be(self, seqs: list[int]) -> None:
+        """Mark those of these rows that can be marked."""
+
+    def record(self, tried: Sequence[Tried], pauses: Sequence[float], news: Collection[int]) -> None:
+        """Write verdicts: marks, refusals, and for the seqs in `news` the reason why they wait.
+
+        Raises:
+            MarkError: the table does not allow it to be written.
+        """
 
 
 @dataclass(slots=True)

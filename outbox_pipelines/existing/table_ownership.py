@@ -25,9 +25,9 @@ from psycopg import sql
 
 from outbox_pipelines.database import Connection, connect, refuse_standby, require_own_session
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import examine, findings, queries
+from outbox_pipelines.existing import examine, existing_sql, findings
 from outbox_pipelines.existing.check import of_settings, open_mapping
-from outbox_pipelines.existing.statements import Statements
+from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.outcomes import ShardLostError
@@ -89,39 +89,39 @@ class TableOwnership(Ownership):
         )
         self._refuse_other_descriptions()
         self.pid = _pid(self._connection)
-        self._connection.execute(queries.SET_PATIENCE)
+        self._connection.execute(existing_sql.SET_PATIENCE)
         limit_silence(self._connection, self._settings)
 
     def _refuse_other_descriptions(self) -> None:
         # Another relay of this table would take it over with another order, or mark its rows differently.
         lock = {"table": _DESCRIBES ^ self._oid, "digest": self.mapping.digest}
-        self.execute(queries.DESCRIBE, lock)
-        for pid, name in self.execute(queries.DESCRIBED_OTHERWISE, lock):
+        self.execute(existing_sql.DESCRIBE, lock)
+        for pid, name in self.execute(existing_sql.DESCRIBED_OTHERWISE, lock):
             raise SetupError(
                 f"{shown(name, pid)} relays {self.mapping} by a description that differs from that of "
                 "OUTBOX_TABLE: give both relays the same file, or stop that relay first"
             )
 
     def try_wait(self) -> bool:
-        return self._ask(queries.TRY_LOCK, self._lock(_WAITS))
+        return self._ask(existing_sql.TRY_LOCK, self._lock(_WAITS))
 
     def try_take(self) -> bool:
         # Not while a predecessor's claim is open.
         if self.mapping.is_shared:
             # A row that another relay has claimed is skipped.
-            self._has_lock = self._has_lock or self._ask(queries.TRY_SHARE, self._lock(_HOLDS))
+            self._has_lock = self._has_lock or self._ask(existing_sql.TRY_SHARE, self._lock(_HOLDS))
             self._has_taken = self._has_lock and not self._must_wait()
             return self._has_taken
-        self._has_lock = self._has_lock or self._ask(queries.TRY_LOCK, self._lock(_HOLDS))
+        self._has_lock = self._has_lock or self._ask(existing_sql.TRY_LOCK, self._lock(_HOLDS))
         if self._must_wait():
             return False
-        if self._has_lock and self._ask(queries.NO_CLAIMS, self._lock(_CLAIMS)):
-            self._ask(queries.UNLOCK, self._lock(_WAITS))
+        if self._has_lock and self._ask(existing_sql.NO_CLAIMS, self._lock(_CLAIMS)):
+            self._ask(existing_sql.UNLOCK, self._lock(_WAITS))
             self._has_taken = True
         return self._has_taken
 
     def is_awaited(self) -> bool:
-        return not self.mapping.is_shared and bool(self.execute(queries.OWNER, self._lock(_WAITS)))
+        return not self.mapping.is_shared and bool(self.execute(existing_sql.OWNER, self._lock(_WAITS)))
 
     def end_silent(self) -> None:
         """Do nothing: the database ends the session of a frozen relay after the lease."""
@@ -133,7 +133,7 @@ class TableOwnership(Ownership):
     def describe_owner(self) -> str:
         if self._must_wait():
             return self._why_wait()
-        rows = self.execute(queries.OWNER, self._lock(_HOLDS))
+        rows = self.execute(existing_sql.OWNER, self._lock(_HOLDS))
         if not rows:
             return f"{self.mapping} is owned by another relay"
         pid, name, _, since = rows[0]
@@ -145,7 +145,7 @@ class TableOwnership(Ownership):
         Raises:
             ShardLostError: another relay may have taken the table.
         """
-        query = sql.SQL(queries.BEGIN).format(
+        query = sql.SQL(existing_sql.BEGIN).format(
             claims=key(_CLAIMS, self._oid),
             key=key(_HOLDS, self._oid),
             pid=self.pid,
@@ -179,7 +179,7 @@ class TableOwnership(Ownership):
 
     def beat(self) -> None:
         try:
-            found = self.execute(queries.PID, {})
+            found = self.execute(existing_sql.PID, {})
         except psycopg.errors.InFailedSqlTransaction:
             # The claiming thread has just had an error, and reports it.
             return
@@ -210,7 +210,7 @@ class TableOwnership(Ownership):
     def release(self) -> None:
         if self._has_lock:
             with suppress(psycopg.OperationalError):
-                self._connection.execute(queries.UNLOCK, self._lock(_HOLDS))
+                self._connection.execute(existing_sql.UNLOCK, self._lock(_HOLDS))
         self._connection.close()
 
     def _must_wait(self) -> bool:
@@ -233,7 +233,7 @@ class TableOwnership(Ownership):
 
 def _pid(connection: Connection) -> int:
     """Return the server process of a connection. The driver's own value may come from a pooler."""
-    row = connection.execute(queries.PID).fetchone()
+    row = connection.execute(existing_sql.PID).fetchone()
     assert row is not None
     return int(row[0])
 

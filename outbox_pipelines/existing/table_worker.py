@@ -13,11 +13,11 @@ import time
 from collections import deque
 from typing import Final
 
-from outbox_pipelines.existing import queries
+from outbox_pipelines.existing import existing_sql
+from outbox_pipelines.existing.claim_sessions import MarkedTableSource, names
 from outbox_pipelines.existing.core.claimer import Claimer
-from outbox_pipelines.existing.ownership import TableOwnership
-from outbox_pipelines.existing.retries import MarkedTableRetries
-from outbox_pipelines.existing.source import MarkedTableSource, names
+from outbox_pipelines.existing.refused_rows import MarkedTableRetries
+from outbox_pipelines.existing.table_ownership import TableOwnership
 from outbox_pipelines.quality.measured import CAP
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
@@ -40,7 +40,6 @@ class MarkedTableWorker:
         settings: Settings,
         ownership: TableOwnership,
         producer: IdempotentProducer,
-        publisher: Publisher,
         blocked: SharedBlockedAggregates,
         run: Run,
     ) -> None:
@@ -48,7 +47,9 @@ class MarkedTableWorker:
         self._heartbeat = settings.lease_seconds / 5
         self._ownership = ownership
         self._producer = producer
-        self._publisher = publisher
+        self._publisher = publisher = Publisher(
+            producer, blocked, patience=settings.breaker_seconds, clock=time.monotonic
+        )
         self._blocked = blocked
         self._source = MarkedTableSource(settings, ownership)
         self._retries = MarkedTableRetries(
@@ -177,22 +178,14 @@ class MarkedTableWorker:
         # From the table, where it records them: an earlier process may have given events up.
         self.totals.unpublished = self._retries.dead
         if self._ownership.mapping.remembers_failures:
-            ((failed,),) = self._ownership.execute(self._ownership.statements(queries.FAILURES), {"cap": CAP})
+            ((failed,),) = self._ownership.execute(
+                self._ownership.statements(existing_sql.FAILURES), {"cap": CAP}
+            )
             self.totals.unpublished = failed
         if self._blocked.aggregates:
-            query = self._ownership.statements(queries.UNPUBLISHED, queries.AMONG, queries.UP_TO)
+            query = self._ownership.statements(
+                existing_sql.UNPUBLISHED, existing_sql.AMONG, existing_sql.UP_TO
+            )
             parameters = names(self._blocked.aggregates) | {"last": self._source.upto}
             ((held,),) = self._ownership.execute(query, parameters)
             self.totals.unpublished += held
-
-
-def make_marked_table_worker(
-    settings: Settings,
-    ownership: TableOwnership,
-    producer: IdempotentProducer,
-    blocked: SharedBlockedAggregates,
-    run: Run,
-) -> MarkedTableWorker:
-    """Return a worker for an owned table."""
-    publisher = Publisher(producer, blocked, patience=settings.breaker_seconds, clock=time.monotonic)
-    return MarkedTableWorker(settings, ownership, producer, publisher, blocked, run)

@@ -1,1 +1,0 @@
-"""Partitions of an existing table, by months, made before their first row."""
