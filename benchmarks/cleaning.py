@@ -18,7 +18,7 @@ import psycopg
 
 from benchmarks.servers import fresh_outbox
 from benchmarks.table import Row
-from outbox_pipelines.existing.cleaning.clean import Cleaned, clean
+from outbox_pipelines.existing.cleaning.clean_up import Cleaned, clean
 from outbox_pipelines.settings import Settings
 
 _ROWS: Final = 400_000

@@ -78,7 +78,7 @@ def clean_table(settings: Settings, as_json: bool) -> None:
     Rows are archived in OUTBOX_ARCHIVE first, with a proof (none: they are not). Pending rows and dead
     letters stay. Batches are small: none holds a lock for more than 50 ms. Ctrl-C ends after the current one.
     """
-    from outbox_pipelines.existing.cleaning.clean import clean
+    from outbox_pipelines.existing.cleaning.clean_up import clean
 
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: set_from_handler(stop)) for number in _SIGNALS}

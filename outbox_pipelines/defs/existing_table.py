@@ -51,7 +51,7 @@ def remove_published_rows(outbox: Outbox) -> dg.OpDefinition:
         """Archive, prove and delete rows published long ago; drop months that have only such rows."""
         started = time.monotonic()
         with one_line(outbox):
-            from outbox_pipelines.existing.cleaning.clean import clean
+            from outbox_pipelines.existing.cleaning.clean_up import clean
 
             cleaned = clean(outbox.load_settings())
         for note in cleaned.notes:

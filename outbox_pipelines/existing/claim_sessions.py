@@ -21,7 +21,7 @@ from typing import Any, Final, LiteralString
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines.config.table_mapping import Mapping
+from outbox_pipelines.config.table_mapping import WRITTEN, Mapping
 from outbox_pipelines.core.event import Event, weigh
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.sqlstates import is_outage
@@ -57,17 +57,6 @@ _MOST_BROKEN: Final = 20
 # Otherwise a deferred constraint or trigger would raise its error only at the commit.
 _NOW: Final = "SET CONSTRAINTS ALL IMMEDIATE"
 _LOOK: Final = "look for a trigger, a rule or a policy that prevents or undoes the UPDATE"
-
-
-_WRITTEN: Final = (
-    "published_at",
-    "status",
-    "processed_at",
-    "retry_count",
-    "last_error",
-    "next_attempt_at",
-    "failed_at",
-)
 
 
 class MarkedTableSource(Claims):
@@ -411,7 +400,7 @@ def _explain(table: Mapping, error: psycopg.DatabaseError) -> str:
     if diagnosis.constraint_name:
         remedy = f"change constraint {diagnosis.constraint_name} of {diagnosis.table_name or table}"
     elif isinstance(error, psycopg.errors.InsufficientPrivilege):
-        columns = ", ".join(table.columns[name] for name in _WRITTEN if name in table.columns)
+        columns = ", ".join(table.columns[name] for name in WRITTEN if name in table.columns)
         remedy = f"GRANT UPDATE ({columns}) ON {table} to the relay's role, and what its triggers need"
     else:
         where = (diagnosis.context or "").splitlines()

@@ -21,7 +21,7 @@ from outbox_pipelines.defs.dagster_internals import LOCATION
 from outbox_pipelines.defs.relay import relay_session
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import months
-from outbox_pipelines.existing.cleaning import clean
+from outbox_pipelines.existing.cleaning import clean_up
 from outbox_pipelines.reconciliation import reconcile
 from tests.catalog.conftest import CATALOG
 from tests.conftest import Outbox
@@ -99,7 +99,7 @@ def test_rows_are_removed_once(
         files = {file.name: file.read_bytes() for file in (tmp_path / "archive").rglob("*") if file.is_file()}
         return cleaning.execute("SELECT * FROM events ORDER BY 1"), files
 
-    repeat(job_of(serving(dsn=cleaning.settings.dsn), "clean_table"), clean, "clean", state)
+    repeat(job_of(serving(dsn=cleaning.settings.dsn), "clean_table"), clean_up, "clean", state)
 
 
 def test_months_are_made_once(table: Cleaning, repeat: Repeat, monkeypatch: pytest.MonkeyPatch) -> None:

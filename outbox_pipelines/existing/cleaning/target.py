@@ -19,7 +19,7 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import examine, findings, pg_catalog
 from outbox_pipelines.existing.check import open_mapping
-from outbox_pipelines.existing.cleaning import queries
+from outbox_pipelines.existing.cleaning import cleaning_sql
 from outbox_pipelines.existing.pg_catalog import Column
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.settings import Settings
@@ -72,7 +72,7 @@ class Target:
         )
 
 
-def find(connection: Connection, settings: Settings) -> Target:
+def find_target(connection: Connection, settings: Settings) -> Target:
     """Return the table of OUTBOX_TABLE, and what may be removed of it.
 
     Raises:
@@ -101,7 +101,7 @@ def find(connection: Connection, settings: Settings) -> Target:
     assert place is not None
     _require_rights(connection, place.oid)
     ((cutoff, database),) = connection.execute(
-        queries.CUTOFF, {"seconds": settings.clean_after_hours * 3600}
+        cleaning_sql.CUTOFF, {"seconds": settings.clean_after_hours * 3600}
     ).fetchall()
     published, unpublished = _conditions(mapping)
     return Target(
@@ -119,7 +119,7 @@ def find(connection: Connection, settings: Settings) -> Target:
 
 
 def _require_rights(connection: Connection, oid: int) -> None:
-    lacking = connection.execute(queries.LACKING, {"oid": oid}).fetchall()
+    lacking = connection.execute(cleaning_sql.LACKING, {"oid": oid}).fetchall()
     if lacking:
         table, user = lacking[0]
         likewise = f" (likewise for {len(lacking) - 1} more partitions)" if len(lacking) > 1 else ""

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.core.secret import Secret
-from outbox_pipelines.existing.cleaning.clean import Cleaned, clean
+from outbox_pipelines.existing.cleaning.clean_up import Cleaned, clean
 from outbox_pipelines.local import Stack
 from outbox_pipelines.settings import Settings
 from tests.conftest import fresh_database, topic_prefix

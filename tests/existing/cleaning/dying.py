@@ -20,7 +20,7 @@ import psycopg
 import pyarrow.parquet  # noqa: F401
 
 from outbox_pipelines.days.archive.store import Store
-from outbox_pipelines.existing.cleaning.clean import clean
+from outbox_pipelines.existing.cleaning.clean_up import clean
 from outbox_pipelines.settings import load_settings
 from tests import forks
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.existing.cleaning import archiving, queries
-from outbox_pipelines.existing.cleaning.rows import Deleter
+from outbox_pipelines.existing.cleaning import cleaning_sql, published_rows
+from outbox_pipelines.existing.cleaning.published_rows import Deleter
 from tests.existing import textbook
 from tests.existing.cleaning.conftest import MONTHS, MONTHS_MAPPING, SOME, Cleaning, Make
 
@@ -61,8 +61,8 @@ def test_a_row_without_an_id(archived: Cleaning) -> None:
 def test_a_file_has_its_name_when_the_deletion_is_on_disk(archived: Cleaning) -> None:
     """Guards against rows that a crash of the server brings back, and that are then in two files."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queries, "IS_ON_DISK", "SELECT %(written)s::pg_lsn IS NULL")
-        patch.setattr(archiving, "_MOST_SECONDS_TO_DISK", 0.1)
+        patch.setattr(cleaning_sql, "IS_ON_DISK", "SELECT %(written)s::pg_lsn IS NULL")
+        patch.setattr(published_rows, "_MOST_SECONDS_TO_DISK", 0.1)
         with pytest.raises(NotReadyError, match=r"has not yet written to disk .*: the next run continues"):
             archived.clean()
     assert archived.execute("SELECT count(*) FROM events WHERE seq <= 10") == [(0,)]

@@ -11,8 +11,8 @@ import pytest
 
 from outbox_pipelines.days.archive import rows
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.existing.cleaning import months
-from outbox_pipelines.existing.cleaning.clean import Cleaned, clean
+from outbox_pipelines.existing.cleaning import clean_up
+from outbox_pipelines.existing.cleaning.clean_up import Cleaned, clean
 from tests.conftest import wait_until
 from tests.existing.cleaning.conftest import MONTHS, MONTHS_MAPPING, Cleaning, Make
 
@@ -76,7 +76,7 @@ def test_an_event_that_is_written_before_the_lock_is_kept(make: Make) -> None:
     """Guards against the time between the look at a month and its lock."""
     cleaning = make(MONTHS, MONTHS_MAPPING)
     cleaning.execute(ROWS)
-    found = months._why_kept
+    found = clean_up._why_kept
 
     def meanwhile(*given: Any, **named: Any) -> str:
         reason = found(*given, **named)
@@ -84,7 +84,7 @@ def test_an_event_that_is_written_before_the_lock_is_kept(make: Make) -> None:
         return reason
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(months, "_why_kept", meanwhile)
+        patch.setattr(clean_up, "_why_kept", meanwhile)
         cleaned = cleaning.clean()
     # Looking at the second month came after an event for the first one again.
     assert cleaned.dropped == ["public.events_02"]
@@ -114,7 +114,7 @@ def test_nothing_changes_while_a_transaction_holds_the_table(make: Make) -> None
     cleaning = make(MONTHS, MONTHS_MAPPING)
     cleaning.execute(ROWS)
     with pytest.MonkeyPatch.context() as patch, cleaning.connect(autocommit=False) as holder:
-        patch.setattr(months, "ATTEMPTS", 2)
+        patch.setattr(clean_up, "ATTEMPTS", 2)
         holder.execute("SELECT count(*) FROM events")
         cleaned = cleaning.clean()
     assert cleaned.dropped == []

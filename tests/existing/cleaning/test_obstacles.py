@@ -11,8 +11,8 @@ import pytest
 from psycopg import sql
 
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.existing.cleaning import months
-from outbox_pipelines.existing.cleaning.clean import Cleaned, clean
+from outbox_pipelines.existing.cleaning import clean_up
+from outbox_pipelines.existing.cleaning.clean_up import Cleaned, clean
 from tests.existing.cleaning.conftest import MONTHS, MONTHS_MAPPING, Make
 from tests.existing.cleaning.test_months import ROWS
 
@@ -30,7 +30,7 @@ def test_a_state_of_another_publisher(make: Make) -> None:
         ),
     )
     cleaning.execute(ROWS.replace("published_at", "processed_at"))
-    found = months._why_kept
+    found = clean_up._why_kept
 
     def meanwhile(*given: Any, **named: Any) -> str:
         reason = found(*given, **named)
@@ -38,7 +38,7 @@ def test_a_state_of_another_publisher(make: Make) -> None:
         return reason
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(months, "_why_kept", meanwhile)
+        patch.setattr(clean_up, "_why_kept", meanwhile)
         cleaned = cleaning.clean()
     assert cleaned.notes == ["public.events_01: a row that is not published was written during the clean-up"]
     assert cleaning.execute("SELECT count(*) FROM events WHERE status = 'PROCESSING'") == [(2,)]
@@ -55,7 +55,7 @@ def test_a_table_that_it_references_is_not_blocked(make: Make) -> None:
     cleaning.execute(ROWS)
     results: list[Cleaned] = []
     with cleaning.connect(autocommit=False) as holder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(months, "ATTEMPTS", 10)
+        patch.setattr(clean_up, "ATTEMPTS", 10)
         holder.execute("SELECT FROM orders")
         thread = threading.Thread(target=lambda: results.append(clean(cleaning.settings)))
         thread.start()
@@ -149,7 +149,7 @@ def test_a_detached_month_that_is_written_by_its_own_name(make: Make, tmp_path: 
     """Guards against an event that is written between the look at a detached month and its drop."""
     cleaning = make(MONTHS, MONTHS_MAPPING, archive=str(tmp_path / "archive"))
     cleaning.execute(ROWS)
-    archived = months._archive
+    archived = clean_up._archive
 
     def beside_a_writer(*given: Any) -> str:
         insert = sql.SQL("INSERT INTO {} (created_at) VALUES ('2026-01-10Z')").format(given[3])
@@ -160,7 +160,7 @@ def test_a_detached_month_that_is_written_by_its_own_name(make: Make, tmp_path: 
         return archived(*given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(months, "_archive", beside_a_writer)
+        patch.setattr(clean_up, "_archive", beside_a_writer)
         assert cleaning.clean().dropped == ["public.events_01", "public.events_02"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.core.secret import Secret
-from outbox_pipelines.existing.cleaning.clean import clean
+from outbox_pipelines.existing.cleaning.clean_up import clean
 from outbox_pipelines.settings import Settings
 from tests.conftest import Lasting
 from tests.existing.cleaning.conftest import MONTHS, MONTHS_MAPPING

@@ -11,10 +11,10 @@ from psycopg import sql
 
 from outbox_pipelines.database import connect
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.existing.cleaning import queries, rows
-from outbox_pipelines.existing.cleaning.clean import clean
-from outbox_pipelines.existing.cleaning.rows import Deleter, Versions
-from outbox_pipelines.existing.cleaning.target import find
+from outbox_pipelines.existing.cleaning import cleaning_sql, published_rows
+from outbox_pipelines.existing.cleaning.clean_up import clean
+from outbox_pipelines.existing.cleaning.published_rows import Deleter, Versions
+from outbox_pipelines.existing.cleaning.target import find_target
 from tests.conftest import wait_until
 from tests.existing import guides, textbook
 from tests.existing.cleaning.conftest import SOME, Cleaning, Make
@@ -117,10 +117,10 @@ def test_a_locked_row_is_left(cleaning: Cleaning) -> None:
 def test_a_row_that_was_changed_meanwhile_stays(cleaning: Cleaning) -> None:
     """Guards against a version that was never archived, or was set to pending again."""
     with connect(cleaning.settings, name="test") as connection:
-        target = find(connection, cleaning.settings)
-        (leaf,) = rows.leaves(connection, target)
-        given = {"start": rows.place(0), "end": rows.place(leaf.blocks)}
-        found = connection.execute(target.statement(queries.ROWS, leaf.name), given).fetchall()
+        target = find_target(connection, cleaning.settings)
+        (leaf,) = published_rows.leaves(connection, target)
+        given = {"start": published_rows.place(0), "end": published_rows.place(leaf.blocks)}
+        found = connection.execute(target.statement(cleaning_sql.ROWS, leaf.name), given).fetchall()
         assert len(found) == 10
         cleaning.execute("UPDATE events SET published_at = NULL WHERE payload ->> 'n' = '1'")
         cleaning.execute("UPDATE events SET last_error = 'x' WHERE payload ->> 'n' = '2'")
@@ -173,18 +173,18 @@ def test_no_statement_reads_the_table_as_a_whole(make: Make) -> None:
     cleaning.table.fill(50_000)
     cleaning.execute("UPDATE events SET published_at = now() - interval '1 day'; ANALYZE events")
     with connect(cleaning.settings, name="test") as connection:
-        target = find(connection, cleaning.settings)
-        (leaf,) = rows.leaves(connection, target)
-        block = {"start": rows.place(leaf.blocks - 256), "end": rows.place(leaf.blocks)}
-        found = connection.execute(target.statement(queries.ROWS, leaf.name), block).fetchall()
+        target = find_target(connection, cleaning.settings)
+        (leaf,) = published_rows.leaves(connection, target)
+        block = {"start": published_rows.place(leaf.blocks - 256), "end": published_rows.place(leaf.blocks)}
+        found = connection.execute(target.statement(cleaning_sql.ROWS, leaf.name), block).fetchall()
         assert len(found) >= 5_000
         places, transactions, ids = zip(*found[:5_000], strict=True)
         versions = {"places": list(places), "transactions": list(transactions), "ids": list(ids)}
         for query, given in (
-            (queries.ROWS, block),
-            (queries.COUNT, block),
-            (queries.DELETE, versions),
-            (queries.STILL, versions),
+            (cleaning_sql.ROWS, block),
+            (cleaning_sql.COUNT, block),
+            (cleaning_sql.DELETE, versions),
+            (cleaning_sql.STILL, versions),
         ):
             explain = b"EXPLAIN " + target.statement(query, leaf.name).as_bytes()
             plan = "\n".join(line for (line,) in connection.execute(explain, given))
@@ -202,7 +202,7 @@ def test_a_locked_table(cleaning: Cleaning) -> None:
             return delete(self, leaf, versions)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "ATTEMPTS", 2)
+        patch.setattr(published_rows, "ATTEMPTS", 2)
         patch.setattr(Deleter, "delete", beside_a_lock)
         with pytest.raises(NotReadyError, match=r"^another session locks public.events, or rows"):
             cleaning.clean()
@@ -250,7 +250,7 @@ def test_no_transaction_is_open_between_statements(cleaning: Cleaning) -> None:
 
 def test_one_at_a_time(cleaning: Cleaning) -> None:
     with connect(cleaning.settings, name="test") as connection:
-        oid = find(connection, cleaning.settings).oid
+        oid = find_target(connection, cleaning.settings).oid
         connection.execute("SELECT pg_advisory_lock(%s)", [0x6F62_7805 << 32 | oid])
         with pytest.raises(NotReadyError, match=r"events is being cleaned by session \d+ of role .* \(test"):
             cleaning.clean()

@@ -1,6 +1,7 @@
-"""Drops partitions whose rows are all published, whoever makes them.
+"""One clean-up: the partitions that can be dropped, whoever makes them, then the rows that remain.
 
 Invariants:
+- At most one runs for a table. It can be killed anywhere, and the next one continues.
 - A partition leaves the table only if, under the lock, none of its rows is unpublished. Waiting for the lock
   and holding it take at most 50 ms together, in one statement.
 - It is dropped after that, when no statement through the table can reach it, under a lock against those that
@@ -21,64 +22,139 @@ import psycopg
 from psycopg import sql
 
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.database import Connection, locks
+from outbox_pipelines.database import Connection, connect, locks, refuse_standby
 from outbox_pipelines.days.archive import rows as archive
-from outbox_pipelines.days.archive.store import Store
+from outbox_pipelines.days.archive.store import Store, open_store
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.existing.cleaning import queries
-from outbox_pipelines.existing.cleaning.rows import ATTEMPTS, BRIEFLY, CANCEL_MS, PAUSE
-from outbox_pipelines.existing.cleaning.target import Target
+from outbox_pipelines.existing.cleaning import cleaning_sql, published_rows
+from outbox_pipelines.existing.cleaning.published_rows import ATTEMPTS, BRIEFLY, CANCEL_MS, PAUSE
+from outbox_pipelines.existing.cleaning.target import Target, find_target
+from outbox_pipelines.existing.existing_sql import PARTMAN
+from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
+_LOCK: Final = 0x6F62_7805
 # For a lock that no statement through the table waits behind.
 _OWN_SECONDS: Final = 2.0
 
 
 @dataclass(slots=True)
-class Months:
-    """What became of the partitions."""
+class Cleaned:
+    """What a clean-up did."""
 
+    table: str
+    deleted: int = 0
+    """Rows, without those of dropped partitions."""
     dropped: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
-    """Reasons, a line for each partition that has ended and stays."""
+    """Partitions."""
     files: list[str] = field(default_factory=list)
+    """Files of the archive."""
+    notes: list[str] = field(default_factory=list)
+    """What stays and why, and what should be corrected; a line each."""
+    longest: float = 0.0
+    """Seconds of the longest batch."""
 
 
-def drop_all(connection: Connection, target: Target, store: Store | None, stop: threading.Event) -> Months:
+def clean(settings: Settings, stop: threading.Event | None = None) -> Cleaned:
+    """Remove the rows of OUTBOX_TABLE's table that were published OUTBOX_CLEAN_AFTER_HOURS ago.
+
+    Raises:
+        SetupError: the table cannot be cleaned, or the clean-up is not configured.
+        NotReadyError: another clean-up of the table runs; rows and archive differ.
+    """
+    stop = stop or threading.Event()
+    with connect(settings, name="outbox table clean") as connection:
+        connection.execute(cleaning_sql.TUNE)
+        refuse_standby(connection)
+        found = find_target(connection, settings)
+        _lock(connection, found)
+        store = None if settings.archive == NO_ARCHIVE else open_store(settings)
+        cleaned = Cleaned(str(found), notes=_partman(connection, found))
+        deleter = published_rows.Deleter(connection, found, stop)
+        if store is not None:
+            cleaned.files += published_rows.complete(deleter, store)
+        drop_months(connection, found, store, stop, cleaned)
+        if store is None:
+            published_rows.delete_all(deleter)
+        else:
+            cleaned.files += published_rows.archive_all(deleter, store)
+        cleaned.deleted, cleaned.longest = deleter.deleted, deleter.longest
+        return cleaned
+
+
+def _lock(connection: Connection, found: Target) -> None:
+    if (who := cleaning_sql.LOCK.take(connection, {"key": _LOCK << 32 | found.oid})) is not None:
+        raise NotReadyError(f"{found} is being cleaned by {who}: wait for its end")
+
+
+def _partman(connection: Connection, found: Target) -> list[str]:
+    """Return what in the settings of pg_partman would lose events."""
+    notes = []
+    ((children,),) = connection.execute(cleaning_sql.CHILDREN, {"oid": found.oid}).fetchall()
+    if children:
+        notes.append(
+            f"{children:,} tables inherit from {found}, and their rows stay: only declarative partitions are "
+            "cleaned (pg_partman: the type native)"
+        )
+    row = connection.execute(PARTMAN).fetchone()
+    if row is None:
+        return notes
+    if not row[1]:
+        return [*notes, f"this role may not read {row[0]}: make sure that {found} has no retention there"]
+    config = sql.SQL(row[0])
+    name = sql.Literal(str(found)).as_string()
+    for retention, is_infinite in connection.execute(
+        sql.SQL(cleaning_sql.RETENTION).format(config=config), {"table": str(found)}
+    ).fetchall():
+        if retention is not None:
+            notes.append(
+                f"pg_partman drops months of {found} by its retention ({retention}), also with rows that are "
+                f"not published: UPDATE {row[0]} SET retention = NULL WHERE parent_table = {name}"
+            )
+        if not is_infinite:
+            notes.append(
+                f"pg_partman makes no months of {found} while no rows arrive, and later rows would go to the "
+                f"default partition: UPDATE {row[0]} SET infinite_time_partitions = true "
+                f"WHERE parent_table = {name}"
+            )
+    return notes
+
+
+def drop_months(
+    connection: Connection, target: Target, store: Store | None, stop: threading.Event, cleaned: Cleaned
+) -> None:
     """Drop the partitions that have ended and whose rows may all be removed.
 
     Raises:
         NotReadyError: a partition and its archive file differ.
     """
-    months = Months()
     if "created_at" not in target.mapping.columns:
-        return months
+        return
     given = {
         "oid": target.oid,
         "column": target.mapping.columns["created_at"],
         "cutoff": target.cutoff,
         "remark": _remark(target),
     }
-    found = connection.execute(queries.MONTHS, given).fetchall()
-    ((is_owner, user, owner),) = connection.execute(queries.OWNS, {"oid": target.oid}).fetchall()
+    found = connection.execute(cleaning_sql.MONTHS, given).fetchall()
+    ((is_owner, user, owner),) = connection.execute(cleaning_sql.OWNS, {"oid": target.oid}).fetchall()
     if not is_owner:
         if any(has_ended for _, _, _, has_ended, _, _ in found):
-            months.kept.append(
+            cleaned.notes.append(
                 f"partitions of {target} are not dropped, their rows are deleted: only the owner can drop "
                 f"them; run the clean-up as {owner}, or GRANT {owner} TO {user}"
             )
-        return months
+        return
     for oid, schema, name, has_ended, is_newest, is_ours in found:
         leaf = sql.Identifier(schema, name)
         if is_ours:
-            connection.execute(target.statement(queries.FORGET, leaf))
+            connection.execute(target.statement(cleaning_sql.FORGET, leaf))
         if has_ended and not stop.is_set():
             reason = _why_kept(connection, target, leaf, oid, is_newest=is_newest)
             if reason := reason or _detach(connection, target, leaf, stop):
-                months.kept.append(f"{schema}.{name}: {reason}")
-    for schema, name in connection.execute(queries.DETACHED, {"remark": _remark(target)}).fetchall():
+                cleaned.notes.append(f"{schema}.{name}: {reason}")
+    for schema, name in connection.execute(cleaning_sql.DETACHED, {"remark": _remark(target)}).fetchall():
         if not stop.is_set():
-            _drop(connection, target, store, (schema, name), months, stop)
-    return months
+            _drop(connection, target, store, (schema, name), cleaned, stop)
 
 
 def _why_kept(
@@ -86,24 +162,24 @@ def _why_kept(
 ) -> str:
     if is_newest:
         return "no later partition exists, and this one stays: make the partitions of now and of later"
-    ((unpublished, young),) = connection.execute(target.statement(queries.LEFT, leaf)).fetchall()
+    ((unpublished, young),) = connection.execute(target.statement(cleaning_sql.LEFT, leaf)).fetchall()
     if unpublished:
         return f"{unpublished:,} rows are not published (pending, or dead letters)"
     if young:
         return f"{young:,} rows were published too recently"
-    dependent = connection.execute(queries.DEPENDENT, {"leaf": oid}).fetchone()
+    dependent = connection.execute(cleaning_sql.DEPENDENT, {"leaf": oid}).fetchone()
     return f"{dependent[0]} depends on it: drop that first" if dependent else ""
 
 
 def _detach(connection: Connection, target: Target, leaf: sql.Identifier, stop: threading.Event) -> str:
     """Take the partition out of the table; return why that was impossible, or nothing."""
     block = target.statement(
-        queries.DETACH,
+        cleaning_sql.DETACH,
         leaf,
         remark=sql.Literal(_remark(target)),
-        unpublished_state=sql.SQL(queries.UNPUBLISHED),
+        unpublished_state=sql.SQL(cleaning_sql.UNPUBLISHED),
     )
-    statement = sql.SQL(queries.DO).format(sql.Literal(block.as_string(connection)))
+    statement = sql.SQL(cleaning_sql.DO).format(sql.Literal(block.as_string(connection)))
     connection.execute(BRIEFLY)
     try:
         for attempt in locks.briefly(times=ATTEMPTS, pause=PAUSE, wait=stop.wait, is_cut=True):
@@ -115,11 +191,11 @@ def _detach(connection: Connection, target: Target, leaf: sql.Identifier, stop: 
     except psycopg.errors.InsufficientPrivilege as error:
         return first_line(error)
     except psycopg.Error as error:
-        if error.sqlstate != queries.UNPUBLISHED:
+        if error.sqlstate != cleaning_sql.UNPUBLISHED:
             raise
         return "a row that is not published was written during the clean-up"
     finally:
-        connection.execute(queries.AT_LENGTH)
+        connection.execute(cleaning_sql.AT_LENGTH)
     return f"transactions hold the table, or no index leads to its unpublished rows within {CANCEL_MS} ms"
 
 
@@ -132,7 +208,7 @@ def _drop(
     target: Target,
     store: Store | None,
     named: tuple[str, str],
-    months: Months,
+    cleaned: Cleaned,
     stop: threading.Event,
 ) -> None:
     """Archive and drop a detached partition."""
@@ -141,14 +217,14 @@ def _drop(
         connection.execute(f"SET LOCAL lock_timeout = '{_OWN_SECONDS:.0f}s'")
         try:
             with connection.transaction():
-                connection.execute(target.statement(queries.KEEP, leaf))
+                connection.execute(target.statement(cleaning_sql.KEEP, leaf))
         except psycopg.errors.LockNotAvailable:
-            months.kept.append(f"{name}: detached, and a transaction writes into it: the next run drops it")
+            cleaned.notes.append(f"{name}: detached, and a transaction writes into it: the next run drops it")
             return
-        ((unpublished, _),) = connection.execute(target.statement(queries.LEFT, leaf)).fetchall()
+        ((unpublished, _),) = connection.execute(target.statement(cleaning_sql.LEFT, leaf)).fetchall()
         if unpublished:
             # Written into the partition by its own name.
-            months.kept.append(
+            cleaned.notes.append(
                 f"{name}: detached, and {unpublished:,} rows are not published: attach it again"
             )
             return
@@ -159,14 +235,14 @@ def _drop(
             for attempt in locks.briefly(times=ATTEMPTS, pause=PAUSE, wait=stop.wait):
                 with attempt:
                     with connection.transaction():
-                        connection.execute(target.statement(queries.DROP, leaf))
-                    months.dropped.append(name)
-                    months.files += [file] if file else []
+                        connection.execute(target.statement(cleaning_sql.DROP, leaf))
+                    cleaned.dropped.append(name)
+                    cleaned.files += [file] if file else []
                     return
         except psycopg.errors.DependentObjectsStillExist as error:
-            months.kept.append(f"{name}: detached, and {first_line(error)}")
+            cleaned.notes.append(f"{name}: detached, and {first_line(error)}")
             return
-        months.kept.append(
+        cleaned.notes.append(
             f"{name}: detached, and transactions hold it or a table that it references: the next run drops it"
         )
 
