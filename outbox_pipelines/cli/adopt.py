@@ -102,7 +102,7 @@ def drain_table(settings: Settings, rest: str, seconds: float) -> None:
     after --seconds.
     """
     from outbox_pipelines.existing.adopt import steps
-    from outbox_pipelines.existing.adopt.by_slot import Rest
+    from outbox_pipelines.existing.adopt.drain import Rest
 
     published = steps.drain(settings, seconds=seconds, say=log.say, rest=Rest(rest))
     _echo([f"{published:,} rows published; {_NEXT['adopted']}"])
@@ -128,9 +128,9 @@ def go_back(settings: Settings, seconds: float) -> None:
 @click.pass_obj
 def finish_table(settings: Settings, drop: bool, seconds: float) -> None:
     """Archive the old table to OUTBOX_ARCHIVE as Parquet and prove it; with --drop, then drop the table."""
-    from outbox_pipelines.existing.adopt import finish
+    from outbox_pipelines.existing.adopt import steps
 
-    _echo(finish.finish(settings, drop=drop, seconds=seconds, say=log.say))
+    _echo(steps.finish(settings, drop=drop, seconds=seconds, say=log.say))
 
 
 def _echo(lines: list[str]) -> None:

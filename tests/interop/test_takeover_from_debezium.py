@@ -17,7 +17,7 @@ from confluent_kafka.admin import NewTopic
 from outbox_pipelines.debezium.connector_config import connector
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.adopt import steps
-from outbox_pipelines.existing.adopt.by_slot import Rest
+from outbox_pipelines.existing.adopt.drain import Rest
 from outbox_pipelines.settings import Settings, load_settings
 from tests.conftest import Message, fresh_database, read_topic, topic_prefix, wait_until
 from tests.existing.adopt.debezium_table import DDL, MAPPING, PUBLICATION, insert, insert_and_delete

@@ -16,11 +16,10 @@ from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import existing_sql as marked
-from outbox_pipelines.existing.adopt import queries, rules
+from outbox_pipelines.existing.adopt import adopt_sql, adopted_table, objections
 from outbox_pipelines.existing.adopt import slot as slots
-from outbox_pipelines.existing.adopt import table as existing
-from outbox_pipelines.existing.adopt.facts import Facts
-from outbox_pipelines.existing.adopt.statements import Change, Ddl
+from outbox_pipelines.existing.adopt.adopted_table import Facts
+from outbox_pipelines.existing.adopt.ddl import Change, Ddl
 from outbox_pipelines.settings import Settings
 
 # Rows a second, for the plan.
@@ -48,7 +47,7 @@ class Plan:
     """An estimate."""
     pending: int | None
     """None for a table with a slot: what its reader has not published is in the log."""
-    judged: rules.Judged
+    judged: objections.Judged
     steps: tuple[Step, ...]
 
 
@@ -58,14 +57,14 @@ def plan(settings: Settings) -> Plan:
     Raises:
         SetupError: the settings do not name a table that can be relayed.
     """
-    mapping = existing.mapping_of(settings)
-    with existing.session(settings) as connection:
-        found, state = existing.find(connection, mapping, settings)
-        existing.require_relayable(connection, mapping, found)
+    mapping = adopted_table.mapping_of(settings)
+    with adopted_table.session(settings) as connection:
+        found, state = adopted_table.find_adopted(connection, mapping, settings)
+        adopted_table.require_relayable(connection, mapping, found)
         judged = judge(connection, found, mapping, settings)
         pending = None
         if mapping.slot is None:
-            pending = existing.count(connection, mapping, found, settings, marked.BACKLOG)
+            pending = adopted_table.count(connection, mapping, found, settings, marked.BACKLOG)
         ddl = Ddl(found, mapping, settings.db_schema, mapping.table)
         steps: tuple[Step, ...] = ()
         if not judged.problems:
@@ -74,21 +73,21 @@ def plan(settings: Settings) -> Plan:
         return Plan(f"{found.schema}.{mapping.table}", name, found.rows, pending, judged, steps)
 
 
-def judge(connection: Connection, found: Facts, mapping: Mapping, settings: Settings) -> rules.Judged:
+def judge(connection: Connection, found: Facts, mapping: Mapping, settings: Settings) -> objections.Judged:
     """Return what speaks against the switch."""
     refused = _refused_rows(connection, mapping, found)
     conflicts = _conflicts(connection, mapping.table)
-    judged = rules.judge(found, mapping, settings.db_schema, conflicts, refused)
+    judged = objections.judge(found, mapping, settings.db_schema, conflicts, refused)
     if mapping.slot is None:
         return judged
     given = (connection, mapping.slot, found, settings.db_schema)
     accepted = {**judged.consequences, **slots.consequences(*given)}
-    if existing.has_rows(connection, found.schema, found.name):
+    if adopted_table.has_rows(connection, found.schema, found.name):
         accepted["rows"] = (
             "a SELECT shows old rows, and of new events only those of its own transaction: read others in "
             f"{settings.db_schema}.outbox_events"
         )
-    return rules.Judged(
+    return objections.Judged(
         (*judged.problems, *slots.problems(*given)),
         accepted,
         (*judged.notes, *slots.notes(connection, mapping.slot)),
@@ -98,11 +97,11 @@ def judge(connection: Connection, found: Facts, mapping: Mapping, settings: Sett
 def _refused_rows(connection: Connection, mapping: Mapping, found: Facts) -> int:
     names = ("aggregate_type", "aggregate_id", "event_type", "idempotency_key")
     columns = [mapping.columns[name] for name in names if name in mapping.columns]
-    query = sql.SQL(queries.REFUSED).format(
+    query = sql.SQL(adopt_sql.REFUSED).format(
         table=sql.Identifier(found.schema, found.name),
         names=sql.SQL(", ").join(sql.SQL("t.{}::text").format(sql.Identifier(name)) for name in columns),
         payload=sql.Identifier(mapping.columns["payload"]),
-        most=sql.Literal(rules.MOST_PAYLOAD_BYTES),
+        most=sql.Literal(objections.MOST_PAYLOAD_BYTES),
     )
     ((rows,),) = connection.execute(query).fetchall()
     return int(rows)
@@ -111,22 +110,22 @@ def _refused_rows(connection: Connection, mapping: Mapping, found: Facts) -> int
 def _conflicts(connection: Connection, table: str) -> list[str]:
     """Return statements with ON CONFLICT that the server has counted."""
     try:
-        if connection.execute(queries.HAS_STATEMENTS).fetchone() != (True,):
+        if connection.execute(adopt_sql.HAS_STATEMENTS).fetchone() != (True,):
             return []
-        return [text for (text,) in connection.execute(queries.CONFLICTS, {"name": table})]
+        return [text for (text,) in connection.execute(adopt_sql.CONFLICTS, {"name": table})]
     except psycopg.Error:
         # It is installed and not loaded, or this role may not read it.
         return []
 
 
-def refuse(judged: rules.Judged) -> None:
+def refuse(judged: objections.Judged) -> None:
     """Raise `SetupError` if something must be corrected first."""
     if judged.problems:
         more = f" ({len(judged.problems) - 1} more: see `outbox adopt plan`)" if judged.problems[1:] else ""
         raise SetupError(f"{judged.problems[0]}{more}")
 
 
-def require_accepted(judged: rules.Judged, accepted: list[str]) -> None:
+def require_accepted(judged: objections.Judged, accepted: list[str]) -> None:
     """Raise `SetupError` if the operator has not accepted a consequence."""
     if missing := [name for name in judged.consequences if name not in accepted]:
         options = " ".join(f"--accept {name}" for name in missing)
@@ -139,8 +138,8 @@ def require_accepted(judged: rules.Judged, accepted: list[str]) -> None:
 def change_of_switch(connection: Connection, ddl: Ddl, found: Facts) -> Change:
     """Return the statements of the switch."""
     given = {"oid": found.oid, "view": ddl.made}
-    grants = [row[0] for row in connection.execute(queries.GRANTS, given)]
-    writers = [row[0] for row in connection.execute(queries.WRITERS, {"oid": found.oid})]
+    grants = [row[0] for row in connection.execute(adopt_sql.GRANTS, given)]
+    writers = [row[0] for row in connection.execute(adopt_sql.WRITERS, {"oid": found.oid})]
     return ddl.switch(grants, writers)
 
 
@@ -153,7 +152,7 @@ def _steps(
     )
     keys = (
         f"; then copies the idempotency keys, about {found.rows / _KEYS_PER_SECOND:.0f} s"
-        if existing.has_keys(mapping)
+        if adopted_table.has_keys(mapping)
         else ""
     )
     if pending is None:

@@ -18,9 +18,9 @@ from psycopg import sql
 
 from outbox_pipelines.database import Connection, locks
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.existing.adopt import queries
-from outbox_pipelines.existing.adopt.facts import Facts
-from outbox_pipelines.existing.adopt.statements import Change
+from outbox_pipelines.existing.adopt import adopt_sql
+from outbox_pipelines.existing.adopt.adopted_table import Facts
+from outbox_pipelines.existing.adopt.ddl import Change
 from outbox_pipelines.existing.table_ownership import holding
 from outbox_pipelines.settings import Settings
 
@@ -67,14 +67,14 @@ def change_names(
 def _attempt(connection: Connection, begin: Callable[[], bool], change: Change, then: sql.Composable) -> bool:
     connection.execute("BEGIN")
     try:
-        connection.execute(queries.ONE_COMMAND)
+        connection.execute(adopt_sql.ONE_COMMAND)
         if not begin():
             connection.execute("ROLLBACK")
             return False
         # This wait is for other changes of the table and for its vacuum, which gives way after a second.
-        connection.execute(queries.PATIENT)
+        connection.execute(adopt_sql.PATIENT)
         connection.execute(";\n".join(change.before).encode())
-        connection.execute(queries.IMPATIENT)
+        connection.execute(adopt_sql.IMPATIENT)
         # One statement, so that one timeout is for all of it; and the locks end without an answer from here.
         short = [sql.SQL("EXECUTE {};\n").format(each) for each in (*change.short, then.as_string())]
         body = sql.Literal(f"BEGIN\n{sql.SQL('').join(short).as_string()}END").as_string()
@@ -89,7 +89,7 @@ def _attempt(connection: Connection, begin: Callable[[], bool], change: Change, 
 
 def _holders(connection: Connection, relations: Sequence[int]) -> str:
     """Return who holds the relations, in parentheses; empty if no session does."""
-    found = [who for (who,) in connection.execute(queries.HOLDERS, {"oids": list(relations)})]
+    found = [who for (who,) in connection.execute(adopt_sql.HOLDERS, {"oids": list(relations)})]
     return f" ({'; '.join(found)})" if found else ""
 
 
@@ -100,10 +100,10 @@ def stop_relays(connection: Connection, settings: Settings, found: Facts) -> Non
         NotReadyError: one is running.
     """
     stop_relay_of_table(connection, found)
-    for (shard,) in connection.execute(queries.SHARDS).fetchall():
+    for (shard,) in connection.execute(adopt_sql.SHARDS).fetchall():
         given: dict[str, Any] = {"lock": f"{settings.db_schema}.outbox_shards", "shard": shard}
-        if (who := queries.SHARD.take(connection, given, for_transaction=True)) is not None:
-            ((owner,),) = connection.execute(queries.SHARD_OWNER, {"shard": shard}).fetchall()
+        if (who := adopt_sql.SHARD.take(connection, given, for_transaction=True)) is not None:
+            ((owner,),) = connection.execute(adopt_sql.SHARD_OWNER, {"shard": shard}).fetchall()
             raise NotReadyError(
                 f"a relay has shard {shard} of the append-only outbox ({owner}; {who}): stop it. It may "
                 "start again right after the switch, and waits until the old rows are published"
@@ -117,7 +117,7 @@ def stop_relay_of_table(connection: Connection, found: Facts) -> None:
         NotReadyError: one is running.
     """
     key = holding(found.oid)
-    if (who := queries.TABLE_OWNED.take(connection, {"key": key}, for_transaction=True)) is not None:
+    if (who := adopt_sql.TABLE_OWNED.take(connection, {"key": key}, for_transaction=True)) is not None:
         raise NotReadyError(
             f"a relay of {found.schema}.{found.name} is running ({who}): stop it and its standbys"
         )

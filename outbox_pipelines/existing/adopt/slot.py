@@ -3,18 +3,27 @@
 Invariants:
 - What reads the slot has published everything that committed before a position in the log once the slot has
   confirmed that position: the program confirms what Kafka has acknowledged.
+- On the way back the command holds the slot, so that its reader cannot start before the end. Nothing is read
+  from it then, and nothing is confirmed. If the command ends, the server lets go of the slot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+import psycopg
+
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, slot_reader
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.existing.adopt import queries
-from outbox_pipelines.existing.adopt.facts import Facts
-from outbox_pipelines.existing.adopt.state import State
+from outbox_pipelines.existing.adopt import adopt_sql
+from outbox_pipelines.existing.adopt.adopted_table import Facts, State
+from outbox_pipelines.existing.adopt.renaming import Say
+from outbox_pipelines.relay.read.slot.stream import InUseError, borrowed
+from outbox_pipelines.settings import Settings
 
 PLUGIN: Final = "pgoutput"
 # Heartbeats alone are not enough: Debezium 3.3 confirms what its slot has delivered.
@@ -26,6 +35,7 @@ FORGET: Final = (
     "/connectors/NAME/offsets): otherwise it fails, or publishes all rows again"
 )
 _NAME: Final = "slot in OUTBOX_TABLE"
+_SESSION: Final = "outbox adopt: slot"
 _SHOW: Final = "SELECT slot_name, database, active FROM pg_replication_slots"
 
 
@@ -69,13 +79,13 @@ def read(connection: Connection, name: str, lsn: str | None = None) -> Slot | No
     Args:
         lsn: the position for `behind`.
     """
-    row = connection.execute(queries.SLOT, {"slot": name, "lsn": lsn}).fetchone()
+    row = connection.execute(adopt_sql.SLOT, {"slot": name, "lsn": lsn}).fetchone()
     return None if row is None else Slot(name, *row)
 
 
 def publications(connection: Connection, found: Facts, ours: str) -> list[Publication]:
     """Return the publications that have the table, the oldest first."""
-    rows = connection.execute(queries.PUBLICATIONS, {"oid": found.oid, "ours": ours}).fetchall()
+    rows = connection.execute(adopt_sql.PUBLICATIONS, {"oid": found.oid, "ours": ours}).fetchall()
     return [Publication(*row) for row in rows]
 
 
@@ -139,7 +149,7 @@ def notes(connection: Connection, name: str) -> list[str]:
             f"the slot {name} has the plugin {slot.plugin}: `drain` can only wait for what its reader "
             "confirms"
         )
-    may = connection.execute(queries.MAY_READ_SLOTS).fetchone()
+    may = connection.execute(adopt_sql.MAY_READ_SLOTS).fetchone()
     if may is not None and not may[0]:
         found.append(
             f"role {may[1]} may not read slots: ALTER ROLE {may[1]} REPLICATION, or `drain` can only wait "
@@ -220,7 +230,7 @@ def drop(connection: Connection, state: State, found: Facts, ours: str) -> list[
             f"the slot {state.slot} was not dropped, because publication {shared[0]} has other tables. If "
             f"nothing reads it any more: SELECT pg_drop_replication_slot('{state.slot}')"
         ]
-    may = connection.execute(queries.MAY_READ_SLOTS).fetchone()
+    may = connection.execute(adopt_sql.MAY_READ_SLOTS).fetchone()
     if may is not None and not may[0]:
         raise SetupError(
             f"role {may[1]} may not drop the slot {state.slot}: run ALTER ROLE {may[1]} REPLICATION, or "
@@ -232,3 +242,51 @@ def drop(connection: Connection, state: State, found: Facts, ours: str) -> list[
             "command again"
         )
     return [f"slot {state.slot} is dropped"]
+
+
+@contextmanager
+def held(
+    settings: Settings, connection: Connection, state: State, found: Facts, say: Say
+) -> Iterator[int | None]:
+    """Hold the slot for the length of the block; yield the server's process that does.
+
+    None: the table has no slot, or this role cannot hold it; then a line says what not to do.
+
+    Raises:
+        NotReadyError: another session reads it.
+    """
+    slot = None if state.slot is None else read(connection, state.slot)
+    if slot is None or slot.lost is not None:
+        yield None
+        return
+    if why := _obstacle(connection, slot):
+        say(f"the slot {slot.name} cannot be held, because {why}: start its reader only after this command")
+        yield None
+        return
+    having = publications(connection, found, settings.db_schema)
+    # Without a publication of the table nothing is delivered, and the slot is held all the same.
+    publication = having[0].name if having else slot.name
+    given = (settings, connection, slot.name, publication)
+    limit = slot_reader.LEAVE_SECONDS
+    with ExitStack() as hold:
+        try:
+            _, pid = hold.enter_context(borrowed(*given, name=_SESSION, seconds=limit, is_idle=True))
+        except InUseError as error:
+            raise NotReadyError(
+                f"{error} reads the slot {slot.name}: stop the connector (PUT /connectors/NAME/stop), and "
+                "run the command again"
+            ) from None
+        except psycopg.Error as error:
+            say(
+                f"the slot {slot.name} cannot be held ({first_line(error)}): start its reader only after this"
+            )
+            yield None
+            return
+        yield pid
+
+
+def _obstacle(connection: Connection, slot: Slot) -> str | None:
+    may = connection.execute(adopt_sql.MAY_READ_SLOTS).fetchone()
+    if may is not None and not may[0]:
+        return f"role {may[1]} may not read slots (ALTER ROLE {may[1]} REPLICATION)"
+    return None if slot.plugin == PLUGIN else f"it has the plugin {slot.plugin}"

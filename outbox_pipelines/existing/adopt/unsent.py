@@ -20,9 +20,9 @@ from outbox_pipelines.config.table_mapping import REQUIRED, Mapping
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, slot_reader
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.existing.adopt import queries
+from outbox_pipelines.existing.adopt import adopt_sql
 from outbox_pipelines.existing.adopt import slot as slots
-from outbox_pipelines.existing.adopt.facts import Facts
+from outbox_pipelines.existing.adopt.adopted_table import Facts
 from outbox_pipelines.existing.adopt.slot import Slot
 from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.relay.read.slot import pgoutput
@@ -64,7 +64,7 @@ class Reading:
             NotReadyError: there are too many.
             SetupError: the server ends the reading.
         """
-        relations = {oid for (oid,) in self._connection.execute(queries.RELATIONS, {"oid": found.oid})}
+        relations = {oid for (oid,) in self._connection.execute(adopt_sql.RELATIONS, {"oid": found.oid})}
         names: dict[int, list[str]] = {}
         delivered, position, committed = Delivered(), 0, 0.0
         try:
@@ -132,7 +132,7 @@ def reading(
         InUseError: another session reads it and does not end.
         SetupError: this role may not read it, or no publication has the table.
     """
-    may = connection.execute(queries.MAY_READ_SLOTS).fetchone()
+    may = connection.execute(adopt_sql.MAY_READ_SLOTS).fetchone()
     if may is not None and not may[0]:
         raise SetupError(
             f"role {may[1]} may not read the slot {slot.name}, whose reader has not confirmed everything: "

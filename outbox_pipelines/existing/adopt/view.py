@@ -13,8 +13,8 @@ from psycopg import sql
 
 from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.existing import table_statements as marked
-from outbox_pipelines.existing.adopt import rules
-from outbox_pipelines.existing.adopt.facts import Column, Facts
+from outbox_pipelines.existing.adopt import objections
+from outbox_pipelines.existing.adopt.adopted_table import Column, Facts
 
 # A number inside of a UUID: version 8 of RFC 9562, "for custom content".
 _NUMBERED: Final = "('00000000-0000-8000-8000-' || lpad(to_hex({number}), 12, '0'))::uuid"
@@ -103,7 +103,7 @@ class View:
         self._facts, self._mapping, self._ours = facts, mapping, sql.Identifier(ours)
         self._kept = kept
         self._shown = sql.Literal(f"{facts.schema}.{name}")
-        self._drawn = rules.drawn(facts, mapping)
+        self._drawn = objections.drawn(facts, mapping)
 
     def select(self, table: sql.Identifier | None) -> sql.Composed:
         """Return the query of the view, of the outbox alone or also of the table's rows."""
@@ -237,7 +237,7 @@ class View:
                     condition=sql.SQL(expression), table=self._shown, name=sql.Literal(name)
                 )
             )
-        unique = rules.looked_up(self._facts, self._mapping) if with_table else []
+        unique = objections.looked_up(self._facts, self._mapping) if with_table else []
         if with_table:
             made.append(reads_as_of_before(self._shown))
         for column in unique:
@@ -282,7 +282,7 @@ class View:
             return sql.SQL("e.seq")
         ours = [ours for ours, theirs in self._mapping.columns.items() if theirs == column.name]
         if not ours:
-            return sql.SQL(rules.literal(column) or "NULL")
+            return sql.SQL(objections.literal(column) or "NULL")
         (name,) = ours
         if name == "status":
             states = {word: sql.Literal(value) for word, value in self._mapping.states.items()}

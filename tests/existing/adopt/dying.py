@@ -18,8 +18,8 @@ from typing import Any
 import duckdb  # noqa: F401
 import psycopg
 
-from outbox_pipelines.existing.adopt import finish, steps
-from outbox_pipelines.existing.adopt.by_slot import Rest
+from outbox_pipelines.existing.adopt import steps
+from outbox_pipelines.existing.adopt.drain import Rest
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings
 from tests import forks
@@ -72,7 +72,7 @@ def _live(step: str) -> None:
     elif step == "switch":
         steps.switch(settings, [], seconds=30, say=_silent)
     elif step == "finish":
-        finish.finish(settings, drop=True, seconds=30, say=_silent)
+        steps.finish(settings, drop=True, seconds=30, say=_silent)
     elif step == "drain-rest":
         steps.drain(settings, seconds=60, say=_silent, rest=Rest.PUBLISH)
     elif step == "drain":

@@ -21,9 +21,9 @@ from sqlalchemy import JSON, Column, String, Uuid, create_engine, orm
 
 from outbox_pipelines.database import schema, slot_reader
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.existing.adopt import by_marks, finish, planning, rest, steps, unsent
+from outbox_pipelines.existing.adopt import drain, planning, steps, unsent
 from outbox_pipelines.existing.adopt import slot as slots
-from outbox_pipelines.existing.adopt.by_slot import Rest
+from outbox_pipelines.existing.adopt.drain import Rest
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.read.slot import behind
@@ -174,7 +174,7 @@ def test_a_connector_that_was_just_stopped(table: Published, monkeypatch: pytest
         assert _drain(table) == 0
     assert waited_for
     with leaving(*stopped) as waited_for:
-        finish.finish(settings.model_copy(update={"archive": "none"}), drop=True, seconds=30, say=print)
+        steps.finish(settings.model_copy(update={"archive": "none"}), drop=True, seconds=30, say=print)
     assert waited_for
     assert not table.has_slot()
 
@@ -201,7 +201,7 @@ def test_commands_name_a_connector_that_runs(table: Published, monkeypatch: pyte
         with pytest.raises(NotReadyError, match=named):
             table.adopted.back()
         with pytest.raises(NotReadyError, match=named):
-            finish.finish(settings, drop=True, seconds=30, say=print)
+            steps.finish(settings, drop=True, seconds=30, say=print)
 
 
 def test_a_connector_that_is_started_on_the_way_back(
@@ -212,7 +212,7 @@ def test_a_connector_that_is_started_on_the_way_back(
     table.publish(confirm=False)
     _drain(table)
     table.write(0)
-    publish, tried = by_marks.publish, []
+    publish, tried = steps.publish_due, []
 
     def start(*given: Any) -> None:
         table.write(1)
@@ -224,7 +224,7 @@ def test_a_connector_that_is_started_on_the_way_back(
             table.one(f"SELECT pg_terminate_backend(({_READER}))")
             wait_until(lambda: table.one(_READER) is None, what="a slot that is free")
 
-    monkeypatch.setattr(by_marks, "publish", start)
+    monkeypatch.setattr(steps, "publish_due", start)
     with pytest.raises(NotReadyError, match="has ended the session that held the slot"):
         table.adopted.back()
     assert (tried, table.adopted.state()) == (["returning"], "returning")
@@ -261,13 +261,13 @@ def test_relays_may_start_while_the_rest_is_published(
     table: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against relays that take the table of the rest for damage of the schema."""
-    publish, found = rest.publish, []
+    publish, found = drain.publish_rest, []
 
     def checked(settings: Settings, *given: Any, **named: Any) -> int:
-        found.append((rest.exists(given[0]), schema.drift(settings)))
+        found.append((drain.has_rest(given[0]), schema.drift(settings)))
         return publish(settings, *given, **named)
 
-    monkeypatch.setattr(rest, "publish", checked)
+    monkeypatch.setattr(drain, "publish_rest", checked)
     table.write(0)
     _switch(table)
     assert _drain(table, Rest.PUBLISH, seconds=30) == 1
@@ -390,9 +390,9 @@ def test_finish_drops_the_slot(table: Published, monkeypatch: pytest.MonkeyPatch
     archive = {"archive": "none"}
     settings = table.adopted.settings.model_copy(update=archive)
     with table.read(), pytest.raises(NotReadyError, match="remove the connector"):
-        finish.finish(settings, drop=True, seconds=10, say=print)
+        steps.finish(settings, drop=True, seconds=10, say=print)
     assert table.one("SELECT to_regclass('public.outbox_adopted') IS NOT NULL")
-    said = finish.finish(settings, drop=True, seconds=10, say=print)
+    said = steps.finish(settings, drop=True, seconds=10, say=print)
     assert said[0] == f"slot {table.slot} is dropped"
     assert not table.has_slot()
     table.write(1)
@@ -415,7 +415,7 @@ def test_a_publication_of_all_tables(make: Make) -> None:
         table.adopted.relay()
         assert table.numbers() == [0, 1]
         settings = table.adopted.settings.model_copy(update={"archive": "none"})
-        said = finish.finish(settings, drop=True, seconds=10, say=print)
+        said = steps.finish(settings, drop=True, seconds=10, say=print)
         assert "was not dropped, because publication dbz_publication has other tables" in said[0]
         assert table.has_slot()
 

@@ -8,7 +8,7 @@ import duckdb
 import psycopg
 import pytest
 
-from outbox_pipelines.existing.adopt import finish, steps
+from outbox_pipelines.existing.adopt import steps
 from tests.existing import guides
 from tests.existing.adopt.conftest import Adopted, Make
 
@@ -70,7 +70,7 @@ def test_keys_of_a_drain_that_was_killed(make: Make, tmp_path: Path, monkeypatch
             with pytest.raises(KeyboardInterrupt):
                 adopted.drain()
         assert adopted.state() == "adopted"
-        finish.finish(adopted.settings, drop=True, seconds=30, say=print)
+        steps.finish(adopted.settings, drop=True, seconds=30, say=print)
         with pytest.raises(psycopg.errors.UniqueViolation):
             connection.execute(insert.encode())
 
@@ -161,9 +161,9 @@ def test_marks_while_the_table_is_archived(
                 seen.append(statement)
         return ""
 
-    monkeypatch.setattr(finish, "_archived", archived)
+    monkeypatch.setattr(steps, "_archived", archived)
     given = adopted.settings.model_copy(update={"archive": str(tmp_path / "archive")})
-    finish.finish(given, drop=True, seconds=10, say=print)
+    steps.finish(given, drop=True, seconds=10, say=print)
     assert len(seen) == 2
 
 

@@ -45,7 +45,7 @@ def upgrade():
 def downgrade(): ...
 """
 SECOND = """
-from outbox_pipelines.existing.adopt.alembic import adopt_table, give_table_back
+from outbox_pipelines.existing.adopt.alembic_migration import adopt_table, give_table_back
 revision, down_revision = "2", "1"
 
 def upgrade():
@@ -64,7 +64,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 """
 OPERATION = """
 from django.db import migrations
-from outbox_pipelines.existing.adopt.django import AdoptTable
+from outbox_pipelines.existing.adopt.django_migration import AdoptTable
 
 class Migration(migrations.Migration):
     atomic = {atomic}

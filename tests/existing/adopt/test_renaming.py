@@ -10,9 +10,8 @@ import pytest
 from psycopg import sql
 
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.existing.adopt import finish, renaming
-from outbox_pipelines.existing.adopt import table as existing
-from outbox_pipelines.existing.adopt.statements import Change
+from outbox_pipelines.existing.adopt import adopted_table, renaming, steps
+from outbox_pipelines.existing.adopt.ddl import Change
 from tests.existing import guides
 from tests.existing.adopt.conftest import Make
 
@@ -45,7 +44,7 @@ def test_no_lock_is_held_while_the_server_waits_for_the_command(
             step()
         # No writer uses the table while it is dropped.
         used.remove("outbox_adopted")
-        finish.finish(adopted.settings, drop=True, seconds=30, say=print)
+        steps.finish(adopted.settings, drop=True, seconds=30, say=print)
     assert set(seen) == {0}
     assert len(seen) > 50
 
@@ -55,7 +54,7 @@ def test_a_change_that_takes_too_long(make: Make) -> None:
     adopted = make(guides.A)
     adopted.run("adopt", "prepare")
     short = ("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE", "SELECT pg_sleep(0.3)", "DROP TABLE outbox")
-    with existing.session(adopted.settings) as connection:
+    with adopted_table.session(adopted.settings) as connection:
         connection.execute("SET search_path = public, box")
         given: dict[str, Any] = {"seconds": 0.3, "what": "outbox", "held": [], "say": print}
         with pytest.raises(NotReadyError, match="too busy to change it in 100 ms; nothing was changed"):

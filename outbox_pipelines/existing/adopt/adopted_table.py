@@ -1,14 +1,15 @@
-"""The table of OUTBOX_TABLE for the steps of `outbox adopt`: where and how far it is, what is left.
+"""The table that is adopted: what pg_catalog says about it, how far the adoption is, what is left.
 
 Invariants:
+- One query reads everything that the switch depends on, so that the switch can compare it under its lock.
 - The table is found by the oid that `prepare` has recorded: names change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from psycopg import sql
@@ -18,14 +19,176 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import examine
 from outbox_pipelines.existing import existing_sql as marked
-from outbox_pipelines.existing.adopt import facts as catalog
-from outbox_pipelines.existing.adopt import queries, rules
-from outbox_pipelines.existing.adopt.facts import Facts
-from outbox_pipelines.existing.adopt.state import State
-from outbox_pipelines.existing.adopt.state import read as read_state
+from outbox_pipelines.existing.adopt import adopt_sql
 from outbox_pipelines.existing.check import open_mapping
 from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table. `base` is the type below a domain, `type` is the declared one."""
+
+    name: str
+    type: str
+    base: str
+    kind: str
+    not_null: bool
+    default: str | None
+    identity: str
+    is_generated: bool
+    sequence: str | None
+    labels: list[str] | None
+
+    @property
+    def is_integer(self) -> bool:
+        return self.base in ("int2", "int4", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """A unique index; a column is None where it is an expression."""
+
+    name: str
+    columns: tuple[str | None, ...]
+    is_partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One table."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    owner: str
+    is_owner: bool
+    may_create: bool
+    has_policies: bool
+    is_inherited: bool
+    is_logged: bool
+    rows: int
+    """An estimate."""
+    columns: dict[str, Column]
+    uniques: tuple[Unique, ...]
+    checks: tuple[tuple[str, str], ...]
+    exclusions: tuple[str, ...]
+    references: tuple[str, ...]
+    foreign_keys: tuple[str, ...]
+    indexed: tuple[str, ...]
+    """The columns whose values an index finds."""
+    triggers: tuple[str, ...]
+    rules: tuple[str, ...]
+    rules_elsewhere: tuple[str, ...]
+    views: tuple[str, ...]
+    functions: tuple[str, ...]
+    publications: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def quoted(self) -> str:
+        """The name for a statement that a person runs."""
+        return sql.Identifier(self.schema, self.name).as_string()
+
+    @property
+    def not_the_owner(self) -> str:
+        """What a role that is not the owner of the table should do."""
+        return (
+            f"{self} belongs to role {self.owner}: run the command as this role, or as a role that is a "
+            "member of it"
+        )
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What the statements of the switch are made of: the number of rows is not part of it."""
+        return tuple(getattr(self, name) for name in self.__slots__ if name not in ("rows", "name"))
+
+
+def find_relation(connection: Connection, schema: str, table: str) -> int | None:
+    """Return the oid of a relation; None if it does not exist."""
+    name = sql.Identifier(schema, table).as_string(connection)
+    row = connection.execute(adopt_sql.OID, {"name": name}).fetchone()
+    return None if row is None else row[0]
+
+
+def read_facts(connection: Connection, oid: int) -> Facts:
+    """Return the facts about a relation.
+
+    Raises:
+        SetupError: it does not exist.
+    """
+    row = connection.execute(adopt_sql.FACTS, {"oid": oid}).fetchone()
+    if row is None:
+        raise SetupError(
+            f"the table with oid {oid} does not exist: it was dropped since `outbox adopt prepare`"
+        )
+    found: dict[str, Any] = row[0]
+    columns = [Column(**{name: column[name] for name in Column.__slots__}) for column in found["columns"]]
+
+    def names(what: str) -> tuple[str, ...]:
+        return tuple(found[what] or ())
+
+    return Facts(
+        oid=found["oid"],
+        schema=found["schema"],
+        name=found["name"],
+        kind=found["kind"],
+        owner=found["owner"],
+        is_owner=found["is_owner"],
+        may_create=found["may_create"],
+        has_policies=found["has_policies"],
+        is_inherited=found["is_inherited"],
+        is_logged=found["persistence"] == "p",
+        rows=found["rows"],
+        columns={column.name: column for column in columns},
+        uniques=tuple(
+            Unique(each["name"], tuple(each["columns"]), each["is_partial"])
+            for each in found["uniques"] or ()
+        ),
+        checks=tuple((check["name"], check["condition"]) for check in found["checks"] or ()),
+        exclusions=names("exclusions"),
+        references=names("references"),
+        foreign_keys=names("foreign_keys"),
+        indexed=names("indexed"),
+        triggers=names("triggers"),
+        rules=names("rules"),
+        rules_elsewhere=names("rules_elsewhere"),
+        views=names("views"),
+        functions=names("functions"),
+        publications=names("publications"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The row; see `sql/0009_adopted.sql` for the states."""
+
+    relation: int
+    schema: str
+    name: str
+    kept_as: str
+    state: str
+    accepted: list[str]
+    switched_at: datetime | None
+    returned: str | None
+    file: str | None
+    proven_at: datetime | None
+    slot: str | None
+    switched_lsn: str | None
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+def read_state(connection: Connection) -> State | None:
+    """Return the state; None before `prepare`."""
+    if connection.execute(adopt_sql.IS_THERE).fetchone() != (True,):
+        return None
+    row = connection.execute(adopt_sql.STATE).fetchone()
+    return None if row is None else State(*row)
 
 
 def mapping_of(settings: Settings) -> Mapping:
@@ -39,14 +202,12 @@ def mapping_of(settings: Settings) -> Mapping:
     return mapping
 
 
-@contextmanager
-def session(settings: Settings) -> Iterator[Connection]:
+def session(settings: Settings) -> AbstractContextManager[Connection]:
     """Open a session of the command."""
-    with connect(settings, name="outbox adopt") as connection:
-        yield connection
+    return connect(settings, name="outbox adopt")
 
 
-def find(connection: Connection, mapping: Mapping, settings: Settings) -> tuple[Facts, State | None]:
+def find_adopted(connection: Connection, mapping: Mapping, settings: Settings) -> tuple[Facts, State | None]:
     """Return the table and its state, None before `prepare`.
 
     Raises:
@@ -59,20 +220,20 @@ def find(connection: Connection, mapping: Mapping, settings: Settings) -> tuple[
                 f"schema OUTBOX_SCHEMA has adopted {state}, and takes one table: name another schema for "
                 f"{mapping}"
             )
-        found = catalog.read(connection, state.relation)
+        found = read_facts(connection, state.relation)
     else:
         assert mapping.schema is not None
-        oid = catalog.find(connection, mapping.schema, mapping.table)
+        oid = find_relation(connection, mapping.schema, mapping.table)
         if oid is None:
             raise SetupError(f"table {mapping} does not exist (OUTBOX_TABLE): correct `name` there")
-        found = catalog.read(connection, oid)
+        found = read_facts(connection, oid)
         if found.kind not in ("r", "p"):
             if state is not None and (state.schema, state.name) == (mapping.schema, mapping.table):
                 require(state)
             _refuse_elsewhere(connection, mapping, settings)
             raise SetupError(f"{mapping} (OUTBOX_TABLE) is not a table: name the table that has the events")
     if not found.is_owner:
-        raise SetupError(rules.not_the_owner(found))
+        raise SetupError(found.not_the_owner)
     return found, state
 
 
@@ -86,7 +247,7 @@ def require_state(connection: Connection, mapping: Mapping, settings: Settings) 
     state = read_state(connection)
     if state is None:
         _refuse_elsewhere(connection, mapping, settings)
-        if connection.execute(queries.MAY_USE, {"schema": settings.db_schema}).fetchone() == (False,):
+        if connection.execute(adopt_sql.MAY_USE, {"schema": settings.db_schema}).fetchone() == (False,):
             raise SetupError(
                 f"this role may not use schema {settings.db_schema} (OUTBOX_SCHEMA): run the command as the "
                 "role that ran `outbox adopt prepare`"
@@ -105,7 +266,7 @@ def require_state(connection: Connection, mapping: Mapping, settings: Settings) 
 def _refuse_elsewhere(connection: Connection, mapping: Mapping, settings: Settings) -> None:
     """Raise `SetupError` if the table was adopted with another OUTBOX_SCHEMA."""
     name = sql.Identifier(mapping.schema or "", mapping.table).as_string(connection)
-    row = connection.execute(queries.ADOPTED_BY, {"name": name}).fetchone()
+    row = connection.execute(adopt_sql.ADOPTED_BY, {"name": name}).fetchone()
     if row is not None and row[0] != settings.db_schema:
         raise SetupError(
             f"{mapping} is a view of the append-only outbox in schema {row[0]}: set OUTBOX_SCHEMA={row[0]}"

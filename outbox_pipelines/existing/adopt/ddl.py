@@ -13,8 +13,8 @@ from typing import Final, LiteralString
 from psycopg import sql
 
 from outbox_pipelines.config.table_mapping import Mapping
-from outbox_pipelines.existing.adopt import rules
-from outbox_pipelines.existing.adopt.facts import Column, Facts
+from outbox_pipelines.existing.adopt import objections
+from outbox_pipelines.existing.adopt.adopted_table import Column, Facts
 from outbox_pipelines.existing.adopt.view import View, reads_as_of_before
 from outbox_pipelines.relay.adoption import ORDER_TRIGGER
 
@@ -106,7 +106,7 @@ class Ddl:
         # The view is complete before it gets its name.
         self._made = sql.Identifier(facts.schema, _with(name, _MADE))
         self._shown = sql.Literal(f"{facts.schema}.{name}")
-        self._drawn = rules.drawn(facts, mapping)
+        self._drawn = objections.drawn(facts, mapping)
         self._of_view = View(facts, mapping, ours, name, self._kept)
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outbox_pipelines.config.table_mapping import WRITTEN, Mapping
-from outbox_pipelines.existing.adopt.facts import Column, Facts
+from outbox_pipelines.existing.adopt.adopted_table import Column, Facts
 from outbox_pipelines.existing.findings import identifier
 
 _LITERAL: Final = re.compile(r"('([^']|'')*'|-?\d+(\.\d+)?|true|false)(::[\w \"().\[\]]+)?")
@@ -91,14 +91,6 @@ def judge(
     )
 
 
-def not_the_owner(facts: Facts) -> str:
-    """Return what a role that is not the owner of the table should do."""
-    return (
-        f"{facts} belongs to role {facts.owner}: run the command as this role, or as a role that is a member "
-        "of it"
-    )
-
-
 def _problems(facts: Facts, mapping: Mapping, our_schema: str) -> list[str]:
     columns, name = mapping.columns, str(facts)
     found = []
@@ -108,7 +100,7 @@ def _problems(facts: Facts, mapping: Mapping, our_schema: str) -> list[str]:
             "set OUTBOX_SCHEMA to a schema of its own, for example outbox"
         )
     if not facts.is_owner:
-        found.append(not_the_owner(facts))
+        found.append(facts.not_the_owner)
     if not facts.may_create:
         found.append(f"this role may not create objects in schema {facts.schema}: GRANT CREATE ON SCHEMA …")
     if not facts.is_logged:

@@ -2,7 +2,7 @@
 
 Nothing else is in the migration:
 
-    from outbox_pipelines.existing.adopt.alembic import adopt_table, give_table_back
+    from outbox_pipelines.existing.adopt.alembic_migration import adopt_table, give_table_back
 
     def upgrade() -> None:
         adopt_table("table.toml", "outbox", accept=["column:trace_id"])
