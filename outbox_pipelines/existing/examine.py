@@ -56,7 +56,7 @@ _TWICE: Final = {
 NAMES: Final = ("id", "aggregate_type", "aggregate_id", "event_type")
 
 
-def mismatches(
+def _mismatches(
     mapping: Mapping, place: Place, ours: str, theirs: str, columns: dict[str, Column]
 ) -> list[Finding]:
     column = columns.get(theirs)
@@ -99,7 +99,7 @@ def _not_unique(mapping: Mapping, place: Place, ours: str, column: Column) -> li
     return [Finding(problem, f"{remedy}, or", (create,), is_error=False)]
 
 
-def ageless(mapping: Mapping, place: Place) -> list[Finding]:
+def _ageless(mapping: Mapping, place: Place) -> list[Finding]:
     """Return a warning if nothing says how old a row is."""
     if "created_at" in mapping.columns:
         return []
@@ -129,7 +129,7 @@ def _missing_column(
     return Finding(problem, f"{remedy}{_REMARKS.get(ours, '')}, or", (add,))
 
 
-def unwritable(mapping: Mapping, place: Place, columns: dict[str, Column]) -> list[Finding]:
+def _unwritable(mapping: Mapping, place: Place, columns: dict[str, Column]) -> list[Finding]:
     written = [mapping.columns[name] for name in WRITTEN if name in mapping.columns]
     refused = [name for name in written if name in columns and not columns[name].may_write]
     if not refused or not place.may_write:
@@ -140,7 +140,7 @@ def unwritable(mapping: Mapping, place: Place, columns: dict[str, Column]) -> li
     return [lacks(problem, f"UPDATE ({names}) ON {place.spelled}", place.user)]
 
 
-def wrong_states(
+def _wrong_states(
     connection: Connection, mapping: Mapping, place: Place, columns: dict[str, Column]
 ) -> list[Finding]:
     column = columns.get(mapping.columns.get("status", ""))
@@ -228,7 +228,7 @@ def examine(connection: Connection, mapping: Mapping) -> Examined:
         for ours, theirs in mapping.columns.items()
         # One column may be both; what a seq must be is enough for an id.
         if not (ours == "id" and theirs == mapping.columns.get("seq"))
-        for finding in mismatches(mapping, place, ours, theirs, columns)
+        for finding in _mismatches(mapping, place, ours, theirs, columns)
     ]
     if mapping.slot is not None:
         # Nothing is marked or claimed.
@@ -236,10 +236,10 @@ def examine(connection: Connection, mapping: Mapping) -> Examined:
     findings = [
         *lacking_rights(place),
         *of_columns,
-        *unwritable(mapping, place, columns),
-        *wrong_states(connection, mapping, place, columns),
+        *_unwritable(mapping, place, columns),
+        *_wrong_states(connection, mapping, place, columns),
         *forgetful(mapping, place, columns),
-        *ageless(mapping, place),
+        *_ageless(mapping, place),
         *missing_indexes(connection, mapping, place),
         *ending(connection, place),
     ]

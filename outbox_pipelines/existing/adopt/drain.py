@@ -115,15 +115,15 @@ def publish_due(settings: Settings, until: float, say: Say) -> int:
     return events
 
 
-def has_rest(connection: Connection) -> bool:
+def _has_rest(connection: Connection) -> bool:
     return connection.execute(adopt_sql.REST_EXISTS).fetchone() == (True,)
 
 
-def drop_rest(connection: Connection) -> None:
+def _drop_rest(connection: Connection) -> None:
     connection.execute(adopt_sql.DROP_REST)
 
 
-def keep_rest(settings: Settings, connection: Connection, found: Facts, rows: list[Row]) -> None:
+def _keep_rest(settings: Settings, connection: Connection, found: Facts, rows: list[Row]) -> None:
     """Store the events, in place of those that an earlier command has stored."""
     columns = [column for column in found.columns.values() if column.name in rows[0]]
     names = {
@@ -139,7 +139,7 @@ def keep_rest(settings: Settings, connection: Connection, found: Facts, rows: li
         ),
     }
     with connection.transaction(), connection.cursor() as cursor:
-        drop_rest(connection)
+        _drop_rest(connection)
         cursor.execute(sql.SQL(adopt_sql.CREATE_REST).format(**names))
         cursor.execute(sql.SQL(adopt_sql.INDEX_REST).format(**names))
         with cursor.copy(sql.SQL(adopt_sql.COPY_REST).format(**names)) as copy:
@@ -147,7 +147,7 @@ def keep_rest(settings: Settings, connection: Connection, found: Facts, rows: li
                 copy.write_row([row.get(column.name) for column in columns])
 
 
-def publish_rest(
+def _publish_rest(
     settings: Settings, connection: Connection, mapping: Mapping, *, until: float, say: Say
 ) -> int:
     """Publish the events of the table, and drop it; return how many there were.
@@ -173,7 +173,7 @@ def publish_rest(
                 f"for them. They are in {settings.db_schema}.{adopt_sql.REST}: correct or delete what is "
                 "rejected there, and run the command again"
             )
-    drop_rest(connection)
+    _drop_rest(connection)
     return published
 
 
@@ -205,9 +205,9 @@ def drain_slot(table: Table, what: Rest, *, until: float, say: Say) -> int:
         slot = slots.read(table.connection, name, lsn)
         if what is Rest.SKIP:
             return _skip(table, slot)
-        if (slot is None or slot.lost or slot.is_past) and has_rest(table.connection):
+        if (slot is None or slot.lost or slot.is_past) and _has_rest(table.connection):
             # Stored before, by this command or by one that was ended; no other program gets it any more.
-            return publish_rest(table.settings, table.connection, table.mapping, until=until, say=say)
+            return _publish_rest(table.settings, table.connection, table.mapping, until=until, say=say)
         if wrong := slots.problem(table.connection, slot, name):
             raise SetupError(
                 f"{wrong}. If everything of before the switch is published: `outbox adopt drain --rest skip`"
@@ -222,7 +222,7 @@ def drain_slot(table: Table, what: Rest, *, until: float, say: Say) -> int:
                         table.settings, table.mapping, table.found, reading.rows(table.found), reading.stay
                     )
                     if rows and what is Rest.PUBLISH:
-                        keep_rest(table.settings, table.connection, table.found, rows)
+                        _keep_rest(table.settings, table.connection, table.found, rows)
                         reading.confirm()
                         _await(lambda: _is_past(table), f"the slot {slot.name} was not confirmed")
                 if not rows:
@@ -311,7 +311,7 @@ def _skip(table: Table, slot: Slot | None) -> int:
             raise NotReadyError(
                 f"{by} reads the slot {slot.name}, and may still publish events of before the switch: {_STOP}"
             )
-    drop_rest(table.connection)
+    _drop_rest(table.connection)
     return 0
 
 

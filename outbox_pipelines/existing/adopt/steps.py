@@ -184,7 +184,7 @@ def drain(settings: Settings, *, seconds: float, say: Say, rest: Rest = Rest.WAI
             connection.execute(adopt_sql.DRAINED)
         # The view looks for the keys of old rows in the table, so that new events need not wait for this.
         if adopted_table.has_keys(mapping):
-            say(f"{copy_keys(connection, mapping, found):,} idempotency keys copied")
+            say(f"{_copy_keys(connection, mapping, found):,} idempotency keys copied")
         return published
 
 
@@ -264,7 +264,7 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
         return Switched(True, attempts, "prepared")
 
 
-def copy_keys(connection: Connection, mapping: Mapping, found: Facts) -> int:
+def _copy_keys(connection: Connection, mapping: Mapping, found: Facts) -> int:
     """Let the keys of old rows count in the outbox without the table; return how many were not there."""
     id_column = found.columns[mapping.columns["id"]]
     of_id = sql.Identifier(id_column.name)
@@ -325,7 +325,7 @@ def finish(settings: Settings, *, drop: bool, seconds: float, say: Say) -> list[
                 done.append(_archived(connection, settings, found, state.file))
             if adopted_table.has_keys(mapping):
                 # Again, because `drain` may have been killed before.
-                copy_keys(connection, mapping, found)
+                _copy_keys(connection, mapping, found)
             if state.slot is not None:
                 done += slots.drop(connection, state, found, settings.db_schema)
             # Two transactions: to drop a table with many partitions takes longer than writers may wait.

@@ -72,7 +72,7 @@ def clean(settings: Settings, stop: threading.Event | None = None) -> Cleaned:
         deleter = published_rows.Deleter(connection, found, stop)
         if store is not None:
             cleaned.files += published_rows.complete(deleter, store)
-        drop_months(connection, found, store, stop, cleaned)
+        _drop_months(connection, found, store, stop, cleaned)
         if store is None:
             published_rows.delete_all(deleter)
         else:
@@ -119,7 +119,7 @@ def _partman(connection: Connection, found: Target) -> list[str]:
     return notes
 
 
-def drop_months(
+def _drop_months(
     connection: Connection, target: Target, store: Store | None, stop: threading.Event, cleaned: Cleaned
 ) -> None:
     """Drop the partitions that have ended and whose rows may all be removed.

@@ -261,13 +261,13 @@ def test_relays_may_start_while_the_rest_is_published(
     table: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against relays that take the table of the rest for damage of the schema."""
-    publish, found = drain.publish_rest, []
+    publish, found = drain._publish_rest, []
 
     def checked(settings: Settings, *given: Any, **named: Any) -> int:
-        found.append((drain.has_rest(given[0]), schema.drift(settings)))
+        found.append((drain._has_rest(given[0]), schema.drift(settings)))
         return publish(settings, *given, **named)
 
-    monkeypatch.setattr(drain, "publish_rest", checked)
+    monkeypatch.setattr(drain, "_publish_rest", checked)
     table.write(0)
     _switch(table)
     assert _drain(table, Rest.PUBLISH, seconds=30) == 1

@@ -66,7 +66,7 @@ def test_keys_of_a_drain_that_was_killed(make: Make, tmp_path: Path, monkeypatch
         adopted.run("adopt", "prepare")
         adopted.switch()
         with monkeypatch.context() as patch:
-            patch.setattr(steps, "copy_keys", killed)
+            patch.setattr(steps, "_copy_keys", killed)
             with pytest.raises(KeyboardInterrupt):
                 adopted.drain()
         assert adopted.state() == "adopted"
