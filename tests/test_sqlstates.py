@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from outbox_pipelines.core.sqlstates import OUTAGES, code_of, is_outage
+from outbox_pipelines.core.outages import OUTAGES, code_of, is_outage
 
 # Each code that psycopg knows, and each that is an outage.
 _STATES = [

@@ -18,7 +18,7 @@ import psycopg
 
 from outbox_pipelines.consumer import consumer_queries as queries
 from outbox_pipelines.core import session as sessions
-from outbox_pipelines.core.sqlstates import code_of
+from outbox_pipelines.core.outages import code_of
 from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import psycopg
 
 from outbox_pipelines.core import pooler, session
-from outbox_pipelines.core.refusals import is_refused
+from outbox_pipelines.core.outages import is_refused
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.table_locks import LOCK_PATIENCE, Session, is_reading
 from outbox_pipelines.errors import RefusedError, SetupError, UnavailableError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import dagster as dg
 
 from outbox_pipelines.core.text import plain
-from outbox_pipelines.defs import ours, places, ticks
+from outbox_pipelines.defs import places, runs, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import said
 from outbox_pipelines.defs.runs import DAY
@@ -186,7 +186,7 @@ def _failed_checks(
 
     graph = context.repository_def.asset_graph if context.repository_def else None
     for key in graph.asset_check_keys if graph else ():
-        if key not in ours.checks(outbox) or key.asset_key == outbox.key("health"):
+        if key not in runs.checks(outbox) or key.asset_key == outbox.key("health"):
             continue
         seen = set()
         for record in completed_results(context.instance, key, _AT_ONCE):
@@ -206,7 +206,7 @@ def _failed_checks(
 def _is_ours(context: dg.SensorEvaluationContext, outbox: Outbox, run: dg.DagsterRun) -> bool:
     """Return whether the run is of a job or an asset of the outbox, in this code location."""
     # A run of the user's that also has assets of the outbox fails for both.
-    is_of_outbox = ours.is_ours(outbox, run) or bool(ours.assets(outbox) & (run.asset_selection or set()))
+    is_of_outbox = runs.is_ours(outbox, run) or bool(runs.assets(outbox) & (run.asset_selection or set()))
     return is_of_outbox and places.is_here(context, run)
 
 

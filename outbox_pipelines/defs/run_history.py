@@ -8,7 +8,7 @@ from typing import Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours
+from outbox_pipelines.defs import runs
 from outbox_pipelines.defs.outbox import NAME, PACKAGE, Outbox
 from outbox_pipelines.defs.runs import DAY
 from outbox_pipelines.errors import SetupError
@@ -90,7 +90,7 @@ def _runs_in_view(instance: dg.DagsterInstance, outbox: Outbox) -> set[str]:
     topics = instance.get_asset_keys(prefix=list(outbox.outer_key("topic").path))
     records = [
         record
-        for key in (*ours.assets(outbox), *topics)
+        for key in (*runs.assets(outbox), *topics)
         for fetch in (instance.fetch_materializations, instance.fetch_observations)
         for record in fetch(key, limit=1).records
     ]

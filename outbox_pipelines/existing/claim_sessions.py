@@ -23,8 +23,8 @@ from psycopg import sql
 
 from outbox_pipelines.config.table_mapping import WRITTEN, Mapping
 from outbox_pipelines.core.event import Event, weigh
+from outbox_pipelines.core.outages import is_outage
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import existing_sql

@@ -86,7 +86,7 @@ class DeadLetterRows:
             yield (
                 connection,
                 Statements(mapping, types, max_attempts=most, with_time=False),
-                dict.fromkeys(CONDITIONS) | given | {"ids": ids},
+                {**dict.fromkeys(CONDITIONS), **given, "ids": ids},
             )
 
 

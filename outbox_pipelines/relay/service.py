@@ -23,9 +23,9 @@ from enum import Enum
 import psycopg
 
 from outbox_pipelines.core.answers import limited_after
+from outbox_pipelines.core.outages import is_outage
 from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.database import locks
 from outbox_pipelines.errors import RefusedError, UnavailableError
 from outbox_pipelines.relay import kinds

@@ -16,7 +16,7 @@ import psycopg
 
 from outbox_pipelines.core import log
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.core.sqlstates import is_outage
+from outbox_pipelines.core.outages import is_outage
 from outbox_pipelines.relay.core.batch import Batch, BatchQueue
 from outbox_pipelines.relay.core.blocked import Aggregate, BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete

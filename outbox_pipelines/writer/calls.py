@@ -17,8 +17,7 @@ from outbox_pipelines.writer.context import Surroundings, surroundings
 from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
 from outbox_pipelines.writer.events import MISSING, Emitted, NewEvent, TypedEvent, new_event, of_typed
 from outbox_pipelines.writer.statements import Query
-from outbox_pipelines.writer.targets import way_through
-from outbox_pipelines.writer.targets.way import Way
+from outbox_pipelines.writer.targets import Way, way_through
 
 if TYPE_CHECKING:
     from outbox_pipelines.writer.protocols import AsyncTarget, Target

@@ -17,7 +17,7 @@ from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatu
 
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs import alerts as module
-from outbox_pipelines.defs import ours, places
+from outbox_pipelines.defs import places, runs
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.relay.lease.owner_session import beating
 from outbox_pipelines.relay.lease.shard import Shard
@@ -179,7 +179,7 @@ def test_two_outboxes_hide_nothing_of_each_other(
         cursors[place] = result.cursor
         for event in result.asset_events:
             instance.report_runless_asset_event(event)
-        keys = [key for key in ours.checks(served) if key.asset_key.path[-1] == "health"]
+        keys = [key for key in runs.checks(served) if key.asset_key.path[-1] == "health"]
         found = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
         return {
             key.name: bool(record.evaluation and record.evaluation.passed) for key, record in found.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from outbox_pipelines.defs import ours
+from outbox_pipelines.defs import runs
 from outbox_pipelines.defs.build import build
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.quality.rules import OF_CONNECTOR
@@ -35,7 +35,7 @@ def test_a_failed_task_fails_the_check(
         graph = build([served]).resolve_asset_graph()
         assert KEY in graph.get_all_asset_keys()
         assert {key for key in graph.asset_check_keys if key.asset_key == KEY} == {
-            key for key in ours.checks(served) if key.asset_key == KEY
+            key for key in runs.checks(served) if key.asset_key == KEY
         }
         with dg.build_sensor_context(instance=instance) as context:
             result = sensor_of(served, "health")(context)

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
-from outbox_pipelines.defs import ours, run_history
+from outbox_pipelines.defs import run_history, runs
 from outbox_pipelines.defs.build import build
 from outbox_pipelines.defs.dagster_internals import LOCATION
 from outbox_pipelines.defs.outbox import PACKAGE
@@ -332,9 +332,9 @@ def test_a_run_of_chosen_assets_is_ours_where_all_are(
     """Guards against runs that stay permanently because they were started on an asset's page; and against the
     loss of those that the user's assets were part of."""
     chosen = {"asset_selection": frozenset(assets), "asset_check_selection": checks and frozenset(checks)}
-    assert ours.is_ours(serving(), dg.DagsterRun("__ASSET_JOB", **chosen)) is expected  # type: ignore[arg-type]
+    assert runs.is_ours(serving(), dg.DagsterRun("__ASSET_JOB", **chosen)) is expected  # type: ignore[arg-type]
     # What a user's own job chooses is the user's run.
-    assert not ours.is_ours(serving(), dg.DagsterRun("my_days", **chosen))  # type: ignore[arg-type]
+    assert not runs.is_ours(serving(), dg.DagsterRun("my_days", **chosen))  # type: ignore[arg-type]
 
 
 def test_all_that_is_here_is_known_as_ours() -> None:
@@ -344,8 +344,8 @@ def test_all_that_is_here_is_known_as_ours() -> None:
     jobs = {name for name in repository.job_names if not name.startswith("__")}
     assert {name for name in jobs if PACKAGE.items() <= repository.get_job(name).run_tags.items()} == jobs
     keys = {spec.key for spec in found.resolve_all_asset_specs() if spec.group_name == "outbox"}
-    assert keys == ours.assets(serving())
-    assert set(repository.asset_graph.asset_check_keys) == ours.checks(serving())
+    assert keys == runs.assets(serving())
+    assert set(repository.asset_graph.asset_check_keys) == runs.checks(serving())
 
 
 def test_a_new_job_is_decided_about() -> None:

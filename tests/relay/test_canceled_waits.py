@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from outbox_pipelines.core.sqlstates import is_outage
+from outbox_pipelines.core.outages import is_outage
 from outbox_pipelines.database import connect
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres

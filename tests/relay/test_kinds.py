@@ -20,7 +20,7 @@ _FUNCTIONS: Final = [name for name, _ in inspect.getmembers(Kind, inspect.isfunc
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_has_each_function(kind: Kind) -> None:
-    assert len(_FUNCTIONS) == 10
+    assert len(_FUNCTIONS) == 9
     assert [name for name in _FUNCTIONS if not callable(getattr(kind, name, None))] == []
 
 

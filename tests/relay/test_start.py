@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from outbox_pipelines.core.refusals import is_refused
+from outbox_pipelines.core.outages import is_refused
 from outbox_pipelines.errors import RefusedError, UnavailableError
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings

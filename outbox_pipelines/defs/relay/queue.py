@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours, places
+from outbox_pipelines.defs import places, runs
 from outbox_pipelines.defs.outbox import NAME, Outbox
 
 _KEY: Final = "dagster/priority"
@@ -209,7 +209,7 @@ def put_first(instance: dg.DagsterInstance, sessions: Sequence[dg.DagsterRun]) -
 
 def is_session(run: dg.DagsterRun) -> bool:
     """Return whether a run is a relay session, of any outbox and code location."""
-    return ours.is_of_package(run) and SESSION.items() <= run.tags.items()
+    return runs.is_of_package(run) and SESSION.items() <= run.tags.items()
 
 
 def _runs(instance: dg.DagsterInstance, which: dg.RunsFilter, **options: Any) -> list[dg.DagsterRun]:

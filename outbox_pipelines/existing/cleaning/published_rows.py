@@ -26,8 +26,8 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines.core.outages import is_outage
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.database import Connection
 from outbox_pipelines.days.archive import rows as archive
 from outbox_pipelines.days.archive.store import Store
@@ -158,7 +158,7 @@ class Deleter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaf:
+class Leaf:
     """A table that contains rows."""
 
     oid: int
@@ -166,10 +166,10 @@ class _Leaf:
     blocks: int
 
 
-def _leaves(connection: Connection, target: Target) -> list[_Leaf]:
+def leaves(connection: Connection, target: Target) -> list[Leaf]:
     """Return the tables that contain the rows: the partitions, or the table itself."""
     found = connection.execute(cleaning_sql.LEAVES, {"oid": target.oid}).fetchall()
-    return [_Leaf(oid, sql.Identifier(schema, name), blocks) for oid, schema, name, blocks in found]
+    return [Leaf(oid, sql.Identifier(schema, name), blocks) for oid, schema, name, blocks in found]
 
 
 def _windows(blocks: int) -> Iterator[tuple[int, int]]:
@@ -186,7 +186,7 @@ def place(block: int) -> str:
 def delete_all(deleter: Deleter) -> None:
     """Delete all rows that may be removed."""
     connection, target = deleter.connection, deleter.target
-    for leaf in _leaves(connection, target):
+    for leaf in leaves(connection, target):
         query = target.statement(cleaning_sql.ROWS, leaf.name)
         for start, end in _windows(leaf.blocks):
             found = connection.execute(query, {"start": place(start), "end": place(end)}).fetchall()
@@ -211,7 +211,7 @@ def archive_all(deleter: Deleter, store: Store) -> list[str]:
         NotReadyError: rows and file differ; rows that were archived cannot be deleted now.
     """
     target, files = deleter.target, list[str]()
-    for leaf in _leaves(deleter.connection, target):
+    for leaf in leaves(deleter.connection, target):
         count = target.statement(cleaning_sql.COUNT, leaf.name)
         first = found = 0
         for start, end in _windows(leaf.blocks):
@@ -229,9 +229,7 @@ def archive_all(deleter: Deleter, store: Store) -> list[str]:
     return files
 
 
-def _write(
-    connection: Connection, store: Store, target: Target, leaf: _Leaf, blocks: tuple[int, int]
-) -> None:
+def _write(connection: Connection, store: Store, target: Target, leaf: Leaf, blocks: tuple[int, int]) -> None:
     """Write the rows of some blocks into the file that waits."""
     start, end = (sql.Literal(place(block)) for block in blocks)
     rows = target.statement(cleaning_sql.ARCHIVED, leaf.name, start=start, end=end)
@@ -270,7 +268,7 @@ def complete(deleter: Deleter, store: Store) -> list[str]:
     target, still = deleter.target, 0
     digest = hashlib.sha256(target.database.encode())
     names = ["tableoid", "ctid", "xmin", target.mapping.columns["id"]]
-    by_oid = {leaf.oid: leaf for leaf in _leaves(deleter.connection, target)}
+    by_oid = {leaf.oid: leaf for leaf in leaves(deleter.connection, target)}
     try:
         with store.local(_waiting(target)) as path:
             for batch in pq.ParquetFile(path).iter_batches(batch_size=20_000, columns=names):
@@ -295,7 +293,7 @@ def complete(deleter: Deleter, store: Store) -> list[str]:
     return [name]
 
 
-def _delete(deleter: Deleter, leaf: _Leaf, versions: Versions) -> int:
+def _delete(deleter: Deleter, leaf: Leaf, versions: Versions) -> int:
     """Delete these versions; return how many are still there."""
     if deleter.delete(leaf.name, versions) == len(versions):
         return 0

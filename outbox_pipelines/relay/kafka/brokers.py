@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.cimpl import NewTopic
 
-from outbox_pipelines.core.refusals import is_refused_by_kafka
+from outbox_pipelines.core.outages import is_refused_by_kafka
 from outbox_pipelines.errors import RefusedError, UnavailableError
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.message import patterns

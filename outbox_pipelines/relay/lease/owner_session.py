@@ -20,9 +20,8 @@ from typing import Any, LiteralString
 
 import psycopg
 
-from outbox_pipelines.core import log
+from outbox_pipelines.core.outages import is_outage
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.core.sqlstates import is_outage
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import relay_sql

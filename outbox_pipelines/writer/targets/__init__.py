@@ -8,10 +8,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from outbox_pipelines.writer.errors import OutboxError
-from outbox_pipelines.writer.targets.way import Way
+from outbox_pipelines.writer.errors import AutocommitError, OutboxError
+
+
+class Way(NamedTuple):
+    """Runs a query on the caller's connection and returns its rows; in a coroutine if asynchronous."""
+
+    run: Callable[..., Any]
+    asynchronous: bool = False
+
+
+def no_transaction(instead: str) -> AutocommitError:
+    """Return the error for a connection in autocommit mode; `instead` is the code to use."""
+    return AutocommitError(
+        "no transaction is open, and the connection is in autocommit mode: the event would be committed "
+        f"separately from your business rows. Write both in one transaction: {instead}"
+    )
+
 
 INSTEAD: Final[list[Callable[[object], Way]]] = []
 """Replacements that tests have set for the selection; the last one is used."""

@@ -8,7 +8,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from outbox_pipelines.writer.statements import Query
-from outbox_pipelines.writer.targets.way import Way, no_transaction
+from outbox_pipelines.writer.targets import Way, no_transaction
 
 
 async def _on_connection(connection: Any, query: Query) -> list[Any]:

@@ -9,7 +9,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from outbox_pipelines.writer.statements import Query
-from outbox_pipelines.writer.targets.way import Way, no_transaction
+from outbox_pipelines.writer.targets import Way, no_transaction
 
 
 def _on_connection(connection: psycopg.Connection[Any], query: Query) -> list[tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from psycopg2 import extensions
 
 from outbox_pipelines.writer.errors import OutboxError
 from outbox_pipelines.writer.statements import Query
-from outbox_pipelines.writer.targets.way import Way, no_transaction
+from outbox_pipelines.writer.targets import Way, no_transaction
 
 
 def _on_connection(connection: Any, query: Query) -> list[tuple[Any, ...]]:

@@ -11,7 +11,7 @@ from sqlalchemy import exc
 
 from outbox_pipelines.writer.errors import OutboxError
 from outbox_pipelines.writer.statements import Query
-from outbox_pipelines.writer.targets.way import Way, no_transaction
+from outbox_pipelines.writer.targets import Way, no_transaction
 
 if TYPE_CHECKING:
     from sqlalchemy import orm

@@ -18,8 +18,7 @@ from uuid import UUID
 from outbox_pipelines.writer.content import Row
 from outbox_pipelines.writer.errors import OutboxError
 from outbox_pipelines.writer.statements import Query
-from outbox_pipelines.writer.targets import INSTEAD, way_of
-from outbox_pipelines.writer.targets.way import Way
+from outbox_pipelines.writer.targets import INSTEAD, Way, way_of
 from outbox_pipelines.writer.testing.events import WrittenEvent, written
 
 Answer = tuple[UUID, int | None, bool]

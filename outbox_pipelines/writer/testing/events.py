@@ -1,12 +1,18 @@
-"""An event as written to the outbox."""
+"""Events as written to the outbox, and those that the open transaction has written."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 from uuid import UUID
 
 from outbox_pipelines.writer.content import Row
+from outbox_pipelines.writer.statements import Query, Statement
+from outbox_pipelines.writer.targets import Way, way_of
+
+if TYPE_CHECKING:
+    from outbox_pipelines.writer.protocols import AsyncTarget, Target
 
 
 class WrittenEvent(NamedTuple):
@@ -34,3 +40,48 @@ def written(drawn: UUID, seq: int, row: Row) -> WrittenEvent:
     headers = None if row.headers is None else json.loads(row.headers)
     columns: tuple[Any, ...] = row._replace(payload=json.loads(row.payload), headers=headers)
     return WrittenEvent(drawn, seq, *columns)
+
+
+# By the transaction's id, because events that others have committed are visible too. Ids and JSON are read as
+# text, whatever codecs the application has.
+_SELECT: Final = """
+SELECT id::text, seq, aggregate_type, aggregate_id, event_type, payload::text, headers::text,
+       idempotency_key, correlation_id, causation_id, traceparent, version
+FROM outbox
+WHERE tx = pg_current_xact_id_if_assigned()
+ORDER BY seq"""
+_QUERY: Final = Query(Statement(_SELECT, _SELECT), (), ())
+
+
+@overload
+def events_of(target: Target) -> list[WrittenEvent]: ...
+@overload
+def events_of(target: AsyncTarget) -> Coroutine[Any, Any, list[WrittenEvent]]: ...
+def events_of(
+    target: Target | AsyncTarget,
+) -> list[WrittenEvent] | Coroutine[Any, Any, list[WrittenEvent]]:
+    """Return the events that a connection's open transaction has written so far, in order.
+
+    For tests that roll back at their end. Events rolled back to a savepoint are not included. After the
+    commit the list is empty: the next transaction has written nothing yet.
+
+    Args:
+        target: a target of `emit`; for an asynchronous one, await the result. A `Session` is flushed first.
+            Its role must be allowed to read the outbox, like the owner; `outbox_grant_writer` is not enough.
+
+    Raises:
+        AutocommitError: no transaction is open, and none begins.
+        OutboxError: an unsupported target.
+    """
+    way = way_of(type(target))
+    if way.asynchronous:
+        return _later(way, target)
+    return _read(way.run(target, _QUERY))
+
+
+async def _later(way: Way, target: object) -> list[WrittenEvent]:
+    return _read(await way.run(target, _QUERY))
+
+
+def _read(rows: Iterable[Sequence[Any]]) -> list[WrittenEvent]:
+    return [written(UUID(drawn), seq, Row(*columns)) for drawn, seq, *columns in rows]

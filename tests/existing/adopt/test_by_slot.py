@@ -212,7 +212,7 @@ def test_a_connector_that_is_started_on_the_way_back(
     table.publish(confirm=False)
     _drain(table)
     table.write(0)
-    publish, tried = steps.publish_due, []
+    publish, tried = drain.publish_due, []
 
     def start(*given: Any) -> None:
         table.write(1)

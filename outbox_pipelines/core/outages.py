@@ -1,15 +1,22 @@
-"""The errors of PostgreSQL that are an outage, by SQLSTATE: waiting can help, and no event is the cause.
+"""Errors of a database that are an outage, by SQLSTATE; refused connections, which waiting does not correct.
 
 Invariants:
 - One table lists the classes and codes of outages. Any other code is an error of its statement or its values:
   the same statement would fail again, so it is not repeated until it succeeds.
 - The class of the driver's exception decides only if there is no code: psycopg calls `OperationalError` also
   what a value (54), a trigger (2F, 38, 39) or a foreign table (HV) causes.
+- One rule for every program that waits for a server at its start: it ends if its login, its database or its
+  certificate is refused, and only then. One that has worked before waits: someone may be about to change a
+  password.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
 
 # By the first two characters, the class, or by all five.
 OUTAGES: Final = {
@@ -44,3 +51,42 @@ def is_outage(error: BaseException) -> bool:
     # OSError if there is no connection; a pooler that loses its server can cause an InternalError of psycopg.
     names = {each.__name__ for each in type(error).__mro__}
     return isinstance(error, OSError) or bool(names & {"OperationalError", "InterfaceError", "InternalError"})
+
+
+# libpq has no SQLSTATE of a connection that fails. A server in another language is waited for.
+_TEXTS: Final = (
+    "password authentication failed",
+    "authentication failed for user",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "pg_hba.conf rejects connection",
+    "is not permitted to log in",
+    "permission denied for database",
+    '" does not exist',
+    "certificate verify failed",
+    "server does not support SSL",
+    # pgbouncer's own
+    "no such database",
+    "no such user",
+    "SASL authentication failed",
+)
+# Other drivers, such as asyncpg, have one: a refused login, and no such database.
+_CODES: Final = ("28", "3D")
+# Of Kafka's client, by name: importing the client takes long.
+_CREDENTIALS: Final = (
+    "_AUTHENTICATION",
+    "SASL_AUTHENTICATION_FAILED",
+    "UNSUPPORTED_SASL_MECHANISM",
+    "ILLEGAL_SASL_STATE",
+)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return whether a database, or a pooler before it, has refused a connection."""
+    said = str(error)
+    return code_of(error)[:2] in _CODES or any(each in said for each in _TEXTS)
+
+
+def is_refused_by_kafka(error: KafkaError) -> bool:
+    """Return whether an error of Kafka's client means that a broker refuses the credentials."""
+    return error.name() in _CREDENTIALS
