@@ -184,7 +184,7 @@ def parse(text: str) -> Any:
             return None
         if _size(node, {}) > _MOST_NODES:
             raise ValueError(f"has over {_MOST_NODES:,} values with its aliases written out: use fewer")
-        _mend(node, set())
+        _make_texts(node, set())
         return loader.construct_document(node)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
@@ -214,7 +214,7 @@ def _size(node: Any, known: dict[int, float]) -> float:
     return known[id(node)]
 
 
-def _mend(node: Any, seen: set[int]) -> None:
+def _make_texts(node: Any, seen: set[int]) -> None:
     """Make names and dates strings before values are built; aliases can point to an enclosing node."""
     if id(node) in seen:
         return
@@ -228,10 +228,10 @@ def _mend(node: Any, seen: set[int]) -> None:
                     line = name.start_mark.line + 1
                     raise ValueError(f"has {name.value} twice, again in line {line}: keep one of them")
                 names.add(name.value)
-            _mend(value, seen)
+            _make_texts(value, seen)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            _mend(value, seen)
+            _make_texts(value, seen)
     elif node.tag.endswith(":timestamp"):
         node.tag = _TEXT
 

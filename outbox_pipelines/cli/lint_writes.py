@@ -123,12 +123,12 @@ def _report(found: list[Place], *, as_json: bool) -> None:
 
 def _lines(finding: Finding) -> str:
     place = f"{finding.path}:{finding.line}:{finding.column}"
-    return f"{plain(f'{place}: {finding.code} {finding.name}: {finding.why}')}\n    {finding.mend}"
+    return f"{plain(f'{place}: {finding.code} {finding.name}: {finding.why}')}\n    {finding.remedy}"
 
 
 def _annotation(finding: Finding) -> str:
     place = f"file={_property(finding.path)},line={finding.line},col={finding.column}"
-    return f"::error {place},title={finding.code} {finding.name}::{_data(f'{finding.why}; {finding.mend}')}"
+    return f"::error {place},title={finding.code} {finding.name}::{_data(f'{finding.why}; {finding.remedy}')}"
 
 
 def _data(text: str) -> str:

@@ -87,8 +87,10 @@ def _send(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: s
             context.log.warning(f"{each.address} did not accept the message and gets it again: {why}")
     kept["known"] = alerts.to_json(known)
     kept["unsent"] = {each.address: [asdict(one) for one in each.unsent] for each in failed}
-    told = [key for key, one in known.items() if one.told]
-    reason = f"reported and not resolved: {ticks.listed(told)}" if told else "nothing to report"
+    open_problems = [key for key, one in known.items() if one.is_reported]
+    reason = (
+        f"reported and not resolved: {ticks.listed(open_problems)}" if open_problems else "nothing to report"
+    )
     if failed:
         reason = (
             f"{ticks.listed([each.address for each in failed])} did not accept: {failed[0].why}; {reason}"

@@ -70,7 +70,7 @@ class MarkedTableWorker:
             self._retries,
             publisher.breaker,
             clock=time.monotonic,
-            is_told=run.stop.is_set,
+            is_asked_to_stop=run.stop.is_set,
             until_empty=run.until_empty,
             on_settled=self._count,
         )

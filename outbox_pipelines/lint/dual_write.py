@@ -56,7 +56,7 @@ def before_commit(story: Story, module: Module, effects: Effects) -> Iterator[Fo
         elif write := _uncommitted(story, module, effects, publish):
             why = _WHY.format(f"that writes in line {write.node.lineno}")
         if why:
-            yield DUAL_WRITE, publish.node, why + told(publish, story, module, effects)
+            yield DUAL_WRITE, publish.node, why + sent_by(publish, story, module, effects)
 
 
 def block_of(publish: Step, story: Story, module: Module, effects: Effects) -> Around | None:
@@ -69,7 +69,7 @@ def is_after_commit(step: Step) -> bool:
     return any(one.shelter is Shelter.COMMITTED for one in step.around)
 
 
-def told(step: Step, story: Story, module: Module, effects: Effects) -> str:
+def sent_by(step: Step, story: Story, module: Module, effects: Effects) -> str:
     """Return where the message is sent, if another function sends it."""
     site = effects.of_step(step, story, module.path).publishes
     if step.act is Act.PUBLISH or site is None:
@@ -169,7 +169,7 @@ def in_hook(story: Story, module: Module, effects: Effects) -> Iterator[Found]:
     for step in story.steps:
         if is_message(step, story, module, effects) and not is_after_commit(step):
             why = f"{hook} runs before the row's transaction commits; the message is sent even on rollback"
-            yield IN_HOOK, step.node, why + told(step, story, module, effects)
+            yield IN_HOOK, step.node, why + sent_by(step, story, module, effects)
 
 
 def is_message(step: Step, story: Story, module: Module, effects: Effects) -> bool:
@@ -252,14 +252,14 @@ def beside_commit(story: Story, module: Module, effects: Effects) -> Iterator[Fo
     done = steps(story, module, effects)
     if is_relay(story) or not any(one.effect.publishes for one in done):
         return
-    told_already = {id(node) for _, node, _ in before_commit(story, module, effects)}
-    told_already |= {id(node) for _, node, _ in in_hook(story, module, effects)}
+    reported = {id(node) for _, node, _ in before_commit(story, module, effects)}
+    reported |= {id(node) for _, node, _ in in_hook(story, module, effects)}
     is_hook = hook_of(story, module) != ""
     for one in done:
         publish = one.step
-        if one.effect.publishes is None or one.is_both or id(publish.node) in told_already:
+        if one.effect.publishes is None or one.is_both or id(publish.node) in reported:
             continue
-        where = told(publish, story, module, effects)
+        where = sent_by(publish, story, module, effects)
         if is_hook or is_after_commit(publish):
             yield APART, publish.node, f"a crash after the commit loses the message{where}"
         elif block := block_of(publish, story, module, effects):

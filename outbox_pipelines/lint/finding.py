@@ -23,7 +23,7 @@ class Rule:
 
     code: str
     name: str
-    mend: str
+    remedy: str
 
 
 @dataclass(frozen=True, order=True)
@@ -36,7 +36,7 @@ class Finding:
     code: str
     name: str
     why: str
-    mend: str
+    remedy: str
     last_line: int
 
 
@@ -101,7 +101,7 @@ DEFAULT: Final = frozenset(RULES) - {APART.code}
 def at(path: str, node: ast.expr | ast.stmt, rule: Rule, why: str) -> Finding:
     """Return a finding at a node."""
     last = node.end_lineno or node.lineno
-    return Finding(path, node.lineno, node.col_offset + 1, rule.code, rule.name, why, rule.mend, last)
+    return Finding(path, node.lineno, node.col_offset + 1, rule.code, rule.name, why, rule.remedy, last)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,14 @@ def apply(source: bytes, path: str, findings: list[Finding], selected: Collectio
             why = f"unknown rule {', '.join(sorted(unknown))}" if unknown else "no finding here"
             left.append(
                 Finding(
-                    path, ignore.line, ignore.column, UNUSED.code, UNUSED.name, why, UNUSED.mend, ignore.line
+                    path,
+                    ignore.line,
+                    ignore.column,
+                    UNUSED.code,
+                    UNUSED.name,
+                    why,
+                    UNUSED.remedy,
+                    ignore.line,
                 )
             )
     return left

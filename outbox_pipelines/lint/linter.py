@@ -225,4 +225,4 @@ def _unreadable(path: str, error: BaseException, source: bytes) -> Finding:
     why = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
     if isinstance(error, SyntaxError):
         why += newer(source, line)
-    return Finding(path, line, column, UNREADABLE.code, UNREADABLE.name, why, UNREADABLE.mend, line)
+    return Finding(path, line, column, UNREADABLE.code, UNREADABLE.name, why, UNREADABLE.remedy, line)

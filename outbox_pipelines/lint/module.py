@@ -210,7 +210,7 @@ class _Reader:
         if walk_of_module:
             key = f"{self.read.path}::{node.name}"
             scope.things["self"] = scope.instance(key, "self")
-        for path, thing in _agreed([self._function(method, scope, node, told=False) for method in methods]):
+        for path, thing in _agreed([self._function(method, scope, node, keeps=False) for method in methods]):
             scope.things[path] = thing
         if walk_of_module:
             self.read.attributes[node.name] = {
@@ -245,7 +245,7 @@ class _Reader:
             scope.things[node.args.args[1].arg] = row
 
     def _function(
-        self, node: Function, outer: Scope, owner: ast.ClassDef | None, *, told: bool = True
+        self, node: Function, outer: Scope, owner: ast.ClassDef | None, *, keeps: bool = True
     ) -> Walk:
         scope = outer.copy()
         defaults = dict(_defaults(node))
@@ -263,7 +263,7 @@ class _Reader:
         walk.body(node.body)
         for decorator in node.decorator_list:
             walk.publishes_result(decorator)
-        if told:
+        if keeps:
             self.read.stories.append(walk.story)
         return walk
 

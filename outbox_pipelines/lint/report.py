@@ -63,17 +63,17 @@ def _place(story: Story, module: Module, read: Read) -> Place | None:
     }
     line = getattr(story.node, "lineno", 1)
     order = "; ".join(f"{_ORDERS[code]} ({code})" for code in sorted(codes)) or "order unknown"
-    writes = [_told(one, one.effect.writes) for one in written] or [f"{hook}: the row that is saved"]
+    writes = [_line(one, one.effect.writes) for one in written] or [f"{hook}: the row that is saved"]
     return Place(
         module.path,
         line,
         story.key or "the module",
         order,
         writes,
-        [_told(one, one.effect.publishes) for one in published],
+        [_line(one, one.effect.publishes) for one in published],
     )
 
 
-def _told(one: Done, site: Site | None) -> str:
+def _line(one: Done, site: Site | None) -> str:
     line = one.step.node.lineno
     return f"line {line}" + (f" ({site.name}, {site.path}:{site.line})" if site and site.line != line else "")

@@ -215,8 +215,8 @@ class Server(ABC):
 def last_lines(text: str, count: int = 4) -> str:
     """The end of a log, on one line."""
     # The frames of a Java trace say nothing to the reader; what stands above them does.
-    told = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
-    return " | ".join(told[-count:]) or "nothing was logged"
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
+    return " | ".join(lines[-count:]) or "nothing was logged"
 
 
 def bound(command: Command, death_signal: signal.Signals, user: tuple[int, int] = STAY) -> list[str]:

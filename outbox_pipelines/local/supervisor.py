@@ -81,7 +81,7 @@ def supervise(plan: Plan) -> str:
     home = Home(Path(plan.directory))
     workers = ThreadPoolExecutor()
     held = {name: _Held(home, name, plan, workers) for name in (POSTGRES, KAFKA)}
-    told = State()
+    published = State()
     end = _EndSignal()
     unused_since: float | None = None
     try:
@@ -90,9 +90,9 @@ def supervise(plan: Plan) -> str:
             for server in wanted:
                 server.step()
             state = _state(held)
-            if state != told:
+            if state != published:
                 home.write(state)
-                told = state
+                published = state
             alone = lease.try_lock(home.lease)
             if alone is None or home.asked(KEEP):
                 unused_since = None

@@ -47,7 +47,7 @@ class Known:
     text: str
     since: float
     """When it came, the last time."""
-    told: bool = False
+    is_reported: bool = False
     gone_at: float | None = None
     times: int = 1
     """How often it has come."""
@@ -90,18 +90,18 @@ def news(
         one = replace(known.get(problem.key) or Known("", now), text=problem.text)
         if one.gone_at is not None:
             one = replace(one, since=now, gone_at=None, times=one.times + 1)
-        if not one.told and (now - one.since >= after or one.times >= _TIMES):
-            one = replace(one, told=True)
+        if not one.is_reported and (now - one.since >= after or one.times >= _TIMES):
+            one = replace(one, is_reported=True)
             messages.append(Message(f"{where}: {problem.key}", f"{problem.text}\n→ {problem.help}", False))
         remembered[problem.key] = one
     for key, one in known.items():
         if key in present:
             continue
         gone_at = now if one.gone_at is None else one.gone_at
-        is_calm = one.told and one.times < _TIMES
+        is_calm = one.is_reported and one.times < _TIMES
         if now - gone_at < (after if is_calm else _PATIENCE * after):
             remembered[key] = replace(one, gone_at=gone_at)
-        elif one.told:
+        elif one.is_reported:
             messages.append(Message(f"{where}: {key} resolved", f"It was: {one.text}", True))
     return messages, remembered
 

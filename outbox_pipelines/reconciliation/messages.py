@@ -183,16 +183,16 @@ def _ends(
     """Return each end once all messages before it are committed, and whether that took too long."""
     ends = _offsets(settings, admin, partitions, _LAST, IsolationLevel.READ_UNCOMMITTED)
     deadline = time.monotonic() + settings.transaction_seconds + _HELD_SECONDS
-    is_told = False
+    is_reported = False
     while True:
         stable = _offsets(settings, admin, partitions, _LAST, IsolationLevel.READ_COMMITTED)
         if all(stable[partition] >= end for partition, end in ends.items()):
             return ends, False
         if time.monotonic() > deadline:
             return {partition: min(end, stable[partition]) for partition, end in ends.items()}, True
-        if not is_told:
+        if not is_reported:
             progress(f"waiting for a transaction in {partitions[0].topic}")
-            is_told = True
+            is_reported = True
         time.sleep(0.1)
 
 
@@ -287,7 +287,7 @@ def load(
     kafka.assign([TopicPartition(topic, number, part.start) for (topic, number), part in unread.items()])
     first: FirstTimes = {}
     rows: list[tuple[Any, ...]] = []
-    read, told, heard = 0, 0, time.monotonic()
+    read, reported, heard = 0, 0, time.monotonic()
     while unread:
         # The client's types allow None, which a message from a broker never has here.
         messages: list[Any] = kafka.consume(_AT_ONCE, timeout=0.1)
@@ -315,8 +315,8 @@ def load(
         if len(rows) >= _BATCH or not unread:
             _store(space, adding, rows)
             rows = []
-        if read >= told + 1_000_000:
-            told = read
+        if read >= reported + 1_000_000:
+            reported = read
             progress(f"{read:,} messages read")
     return read, first
 

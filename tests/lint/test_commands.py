@@ -36,10 +36,10 @@ def test_a_line_for_each_finding_and_how_to_correct_it(application: Path) -> Non
     """Guards against a finding that an editor cannot jump to, or that does not say how to correct it."""
     done = lint(application)
     assert done.exit_code == 1
-    first, mend, second, _ = done.stdout.splitlines()
+    first, remedy, second, _ = done.stdout.splitlines()
     assert first.startswith(f"{application}/orders.py:5:1: OB001 emit-outside-transaction: ")
-    assert mend.startswith("    ")
-    assert "transaction block" in mend
+    assert remedy.startswith("    ")
+    assert "transaction block" in remedy
     assert second.startswith(f"{application}/orders.py:6:1: OB008 outbox-row-changed: ")
     assert done.stderr == "2 findings in 2 files\n"
 

@@ -161,16 +161,16 @@ def read_manifest(stored: bytes, day: date) -> Manifest:
     Raises:
         SetupError: it is not a manifest, or it is one of another day.
     """
-    mend = f"if its rows still exist, rewrite it with `outbox archive day {day} --again`"
+    remedy = f"if its rows still exist, rewrite it with `outbox archive day {day} --again`"
     try:
         manifest = Manifest.model_validate_json(stored)
     except ValidationError as error:
         problem = error.errors()[0]
         what = ": ".join((*map(str, problem["loc"]), problem["msg"]))
-        raise SetupError(f"the manifest of {day} cannot be read: {what}; {mend}") from None
+        raise SetupError(f"the manifest of {day} cannot be read: {what}; {remedy}") from None
     if manifest.day != day:
         raise SetupError(
-            f"the manifest of {day} is the one of {manifest.day}: it is in the wrong location; {mend}"
+            f"the manifest of {day} is the one of {manifest.day}: it is in the wrong location; {remedy}"
         )
     return manifest
 

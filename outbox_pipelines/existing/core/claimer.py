@@ -35,7 +35,7 @@ class Claimer:
     """The claiming part of a relay; for one thread.
 
     Args:
-        is_told: whether the relay was asked to stop.
+        is_asked_to_stop: whether the relay was asked to stop.
         on_settled: called with the number of published events of a settled claim.
 
     Attributes:
@@ -52,7 +52,7 @@ class Claimer:
         breaker: Breaker,
         *,
         clock: Clock,
-        is_told: Callable[[], bool],
+        is_asked_to_stop: Callable[[], bool],
         until_empty: bool,
         on_settled: Callable[[int], None],
     ) -> None:
@@ -63,7 +63,7 @@ class Claimer:
         self._retries = retries
         self._breaker = breaker
         self._clock = clock
-        self._is_told = is_told
+        self._is_asked_to_stop = is_asked_to_stop
         self._until_empty = until_empty
         self._on_settled = on_settled
         self._is_claiming = True
@@ -74,7 +74,7 @@ class Claimer:
 
     def is_stopped(self) -> bool:
         """Return whether nothing more is to be published."""
-        return self.broken is not None or self._is_told()
+        return self.broken is not None or self._is_asked_to_stop()
 
     def begin(self) -> None:
         """Take over what the predecessor left."""

@@ -27,7 +27,7 @@ from outbox_pipelines.relay.core.quarantine import Quarantine
 
 _AT_ONCE: Final = 500
 # With OUTBOX_ON_DEAD_LETTER=block: seconds between two checks whether the row has been changed.
-_MENDED_SECONDS: Final = 2.0
+_CORRECTED_SECONDS: Final = 2.0
 
 
 class Pending(NamedTuple):
@@ -291,7 +291,7 @@ class Retries:
         failed = self._rows.still_failed(aggregates)
         for aggregate in aggregates:
             if aggregate in failed or self._ended[aggregate] is not None:
-                self._blocked.look_again(aggregate, _MENDED_SECONDS)
+                self._blocked.look_again(aggregate, _CORRECTED_SECONDS)
             else:
                 del self._ended[aggregate]
                 self._free(aggregate)

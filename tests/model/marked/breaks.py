@@ -138,7 +138,7 @@ def settles_backwards(patch: Patch) -> None:
 def goes_on(patch: Patch) -> None:
     # Its name is that of the method: the flow's state is pickled with it.
     def is_stopped(self: Claimer) -> bool:
-        return self._is_told()
+        return self._is_asked_to_stop()
 
     patch(Claimer, "is_stopped", is_stopped)
 

@@ -94,7 +94,7 @@ class Process(process.Process):
             self.retries,
             self.publisher.breaker,
             clock=self.clock,
-            is_told=self.stopped,
+            is_asked_to_stop=self.stopped,
             until_empty=world.until_empty,
             on_settled=self.ignore,
         )
