@@ -14,7 +14,7 @@ from benchmarks.servers import fill, fresh_outbox
 from benchmarks.table import Row
 from outbox_pipelines.defs.health import check_health, health_sensor
 from outbox_pipelines.defs.outbox import Outbox
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.settings import Settings
 
 _MILLIONS = (1, 10)
@@ -55,7 +55,7 @@ def measure(servers: Settings) -> list[Row]:
 def _seconds(settings: Settings) -> float:
     """Of a reading, with its connection."""
     started = time.perf_counter()
-    measurements.read(settings)
+    outbox_measurements.read(settings)
     return time.perf_counter() - started
 
 

@@ -27,7 +27,7 @@ from outbox_pipelines.database import schema
 from outbox_pipelines.days.partitions import close
 from outbox_pipelines.existing import check as table_check
 from outbox_pipelines.existing.findings import Finding
-from outbox_pipelines.quality import status
+from outbox_pipelines.quality import status_text
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.telemetry import exporter
 from outbox_pipelines.settings import load_settings
@@ -176,7 +176,7 @@ def test_the_tables_of_status_and_partitions_steer_no_terminal(monkeypatch: pyte
         dead_letter_reasons={HOSTILE: 1},
         warnings=[HOSTILE],
     )
-    shown = status.render(of_table, [])
+    shown = status_text.render(of_table, [])
     finding = Finding(HOSTILE, "correct it:", (HOSTILE,))
     checked = table_check.render(table_check.Checked(HOSTILE, [finding]))
     kept_open = [close.Closing(date(2026, 11, 1), False, HOSTILE)]

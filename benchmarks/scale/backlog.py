@@ -13,7 +13,7 @@ from benchmarks.scale.growth import FLAT, Figure, megabytes, milliseconds, rate,
 from benchmarks.scale.sizes import Sizes
 from benchmarks.servers import SHORT_LOG, fresh_outbox, rewind
 from benchmarks.table import Row
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.settings import Settings
 
 # As many drains as make up for the short ones; the largest is drained once.
@@ -69,5 +69,5 @@ def _at(servers: Settings, events: int) -> dict[str, float]:
 
 def _look(settings: Settings) -> float:
     started = time.perf_counter()
-    measurements.read(settings)
+    outbox_measurements.read(settings)
     return time.perf_counter() - started

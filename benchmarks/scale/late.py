@@ -21,7 +21,7 @@ from benchmarks.scale.growth import FLAT, Figure, megabytes, milliseconds, numbe
 from benchmarks.scale.sizes import Sizes
 from benchmarks.servers import SHORT_LOG, fresh_outbox
 from benchmarks.table import Row
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.read.slot.slot_setup import remove, set_up
 from outbox_pipelines.settings import Settings
@@ -119,7 +119,7 @@ def _beside(settings: Settings, sizes: Sizes, events: int, *, settles: int) -> d
         "their size": state.value(settings, _SIZE),
         "finding the position by its key": finding,
         "reading the metrics beside it": median(
-            _timed(lambda: measurements.read(settings)) for _ in range(_LOOKS)
+            _timed(lambda: outbox_measurements.read(settings)) for _ in range(_LOOKS)
         ),
     }
 

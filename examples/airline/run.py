@@ -25,7 +25,7 @@ from examples.airline.verify import verify
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import stack
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.settings import Settings, load_settings
 
 SCHEMA: Final = "outbox_demo"
@@ -118,7 +118,7 @@ def _look(connection: Connection, desks: Desks, sessions: Sessions, board: Board
 
 
 def _backlog(settings: Settings) -> int:
-    return sum(shard.backlog for shard in measurements.read(settings).shards)
+    return sum(shard.backlog for shard in outbox_measurements.read(settings).shards)
 
 
 def relayed(connection: Connection) -> Relayed:

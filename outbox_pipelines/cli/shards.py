@@ -20,12 +20,12 @@ from outbox_pipelines.settings import Settings
 @click.pass_context
 def shards(context: click.Context, as_json: bool) -> None:
     """Show the owner of each shard; `outbox shards set N` changes the number of shards."""
-    from outbox_pipelines.quality import measurements
-    from outbox_pipelines.quality import status as rendering
+    from outbox_pipelines.quality import outbox_measurements
+    from outbox_pipelines.quality import status_text as rendering
 
     if context.invoked_subcommand is not None:
         return
-    found = measurements.read(settings_of(context)).shards
+    found = outbox_measurements.read(settings_of(context)).shards
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(shard) for shard in found], indent=2))
     else:

@@ -64,7 +64,7 @@ def status(context: click.Context, as_json: bool, json_schema: bool, check: bool
 
 def _status(settings: Settings, *, as_json: bool, check: bool) -> None:
     from outbox_pipelines.quality import rules
-    from outbox_pipelines.quality.status import described, render
+    from outbox_pipelines.quality.status_text import described, render
     from outbox_pipelines.relay import kinds
 
     kind = kinds.of(settings)

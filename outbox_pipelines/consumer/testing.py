@@ -41,7 +41,7 @@ from outbox_pipelines.consumer.settlement import Settlement
 from outbox_pipelines.consumer.sqlalchemy_transactions import AsyncSessions, Sessions
 from outbox_pipelines.consumer.work import Work
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.writer.encoding import to_json
+from outbox_pipelines.writer.json_text import to_json
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

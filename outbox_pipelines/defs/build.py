@@ -30,7 +30,7 @@ from outbox_pipelines.defs import (
 )
 from outbox_pipelines.defs.outbox import ONLY, Outbox, Part
 from outbox_pipelines.defs.relay import assets as relay
-from outbox_pipelines.defs.relay import cutover, dead_letters, sensors
+from outbox_pipelines.defs.relay import cutover_job, dead_letter_job, sensors
 from outbox_pipelines.errors import SetupError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
     "catalog": [catalog.check_catalog],
     "checks": [health.check_health],
     "inbox": [inbox.drain_inbox],
-    "dead_letters": [dead_letters.dead_letters_job],
-    "cutover": [cutover.cutover_job],
+    "dead_letters": [dead_letter_job.dead_letters_job],
+    "cutover": [cutover_job.cutover_job],
     "history": [run_history.purge_history],
 }
 SCHEDULES: dict[Part, list[Callable[[Outbox], Any]]] = {

@@ -20,7 +20,7 @@ from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES, Rule, Status, ju
 from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
-    from outbox_pipelines.quality.measured import Measurements
+    from outbox_pipelines.quality.measurements import Measurements
     from outbox_pipelines.quality.rules import CheckResult
 
 _DATABASE = "database"

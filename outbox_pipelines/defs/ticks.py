@@ -30,7 +30,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
-    from outbox_pipelines.quality.measured import Measurements
+    from outbox_pipelines.quality.measurements import Measurements
     from outbox_pipelines.settings import Settings
 
 SHARED: Final = "outboxes_"

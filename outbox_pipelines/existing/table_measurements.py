@@ -21,7 +21,7 @@ from outbox_pipelines.existing import examine, existing_sql
 from outbox_pipelines.existing.check import open_mapping
 from outbox_pipelines.existing.table_ownership import WITHOUT_KAFKA, awaiting, holding, shown
 from outbox_pipelines.existing.table_statements import Statements
-from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
+from outbox_pipelines.quality.measurements import CAP, Late, Measurements, ShardStatus
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.relay_sql import PLAN_EACH
 from outbox_pipelines.settings import Settings

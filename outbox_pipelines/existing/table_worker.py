@@ -18,7 +18,7 @@ from outbox_pipelines.existing.claim_sessions import MarkedTableSource, names
 from outbox_pipelines.existing.core.claimer import Claimer
 from outbox_pipelines.existing.refused_rows import MarkedTableRetries
 from outbox_pipelines.existing.table_ownership import TableOwnership
-from outbox_pipelines.quality.measured import CAP
+from outbox_pipelines.quality.measurements import CAP
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.flow import Flow

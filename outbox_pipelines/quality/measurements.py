@@ -1,109 +1,204 @@
-"""Measure the outbox for the status, the checks, the alerts and the metrics.
-
-Invariants:
-- One statement, cheap even for large tables: counts are capped, the range comes from the position. With
-  Debezium (OUTBOX_CONNECT) two more, and a few seconds for Kafka Connect at most.
-- Nothing here judges: the limits are in `rules.py`.
-"""
+"""The measurements of an outbox: types only, importable without a database driver."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
-import psycopg
-from psycopg.rows import dict_row
+from outbox_pipelines.debezium.connector_state import Connector
+from outbox_pipelines.quality.slots import Slots
 
-from outbox_pipelines.core import sequence
-from outbox_pipelines.core.table_locks import reading_only
-from outbox_pipelines.database import connect
-from outbox_pipelines.debezium import connector_reading
-from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality import quality_sql
-from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
-from outbox_pipelines.quality.slots import OtherSlot, Slots
-from outbox_pipelines.settings import Settings
-
-_NO_OUTBOX: Final = (
-    psycopg.errors.UndefinedTable,
-    psycopg.errors.UndefinedColumn,
-    psycopg.errors.UndefinedFunction,
-)
-# A generic plan reads whole partitions. Without sorts, rows come in the order of an index up to the cap; the
-# planner expects few, and would read and sort a backlog.
-TUNE: Final = "SET plan_cache_mode = force_custom_plan; SET enable_sort = off"
+CAP: Final = 100_000
+"""Counting of backlog, parked events and dead letters stops here."""
 
 
-@reading_only()
-def read(settings: Settings) -> Measurements:
-    """Return the measurements, in one round trip after those of the connection.
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Days for which something should have happened a day ago."""
 
-    Raises:
-        LockedError: another session has locked a table.
-        SetupError: the database is unavailable, or has no outbox.
-    """
-    lock = f"{settings.db_schema}.outbox_shards"
-    given = {
-        "cap": CAP,
-        "lock": lock,
-        "waiting": f"{lock}.next",
-        "fleet": f"{lock}.fleet",
-        "setup_lock": f"{settings.db_schema}.outbox_cdc",
-        "archives": settings.archives,
-        "drops_unarchived": settings.archive == "none",
-        "retention": settings.retention_days,
-    }
-    # Before the connection, which would wait for it.
-    reported = connector_reading.ask(settings) if settings.connect else None
-    with connect(settings, name="outbox: status") as connection:
-        connection.execute(TUNE)
-        try:
-            row = connection.cursor(row_factory=dict_row).execute(quality_sql.MEASURE, given).fetchone()
-        except _NO_OUTBOX:
-            raise SetupError(
-                f"no outbox in schema {settings.db_schema!r} (OUTBOX_SCHEMA): run `outbox migrate`"
-            ) from None
-        of_debezium = None if reported is None else connector_reading.combine(settings, connection, reported)
-    assert row is not None
-    if row["slots"] is None:
-        raise SetupError(
-            f"the outbox in schema {settings.db_schema!r} (OUTBOX_SCHEMA) has no shards, so its tables were "
-            "restored without their rows: restore the dump as a whole"
+    to_close: int
+    to_archive: int
+    to_drop: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """One shard: its owner and its progress."""
+
+    shard: int
+    shards: int
+    """Number of shards."""
+    owner: str | None
+    """None while no relay owns the shard."""
+    owned_seconds: float | None
+    heartbeat_seconds: float | None
+    """Age of the last heartbeat, of any owner."""
+    unowned_seconds: float
+    """How long it has had no owner; 0 while it has one."""
+    successor_waits: bool
+    breaker: str
+    """The breaker of its relay: closed (Kafka is reachable), open, half-open."""
+    breaker_reason: str | None
+    top_up_error: str | None
+    """Why its relay could not create the partitions of the coming days; None if it could."""
+    intruder: str | None
+    """A session that holds the shard's lock and is not a relay, and how to end it; usually None."""
+    wanted: int | None
+    """The new number of shards, during a change."""
+    backlog: int
+    """Committed events that are not published, counted up to `CAP`."""
+    oldest_seconds: float
+    """Age of the oldest of them; 0 without a backlog."""
+    events_per_second: float
+    """Published over the last minute."""
+    lag_seconds: float | None
+    """From commit to settled, of the newest event published; None before the first."""
+    awaits_standby: bool = False
+    """Whether a commit of its relay has waited for a synchronous standby for more than 5 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """The state of one outbox."""
+
+    shards: list[ShardStatus]
+    parked: int
+    """Events to be retried, and the later events of their aggregates; up to `CAP`."""
+    blocked_aggregates: int
+    """Aggregates that have parked events."""
+    parked_reasons: dict[str, int]
+    """Reasons of the first event of each blocked aggregate: the three most frequent, with their counts."""
+    dead_letters: int
+    """Dead letters that are neither replayed nor discarded; up to `CAP`."""
+    new_dead_letters: int
+    """Those of the last hour."""
+    dead_letter_reasons: dict[str, int]
+    """Reasons: the ten most frequent, with their counts."""
+    days_ahead: int
+    """Whole days from tomorrow that have a partition, up to the first that has none."""
+    days_late: Late
+    """Days for which something should have happened."""
+    days_detached: int
+    """Days whose partition an interrupted drop has left detached: their rows are not visible."""
+    table_bytes: int
+    """Of the outbox's partitions, with their indexes."""
+    keys: int
+    """Approximate number of idempotency keys."""
+    keys_bytes: int
+    oldest_transaction_seconds: float
+    """Age of the oldest open or prepared transaction of this database; 0 without any."""
+    oldest_transaction: str | None
+    """Its session."""
+    table: str | None = None
+    """The existing table that is relayed; None for the append-only outbox."""
+    retried: int = 0
+    """Rows of an existing table that were rejected and are tried again, counted among the first `CAP`."""
+    retried_reasons: dict[str, int] = field(default_factory=dict)
+    """Their reasons: the three most frequent, with their counts."""
+    warnings: list[str] = field(default_factory=list)
+    """What to correct in an existing table."""
+    has_ages: bool = True
+    """Whether the age of an event is known: not in an existing table without a created_at."""
+    draining: str | None = None
+    """The table whose remaining rows are published first, after `outbox adopt switch`."""
+    sequence_problem: str | None = None
+    """Why relays refuse to run: the sequence gives numbers that the outbox has already."""
+    slots: Slots | None = None
+    """The replication slots that concern the outbox; None for an existing table."""
+    connector: Connector | None = None
+    """Debezium's connector; None without OUTBOX_CONNECT."""
+
+    @property
+    def has_days(self) -> bool:
+        """Whether there are days, keys and parked events: not in an existing table."""
+        return self.table is None
+
+    @property
+    def unpublished(self) -> int:
+        """Committed events that are not published, counted up to `CAP`."""
+        return min(CAP, sum(shard.backlog for shard in self.shards))
+
+    @property
+    def oldest_unpublished_seconds(self) -> float:
+        """Age of the oldest of them; 0 without any."""
+        return max((shard.oldest_seconds for shard in self.shards), default=0.0)
+
+    @property
+    def waiting(self) -> str | None:
+        """What relays wait for before they take a shard; None if for nothing."""
+        if self.is_copy:
+            return (
+                "the position was made in another database (a restored dump or a copy), and relays refuse "
+                "it: run `outbox relay --rebase` before any writer starts"
+            )
+        if self.sequence_problem is not None:
+            return self.sequence_problem
+        if self.draining is None:
+            return None
+        return f"relays wait for the remaining rows of {self.draining}: run `outbox adopt drain`"
+
+    @property
+    def changing(self) -> str | None:
+        """What a change of the number of shards does to publishing; None without a change."""
+        wanted = next((shard.wanted for shard in self.shards if shard.wanted is not None), None)
+        if wanted is None:
+            return None
+        return (
+            f"changing from {len(self.shards)} to {wanted}: publishing pauses until `outbox shards set` "
+            "ends; if it was killed, for ten seconds"
         )
-    age, whose = row["old_transaction"] or (0.0, None)
-    return Measurements(
-        shards=[ShardStatus(**shard) for shard in row["shards"]],
-        **row["parked"],
-        parked_reasons=dict(row["parked_reasons"]),
-        **row["dead_letters"],
-        dead_letter_reasons=dict(row["dead_letter_reasons"]),
-        days_ahead=row["days_ahead"],
-        days_late=Late(**row["days_late"]),
-        days_detached=row["days_detached"],
-        table_bytes=int(row["table_bytes"]),
-        **row["keys"],
-        oldest_transaction_seconds=float(age),
-        oldest_transaction=whose,
-        draining=row["draining"],
-        sequence_problem=sequence.behind(*row["sequence"]),
-        slots=slots(row["slots"]),
-        connector=of_debezium,
-    )
+
+    @property
+    def events_per_second(self) -> float:
+        """Published over the last minute, by all shards."""
+        return sum(shard.events_per_second for shard in self.shards)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the position is that of another database: every relay refuses it."""
+        return self.slots is not None and self.slots.copy
+
+    @property
+    def unowned_seconds(self) -> float:
+        """The longest time that a shard has had no owner; an hour if no relay can own it."""
+        times = [3600.0] if self.is_copy or self.sequence_problem else []
+        return max((*times, *(shard.unowned_seconds for shard in self.shards)), default=0.0)
+
+    @property
+    def shards_without_kafka(self) -> int:
+        """Shards whose relay cannot reach Kafka."""
+        return sum(shard.breaker != "closed" for shard in self.shards)
+
+    @property
+    def slot_problems(self) -> list[str]:
+        """What is wrong with the outbox's replication slot, each with the remedy."""
+        return [] if self.slots is None else self.slots.problems
+
+    @property
+    def slot_log(self) -> tuple[int, str]:
+        """The most bytes of its log that the server keeps for a slot of this database, and for which."""
+        return (0, "") if self.slots is None else self.slots.most_retained
+
+    @property
+    def connector_problems(self) -> list[str]:
+        """What is wrong with Debezium's connector, each with the remedy."""
+        if self.connector is None:
+            return []
+        # While a relay publishes, none is needed: OUTBOX_CONNECT may be set before the change.
+        is_missing = self.connector.state is None and self.connector.error is None
+        if is_missing and any(shard.owner for shard in self.shards):
+            return []
+        return self.connector.problems
+
+    @property
+    def unconfirmed_seconds(self) -> float:
+        """Age of the oldest event that Debezium has not confirmed; 0 without any."""
+        return 0.0 if self.connector is None else self.connector.waiting_seconds
 
 
-def read_what_is_not_locked(settings: Settings) -> dict[str, Any]:
-    """Return the parts of the measurements that no lock of another session conceals; not for long."""
-    lock = f"{settings.db_schema}.outbox_shards"
-    found = {}
-    with connect(settings, name="outbox: status") as connection:
-        connection.execute("SET lock_timeout = 100")
-        for name, query in quality_sql.ALONE.items():
-            with suppress(psycopg.errors.LockNotAvailable):
-                row = connection.execute(query, {"cap": CAP, "lock": lock}).fetchone()
-                found[name] = row[0] if row else None
-    return found
-
-
-def slots(found: dict[str, Any]) -> Slots:
-    """Return the slots that concern the outbox, from the row of `quality_sql.SLOTS`."""
-    return Slots(**{**found, "others": [OtherSlot(**other) for other in found["others"]]})
+def age(seconds: float) -> str:
+    """Return a duration for people."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s"

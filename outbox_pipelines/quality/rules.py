@@ -18,7 +18,7 @@ from typing import Final
 from outbox_pipelines.config import parsed
 from outbox_pipelines.core.text import size
 from outbox_pipelines.days.partitions import FEW_AHEAD
-from outbox_pipelines.quality.measured import CAP, Measurements, age
+from outbox_pipelines.quality.measurements import CAP, Measurements, age
 from outbox_pipelines.settings import Settings
 
 _PACKAGE: Final = Path(__file__).parents[1]

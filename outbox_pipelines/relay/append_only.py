@@ -10,7 +10,7 @@ import psycopg
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.settings import Settings
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 has_days: Final = True
 has_positions: Final = True
 check = require_schema
-measure = measurements.read
-what_is_not_locked = measurements.read_what_is_not_locked
+measure = outbox_measurements.read
+what_is_not_locked = outbox_measurements.read_what_is_not_locked
 
 
 def shards(settings: Settings) -> list[int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 if TYPE_CHECKING:
     from outbox_pipelines.database import Connection
-    from outbox_pipelines.quality.measured import Measurements
+    from outbox_pipelines.quality.measurements import Measurements
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.lease.owner_session import Ownership
     from outbox_pipelines.relay.parking.dead_letter_store import Replayed

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 
 from outbox_pipelines.writer import validation
 from outbox_pipelines.writer.context import Surroundings
-from outbox_pipelines.writer.encoding import to_json
 from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
 from outbox_pipelines.writer.events import NewEvent
+from outbox_pipelines.writer.json_text import to_json
 from outbox_pipelines.writer.names import as_text, id_as_text, refuse_exchanged
 
 LIMIT: Final = 1_000_000

@@ -7,8 +7,8 @@ from enum import Enum
 from typing import Final, Literal
 
 from outbox_pipelines.writer.content import name
-from outbox_pipelines.writer.encoding import jsonable, to_json
 from outbox_pipelines.writer.errors import OutboxError
+from outbox_pipelines.writer.json_text import jsonable, to_json
 
 Style = Literal["sha256", "sha256-32"]
 

@@ -20,8 +20,8 @@ import pytest
 from outbox_pipelines import definitions
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.defs.relay import assets
-from outbox_pipelines.quality import measurements
-from outbox_pipelines.quality.measured import ShardStatus
+from outbox_pipelines.quality import outbox_measurements
+from outbox_pipelines.quality.measurements import ShardStatus
 from tests import forks
 from tests.conftest import Message, Outbox, clean_environment, wait_until
 from tests.defs.conftest import RELAY, Hold, failure_of, job_of, metadata_of, observed, run, served_of
@@ -38,7 +38,7 @@ NUMBERS = {
 
 
 def shard(outbox: Outbox) -> ShardStatus:
-    return measurements.read(outbox.settings).shards[0]
+    return outbox_measurements.read(outbox.settings).shards[0]
 
 
 def by_key(messages: list[Message]) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from outbox_pipelines.existing import table_measurements
 from outbox_pipelines.existing.claim_sessions import MarkedTableSource
 from outbox_pipelines.existing.refused_rows import MarkedTableRetries
 from outbox_pipelines.existing.table_ownership import TableOwnership
-from outbox_pipelines.quality import status
+from outbox_pipelines.quality import status_text
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.delivery import Delivery
 from outbox_pipelines.relay.core.outcomes import Suspect
@@ -62,7 +62,7 @@ def test_only_the_guilty_aggregate_waits(table: Table) -> None:
     found = table_measurements.read(table.settings)
     assert (found.unpublished, found.retried, found.dead_letters) == (2, 1, 0)
     assert list(found.retried_reasons.values()) == [1]
-    shown = status.render(found, []).splitlines()
+    shown = status_text.render(found, []).splitlines()
     assert "retried       1 events, which were rejected" in shown
     assert any("1 × " in line and "MSG_SIZE_TOO_LARGE" in line for line in shown)
     # A new relay: the columns say who waits, and until when.

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from subprocess import Popen
 
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from tests.conftest import Outbox, command, wait_until
 from tests.history import business
 from tests.history.writers import Writers
@@ -52,7 +52,7 @@ def _numbers(outbox: Outbox) -> set[int]:
 
 def _pids(outboxes: list[Outbox]) -> list[int]:
     """The process that relays each; nothing for one that has none."""
-    found = [measurements.read(outbox.settings).shards[0] for outbox in outboxes]
+    found = [outbox_measurements.read(outbox.settings).shards[0] for outbox in outboxes]
     return [int(shard.owner.split(":")[1]) for shard in found if shard.owner and not shard.unowned_seconds]
 
 

@@ -11,7 +11,7 @@ import uuid
 
 import pytest
 
-from outbox_pipelines.writer.encoding import to_json
+from outbox_pipelines.writer.json_text import to_json
 from tests.guide.guide import EXAMPLES, PATH, SQL, TEXT, Block, given, run
 from tests.schema.servers import Database
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import service
 from tests.conftest import Outbox, wait_until
 from tests.history import business, mock, verify
@@ -35,7 +35,7 @@ def test_leaders_move_under_load(shop: Outbox) -> None:
                         for topic in topics(moving).values():
                             for partition in range(PARTITIONS):
                                 kafka.lead(topic, partition, chance.randint(1, BROKERS))
-            wait_until(lambda: not measurements.read(moving.settings).shards[0].backlog, seconds=60)
+            wait_until(lambda: not outbox_measurements.read(moving.settings).shards[0].backlog, seconds=60)
         finally:
             stop.set()
             relay.join(600)

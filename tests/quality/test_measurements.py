@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality import measurements, quality_sql
-from outbox_pipelines.quality.measured import CAP, Measurements
+from outbox_pipelines.quality import outbox_measurements, quality_sql
+from outbox_pipelines.quality.measurements import CAP, Measurements
 from outbox_pipelines.quality.rules import Status, judge
 from outbox_pipelines.relay.lease.shard import Shard
 from tests.conftest import wait_until
@@ -44,7 +44,7 @@ def _park(database: Database, aggregate: str, *states: str, error: str | None = 
 
 
 def _measured(database: Database) -> Measurements:
-    return measurements.read(database.settings)
+    return outbox_measurements.read(database.settings)
 
 
 def _wrong(database: Database) -> dict[str, Status]:
@@ -119,7 +119,7 @@ def test_a_backlog_is_read_up_to_the_cap(database: Database) -> None:
         **{"lock": "", "waiting": "", "fleet": "", "setup_lock": ""},
     }
     with database.connect() as connection:
-        connection.execute(measurements.TUNE)
+        connection.execute(outbox_measurements.TUNE)
         explain = f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {quality_sql.MEASURE}".encode()
         (((document,),),) = connection.execute(explain, given).fetchall()
     nodes, read = [document["Plan"]], 0
@@ -219,7 +219,9 @@ def test_an_old_transaction_is_named(database: Database) -> None:
     limits = database.settings.model_copy(update={"error_at": "old_transactions=0.001"})
     with database.connect(autocommit=False) as open_one:
         open_one.execute("SELECT 1")
-        (result,) = [v for v in judge(limits, measurements.read(limits)) if v.rule.name == "old_transactions"]
+        (result,) = [
+            v for v in judge(limits, outbox_measurements.read(limits)) if v.rule.name == "old_transactions"
+        ]
         assert result.status is Status.ERROR
 
 
@@ -265,7 +267,7 @@ def test_the_command_says_it_and_exits_by_it(database: Database) -> None:
 
 def test_no_outbox_is_said(database: Database) -> None:
     with pytest.raises(SetupError, match="run `outbox migrate`"):
-        measurements.read(database.settings.model_copy(update={"db_schema": "elsewhere"}))
+        outbox_measurements.read(database.settings.model_copy(update={"db_schema": "elsewhere"}))
 
 
 def test_a_role_that_may_relay_may_measure(database: Database) -> None:
@@ -275,4 +277,4 @@ def test_a_role_that_may_relay_may_measure(database: Database) -> None:
     settings = database.settings.model_copy(
         update={"dsn": psycopg.conninfo.make_conninfo(database.dsn, user=role)}
     )
-    assert measurements.read(settings).days_ahead == 14
+    assert outbox_measurements.read(settings).days_ahead == 14

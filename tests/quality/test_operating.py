@@ -12,7 +12,7 @@ import yaml
 
 from outbox_pipelines.core.text import size
 from outbox_pipelines.quality import alerts
-from outbox_pipelines.quality.measured import age
+from outbox_pipelines.quality.measurements import age
 from outbox_pipelines.quality.rules import RULES, Rule, judge
 from outbox_pipelines.settings import load_settings
 from tests.defs.conftest import EVERYTHING, serving

@@ -12,7 +12,7 @@ import pytest
 from outbox_pipelines.config.thresholds import CHECKS, read_thresholds
 from outbox_pipelines.debezium.connector_state import Connector, Task
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
+from outbox_pipelines.quality.measurements import CAP, Late, Measurements, ShardStatus
 from outbox_pipelines.quality.rules import RULES, Rule, Status, judge, judge_one, rules, worst
 from outbox_pipelines.quality.slots import OtherSlot, Slots
 from outbox_pipelines.settings import load_settings

@@ -13,7 +13,7 @@ import pytest
 
 from outbox_pipelines.core import table_locks
 from outbox_pipelines.debezium.connector_state import Connector, Task
-from outbox_pipelines.quality.measured import Measurements, ShardStatus
+from outbox_pipelines.quality.measurements import Measurements, ShardStatus
 from outbox_pipelines.quality.slots import OtherSlot, Slots
 from outbox_pipelines.relay.fleet.summary import Summary
 from tests.existing import textbook

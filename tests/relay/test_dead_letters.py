@@ -12,7 +12,7 @@ from typing import Final, LiteralString
 
 import pytest
 
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.writer import emit
@@ -48,7 +48,7 @@ def test_they_are_listed_and_counted(outbox: Outbox, letters: list[str]) -> None
     assert "3 × MSG_SIZE_TOO_LARGE" in done.stdout
     found = json.loads(outbox.outbox("dead-letters", "list", "--json", "--limit", "1").stdout)
     assert (found["total"], len(found["rows"])) == (3, 1)
-    assert measurements.read(outbox.settings).dead_letters == 3
+    assert outbox_measurements.read(outbox.settings).dead_letters == 3
     assert "dead letters  3" in outbox.outbox("status").stdout
 
 
@@ -154,7 +154,7 @@ def test_discard_lets_a_blocked_aggregate_go(outbox: Outbox, letters: list[str])
         assert json.loads(done.stdout) == {"action": "discard", "dry_run": False, "found": 2, "done": 2}
         wait_until(lambda: numbers(outbox, "a") == [5])
     assert [row[2] for row in parked_rows(outbox)] == ["discarded", "discarded", "failed"]
-    assert measurements.read(outbox.settings).dead_letters == 1
+    assert outbox_measurements.read(outbox.settings).dead_letters == 1
     listed = json.loads(outbox.outbox("dead-letters", "list", "--discarded", "--json").stdout)
     assert listed["total"] == 2
     with outbox.connect() as connection:

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.quality.measured import Measurements
+from outbox_pipelines.quality.measurements import Measurements
 from outbox_pipelines.relay import append_only, service
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.lease.shard import Settled, Shard

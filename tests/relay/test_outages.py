@@ -12,7 +12,7 @@ import pytest
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.run import Totals
 from tests.conftest import Outbox, patience, wait_until
@@ -23,7 +23,7 @@ from tests.relay.topic import NOISE, change_topic
 
 
 def _breaker(outbox: Outbox) -> str:
-    return measurements.read(outbox.settings).shards[0].breaker
+    return outbox_measurements.read(outbox.settings).shards[0].breaker
 
 
 def _wait_until_relayed(outbox: Outbox) -> int:
@@ -33,7 +33,9 @@ def _wait_until_relayed(outbox: Outbox) -> int:
     them those that follow, so that nothing is in flight to Kafka that would open the breaker.
     """
     wait_until(
-        lambda: measurements.read(outbox.settings).shards[0].backlog == 0, seconds=60, what="no backlog"
+        lambda: not outbox_measurements.read(outbox.settings).unpublished,
+        seconds=60,
+        what="no backlog",
     )
     parked = len(parked_rows(outbox))
     wait_until(lambda: parked_rows(outbox) == [], seconds=60, what="nothing parked")

@@ -9,7 +9,7 @@ import uuid
 import psycopg
 import pytest
 
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.writer import emit
@@ -115,7 +115,7 @@ def test_a_running_relay_publishes_what_commits_and_stops_on_request(outbox: Out
     stop.set()
     relay.join(600)
     assert totals[0].events == 20
-    assert measurements.read(outbox.settings).shards[0].owner is None
+    assert outbox_measurements.read(outbox.settings).shards[0].owner is None
     assert _drain(outbox) == 0
 
 
@@ -155,7 +155,7 @@ def test_progress_says_when_an_event_was_published(outbox: Outbox) -> None:
             "FROM outbox_events GROUP BY status"
         ).fetchall()
     assert rows == [("PROCESSED", 6000, 6000, True)]
-    (shard,) = measurements.read(outbox.settings).shards
+    (shard,) = outbox_measurements.read(outbox.settings).shards
     assert shard.backlog == 0
     assert shard.lag_seconds is not None
     assert shard.events_per_second == pytest.approx(100)
@@ -171,7 +171,7 @@ def test_status_counts_what_waits(outbox: Outbox) -> None:
         _drain(outbox)
         late.commit()
         outbox.write(6)
-        (shard,) = measurements.read(outbox.settings).shards
+        (shard,) = outbox_measurements.read(outbox.settings).shards
     assert shard.backlog == 2
     assert 0 < shard.oldest_seconds < 60
 
@@ -184,9 +184,9 @@ def test_a_relay_keeps_days_ahead(outbox: Outbox) -> None:
             "FROM pg_inherits WHERE inhparent = 'outbox'::regclass); END $$"
         )
         connection.execute("DELETE FROM outbox_days WHERE day = (SELECT max(day) FROM outbox_days)")
-    assert measurements.read(outbox.settings).days_ahead == 13
+    assert outbox_measurements.read(outbox.settings).days_ahead == 13
     _drain(outbox)
-    assert measurements.read(outbox.settings).days_ahead == 14
+    assert outbox_measurements.read(outbox.settings).days_ahead == 14
 
 
 def test_a_role_of_its_own_is_enough(outbox: Outbox) -> None:
@@ -201,7 +201,7 @@ def test_a_role_of_its_own_is_enough(outbox: Outbox) -> None:
             outbox.write(1)
             assert _drain(modest) == 1
             outbox.fill(12_000)
-            assert measurements.read(modest.settings).shards[0].backlog == 12_000
+            assert outbox_measurements.read(modest.settings).shards[0].backlog == 12_000
             assert _drain(modest) == 12_000
         finally:
             connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())

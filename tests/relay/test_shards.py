@@ -17,7 +17,7 @@ from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.database import schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import postgres
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.settings import load_settings
@@ -50,16 +50,16 @@ def test_one_takes_it_and_one_waits(outbox: Outbox) -> None:
     assert successor.try_wait()
     assert owner.is_awaited()
     assert not third.try_wait()
-    assert measurements.read(outbox.settings).shards[0].successor_waits
+    assert outbox_measurements.read(outbox.settings).shards[0].successor_waits
     owner.release()
     assert successor.try_take()
     assert not successor.is_awaited()
     assert third.try_wait()
-    (shard,) = measurements.read(outbox.settings).shards
+    (shard,) = outbox_measurements.read(outbox.settings).shards
     assert (shard.owner, shard.successor_waits) == ("b", True)
     successor.release()
     third.release()
-    assert measurements.read(outbox.settings).shards[0].owner is None
+    assert outbox_measurements.read(outbox.settings).shards[0].owner is None
 
 
 _NOTE_COMMITS: Final = """
@@ -130,7 +130,7 @@ def test_measurements_after_the_clock_went_back(outbox: Outbox) -> None:
             "UPDATE outbox_shards SET heartbeat = now() + interval '1 h', "
             "owned_since = now() + interval '1 h'"
         )
-    (shard,) = measurements.read(outbox.settings).shards
+    (shard,) = outbox_measurements.read(outbox.settings).shards
     assert shard.lag_seconds == 7
     assert shard.events_per_second <= 1
     assert (shard.heartbeat_seconds, shard.owned_seconds) == (0, 0)
@@ -140,13 +140,13 @@ def test_measurements_after_the_clock_went_back(outbox: Outbox) -> None:
 def test_a_stranger_with_the_lock_is_named(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
     """Guards against a login that keeps every relay out while the status says that the shard has no owner."""
     with outbox.connect() as stranger, running(outbox.settings):
-        wait_until(lambda: measurements.read(outbox.settings).shards[0].owner is not None)
-        assert measurements.read(outbox.settings).shards[0].intruder is None
+        wait_until(lambda: outbox_measurements.read(outbox.settings).shards[0].owner is not None)
+        assert outbox_measurements.read(outbox.settings).shards[0].intruder is None
         pid = stranger.info.backend_pid
         stranger.execute("SET application_name = 'a test'")
         wait_until(lambda: _steals(stranger), what="the stranger to get the lock")
         named = f"session {pid} of role postgres \\(a test, since .* UTC\\).*pg_terminate_backend\\({pid}\\)"
-        (shard,) = measurements.read(outbox.settings).shards
+        (shard,) = outbox_measurements.read(outbox.settings).shards
         assert shard.owner is None
         assert re.search(named, shard.intruder or "")
         assert shard.unowned_seconds > 0
@@ -156,7 +156,7 @@ def test_a_stranger_with_the_lock_is_named(outbox: Outbox, caplog: pytest.LogCap
         assert refused.returncode == 1
         assert re.search(named, refused.stderr)
         stranger.execute("SELECT pg_advisory_unlock_all()")
-        wait_until(lambda: measurements.read(outbox.settings).shards[0].owner is not None)
+        wait_until(lambda: outbox_measurements.read(outbox.settings).shards[0].owner is not None)
 
 
 def _steals(stranger: psycopg.Connection[tuple[object, ...]]) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from outbox_pipelines.database import schema
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import client, producer
 from outbox_pipelines.relay.kafka.brokers import Brokers
@@ -137,7 +137,7 @@ def test_a_client_that_has_lost_all_brokers_is_replaced(
 
 
 def _backlog(outbox: Outbox) -> int:
-    return measurements.read(outbox.settings).shards[0].backlog
+    return outbox_measurements.read(outbox.settings).shards[0].backlog
 
 
 def test_a_question_ends_although_its_client_is_replaced(distant: Outbox, network: Proxy) -> None:

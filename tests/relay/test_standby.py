@@ -12,7 +12,7 @@ from outbox_pipelines.database import connect
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.lease.shard import Shard
@@ -42,7 +42,7 @@ def test_every_connection_finds_the_primary(pair: Pair) -> None:
         )
         late.commit()
         wait_until(lambda: len(pair.outbox.messages()) == 2, what="the late event")
-        assert measurements.read(pair.outbox.settings).shards[0].owner is not None
+        assert outbox_measurements.read(pair.outbox.settings).shards[0].owner is not None
         early.close()
     with pytest.raises(UnavailableError, match="leads to a standby"):
         connect(pair.straight(pair.standby), name="alone")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from outbox_pipelines.quality import measurements
-from outbox_pipelines.quality.measured import ShardStatus
+from outbox_pipelines.quality import outbox_measurements
+from outbox_pipelines.quality.measurements import ShardStatus
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, wait_until
@@ -74,7 +74,7 @@ def relays(outbox: Outbox, count: int, **more: object) -> Iterator[None]:
 
 
 def measured(outbox: Outbox) -> list[ShardStatus]:
-    return measurements.read(outbox.settings).shards
+    return outbox_measurements.read(outbox.settings).shards
 
 
 def owners(outbox: Outbox) -> list[str | None]:

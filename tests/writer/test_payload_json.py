@@ -20,7 +20,7 @@ import pydantic
 import pytest
 
 from outbox_pipelines.writer import OutboxError, emit
-from outbox_pipelines.writer.encoding import to_json
+from outbox_pipelines.writer.json_text import to_json
 from tests.schema.events import one
 from tests.schema.servers import Connection
 
@@ -233,7 +233,7 @@ def test_sets_have_one_order() -> None:
     """Guards against two keys derived from one event: the order of a set's texts differs from process to
     process."""
     program = (
-        "from outbox_pipelines.writer.encoding import to_json; print(to_json('it', set('abcdefghijkl')))"
+        "from outbox_pipelines.writer.json_text import to_json; print(to_json('it', set('abcdefghijkl')))"
     )
     for seed in ("1", "2", "3"):
         printed = subprocess.run(

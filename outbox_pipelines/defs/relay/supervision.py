@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 if TYPE_CHECKING:
-    from outbox_pipelines.quality.measured import ShardStatus
+    from outbox_pipelines.quality.measurements import ShardStatus
 
 
 _DAGSTER = "dagster run "

@@ -18,7 +18,7 @@ from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.outboxes import Outboxes
 from outbox_pipelines.quality import rules
-from outbox_pipelines.quality.measured import CAP, Measurements, age
+from outbox_pipelines.quality.measurements import CAP, Measurements, age
 from outbox_pipelines.relay import kinds
 from outbox_pipelines.settings import Settings
 

@@ -30,7 +30,7 @@ from prometheus_client.registry import Collector
 from outbox_pipelines.core import metrics_server
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import rules
-from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus
+from outbox_pipelines.quality.measurements import CAP, Measurements, ShardStatus
 from outbox_pipelines.relay import kinds
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from outbox_pipelines.writer.sqlalchemy import flush as _flush
 from outbox_pipelines.writer.sqlalchemy.copies import refuse_copies as _refuse_copies
-from outbox_pipelines.writer.sqlalchemy.event import OutboxEvent, OutboxEventMixin, outbox_table
+from outbox_pipelines.writer.sqlalchemy.outbox_event import OutboxEvent, OutboxEventMixin, outbox_table
 from outbox_pipelines.writer.sqlalchemy.recording import RecordsEvents
 
 _flush.listen()

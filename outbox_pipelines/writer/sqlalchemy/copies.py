@@ -13,7 +13,7 @@ import sqlalchemy
 from sqlalchemy.orm import Session
 
 from outbox_pipelines.writer.errors import OutboxError
-from outbox_pipelines.writer.sqlalchemy.event import OutboxEventMixin
+from outbox_pipelines.writer.sqlalchemy.outbox_event import OutboxEventMixin
 from outbox_pipelines.writer.sqlalchemy.recording import RecordsEvents
 
 # The methods, and the parameter for the objects.

@@ -20,7 +20,7 @@ from outbox_pipelines.writer.calls import write
 from outbox_pipelines.writer.content import Row
 from outbox_pipelines.writer.errors import OutboxError
 from outbox_pipelines.writer.events import Emitted
-from outbox_pipelines.writer.sqlalchemy.event import OutboxEventMixin
+from outbox_pipelines.writer.sqlalchemy.outbox_event import OutboxEventMixin
 from outbox_pipelines.writer.sqlalchemy.recording import (
     HAS_WRITTEN,
     Recorded,

@@ -16,6 +16,6 @@ from __future__ import annotations
 
 from outbox_pipelines.writer.testing.assertions import assert_emitted, assert_nothing_emitted
 from outbox_pipelines.writer.testing.capture import captured
-from outbox_pipelines.writer.testing.events import WrittenEvent, events_of
+from outbox_pipelines.writer.testing.written import WrittenEvent, events_of
 
 __all__ = ["WrittenEvent", "assert_emitted", "assert_nothing_emitted", "captured", "events_of"]

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from outbox_pipelines.writer.content import name
-from outbox_pipelines.writer.encoding import to_json
 from outbox_pipelines.writer.errors import OutboxError
-from outbox_pipelines.writer.testing.events import WrittenEvent
+from outbox_pipelines.writer.json_text import to_json
+from outbox_pipelines.writer.testing.written import WrittenEvent
 
 _SHOWN: Final = 20
 _LENGTH: Final = 300

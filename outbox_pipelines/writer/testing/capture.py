@@ -19,7 +19,7 @@ from outbox_pipelines.writer.content import Row
 from outbox_pipelines.writer.errors import OutboxError
 from outbox_pipelines.writer.statements import Query
 from outbox_pipelines.writer.targets import INSTEAD, Way, way_of
-from outbox_pipelines.writer.testing.events import WrittenEvent, written
+from outbox_pipelines.writer.testing.written import WrittenEvent, written
 
 Answer = tuple[UUID, int | None, bool]
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from outbox_pipelines.days.partitions.partitions_sql import WRITTEN_AT
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import relay_sql
 from tests.days.partitions import days
 from tests.schema.servers import Database
@@ -32,7 +32,7 @@ def test_a_backfill_is_no_lag(database: Database) -> None:
 def test_a_backfill_is_not_old(database: Database) -> None:
     """Guards against the same alarm while the backfill waits to be published."""
     days.fill(database, events=3)
-    found = measurements.read(database.settings)
+    found = outbox_measurements.read(database.settings)
     assert found.unpublished == 3
     assert 0 <= found.oldest_unpublished_seconds < 3600
     # An id that tells no time: the event is as old as it says.
@@ -43,7 +43,7 @@ def test_a_backfill_is_not_old(database: Database) -> None:
             "VALUES (gen_random_uuid(), 'order', '1', 'order.placed', '{}', %s::date)",
             [days.DAY],
         )
-    assert measurements.read(database.settings).oldest_unpublished_seconds > 86_400
+    assert outbox_measurements.read(database.settings).oldest_unpublished_seconds > 86_400
 
 
 @pytest.mark.parametrize(

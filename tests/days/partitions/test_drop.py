@@ -19,7 +19,7 @@ from outbox_pipelines.days.archive import day as archive
 from outbox_pipelines.days.archive import drop, proof
 from outbox_pipelines.days.partitions import attach, calendar, partitions_sql
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.settings import Settings
 from tests.conftest import wait_until
 from tests.days.partitions import days
@@ -253,7 +253,7 @@ def test_an_interrupted_detach_is_finished(
 
 
 def detached_days(settings: Settings) -> int:
-    return measurements.read(settings).days_detached
+    return outbox_measurements.read(settings).days_detached
 
 
 def test_what_is_left_detached_is_seen_and_attached(

@@ -15,8 +15,8 @@ from outbox_pipelines.days.archive import day as archive
 from outbox_pipelines.days.archive import drop
 from outbox_pipelines.days.partitions import ahead, calendar, close
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.quality import measurements
-from outbox_pipelines.quality.measured import Late
+from outbox_pipelines.quality import outbox_measurements
+from outbox_pipelines.quality.measurements import Late
 from outbox_pipelines.writer import emit
 from tests.conftest import wait_until
 from tests.days.partitions import days
@@ -199,25 +199,26 @@ def test_status_says_which_days_are_late(database: Database, tmp_path: Path) -> 
     given = {"retention_days": 0, "close_after_minutes": 0.0}
     settings = days.archiving(database, tmp_path).model_copy(update=given)
     days.fill(database)
-    assert measurements.read(settings).days_late == Late(2, 0, 0)
+    assert outbox_measurements.read(settings).days_late == Late(2, 0, 0)
     shown = database.outbox("status").output
     assert (
         "ERROR         days_closed: 2 days not closed in time\n"
         "              → Run `outbox partitions close`: it names the obstacle" in shown
     )
     unarchived = settings.model_copy(update={"archive": "none", "retention_days": 30})
-    assert measurements.read(unarchived).days_late == Late(2, 0, 0)
+    assert outbox_measurements.read(unarchived).days_late == Late(2, 0, 0)
     days.relayed(database)
     past = [days.DAY + timedelta(n) for n in range(3)]
     assert [closing.day for closing in close.close(settings)] == past
-    assert measurements.read(settings).days_late == Late(0, 2, 0)
-    assert measurements.read(database.settings).days_late == Late(0, 0, 0)
-    assert measurements.read(unarchived).days_late == Late(0, 0, 0)
+    assert outbox_measurements.read(settings).days_late == Late(0, 2, 0)
+    assert outbox_measurements.read(database.settings).days_late == Late(0, 0, 0)
+    assert outbox_measurements.read(unarchived).days_late == Late(0, 0, 0)
     unarchived = settings.model_copy(update={"archive": "none"})
-    assert measurements.read(unarchived).days_late == Late(0, 0, 2)
+    assert outbox_measurements.read(unarchived).days_late == Late(0, 0, 2)
     assert drop.due(unarchived) == past
     archive.archive(settings, days.DAY)
-    assert measurements.read(settings).days_late == Late(0, 1, 1)
-    assert measurements.read(settings.model_copy(update={"retention_days": 30})).days_late == Late(0, 1, 0)
+    assert outbox_measurements.read(settings).days_late == Late(0, 1, 1)
+    longer = settings.model_copy(update={"retention_days": 30})
+    assert outbox_measurements.read(longer).days_late == Late(0, 1, 0)
     drop.drop(settings, days.DAY)
-    assert measurements.read(settings).days_late == Late(0, 1, 0)
+    assert outbox_measurements.read(settings).days_late == Late(0, 1, 0)

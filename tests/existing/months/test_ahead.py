@@ -39,7 +39,7 @@ def _month(table: Cleaning, ahead: int) -> str:
     ((month,),) = table.execute(
         "SELECT to_char(date_trunc('month', now() AT TIME ZONE 'UTC') + %s * interval '1 month', "
         "'YYYY-MM-DD')",
-        months,
+        ahead,
     )
     return str(month)
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from outbox_pipelines.core.text import plain, size
 from outbox_pipelines.debezium.connector_state import Connector
-from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus, age
+from outbox_pipelines.quality.measurements import CAP, Measurements, ShardStatus, age
 from outbox_pipelines.quality.rules import CheckResult
 from outbox_pipelines.quality.slots import Slots
 
