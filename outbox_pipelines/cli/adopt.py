@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from outbox_pipelines.cli.option_types import SECONDS
+from outbox_pipelines.cli.options import SECONDS
 from outbox_pipelines.core import log
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings

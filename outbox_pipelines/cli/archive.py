@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from outbox_pipelines.cli.option_types import DAY
+from outbox_pipelines.cli.options import DAY
 from outbox_pipelines.core import log
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import plain, plain_lines

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outbox_pipelines.cli.option_types import SECONDS
+from outbox_pipelines.cli.options import SECONDS
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import kinds

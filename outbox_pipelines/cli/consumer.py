@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outbox_pipelines.cli.dead_letter_group import Command, Texts, make_group
+from outbox_pipelines.cli.dead_letters import Command, Texts, make_group
 from outbox_pipelines.core import log
 from outbox_pipelines.core.text import plain, short
 from outbox_pipelines.errors import SetupError

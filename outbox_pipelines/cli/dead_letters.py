@@ -1,15 +1,23 @@
-"""The commands `outbox dead-letters …`: events that could not be published, whichever table they are in."""
+"""The commands `outbox dead-letters …`, and what builds them, also for consumers, with the same options."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import dataclasses
+import functools
+import json
+import os
+import pwd
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from outbox_pipelines.cli.dead_letter_group import Texts, make_group
-from outbox_pipelines.core.text import short
+from outbox_pipelines.core.text import plain, short, to_json
 from outbox_pipelines.relay import kinds
 from outbox_pipelines.settings import Settings
 
@@ -18,12 +26,188 @@ if TYPE_CHECKING:
     from outbox_pipelines.relay.parking.dead_letter_store import DeadLetterRow
 
 
+Command = Callable[..., Any]
+Option = Callable[[Command], Command]
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_PAST = {"replay": "replayed", "discard": "discarded"}
+
+
+class Time(click.ParamType[datetime]):
+    name = "time"
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            if value[-1:] in _UNITS and value[:-1].isdigit():
+                return datetime.now(UTC) - timedelta(**{_UNITS[value[-1]]: int(value[:-1])})
+            found = datetime.fromisoformat(value)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r}: write a time (2026-11-21T14:00, UTC) or an age (30m, 2h, 7d)")
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The help texts of the commands."""
+
+    group: str
+    show: str
+    replay: str
+    discard: str
+    unknown: str
+    """The message for an unknown id: ``{}``."""
+
+
+def make_group(
+    store: Callable[[Settings], AbstractContextManager[Store]],
+    texts: Texts,
+    filters: Sequence[Option],
+    line: Callable[[Any], str],
+    id_type: click.ParamType[Any] = click.UUID,
+) -> click.Group:
+    """Return the commands list, show, replay and discard for dead letters.
+
+    Args:
+        filters: the options that select dead letters, in addition to reason and time.
+        line: formats a row for `list`.
+        id_type: the type of ids.
+    """
+    which = _joined(
+        *filters,
+        click.option("--error", metavar="TEXT", help="Only those whose reason contains TEXT."),
+        click.option("--since", type=Time(), help="Failed since: 2026-11-21T14:00 (UTC), 30m, 2h, 7d."),
+        click.option("--until", type=Time(), help="Failed until."),
+    )
+    acting = _joined(
+        click.argument("ids", nargs=-1, type=id_type, metavar="[ID]..."),
+        which,
+        click.option("--all", "everything", is_flag=True, help="All, or all that the filter selects."),
+        click.option("--reason", required=True, help="Reason, for the audit."),
+        click.option("--dry-run", is_flag=True, help="Print how many match; change nothing."),
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+        click.pass_obj,
+    )
+
+    @click.group("dead-letters", help=texts.group)
+    def group() -> None: ...
+
+    @group.command("list")
+    @which
+    @click.option("--discarded", is_flag=True, help="Show discarded ones instead.")
+    @click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="Maximum rows.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    @click.pass_obj
+    def list_(settings: Settings, /, discarded: bool, limit: int, as_json: bool, **given: Any) -> None:
+        """List dead letters, newest first, and count them by reason."""
+        with store(settings) as letters:
+            found = letters.find(given, limit=limit, discarded=discarded)
+        if as_json:
+            click.echo(json.dumps(dataclasses.asdict(found), indent=2, default=_text))
+            return
+        if not found.total:
+            click.echo("none")
+            return
+        for row in found.rows:
+            click.echo(plain(line(row)))
+        if found.total > len(found.rows):
+            click.echo(f"… and {found.total - len(found.rows):,} more (--limit)")
+        click.echo()
+        for error, count in found.by_error.items():
+            click.echo(plain(f"{count:>8,} × {error}"))
+
+    @group.command(help=texts.show)
+    @click.argument("letter", metavar="ID", type=id_type)
+    @click.pass_obj
+    def show(settings: Settings, letter: Any) -> None:
+        with store(settings) as letters:
+            found = letters.show(letter)
+        if not found:
+            click.echo(f"outbox: {texts.unknown.format(letter)}", err=True)
+            sys.exit(1)
+        for one in found:
+            click.echo(to_json(one, indent=2))
+
+    @group.command(help=texts.replay)
+    @acting
+    def replay(settings: Settings, /, **given: Any) -> None:
+        _act(store, settings, "replay", **given)
+
+    @group.command(help=texts.discard)
+    @acting
+    def discard(settings: Settings, /, **given: Any) -> None:
+        _act(store, settings, "discard", **given)
+
+    return group
+
+
+def _joined(*options: Option) -> Option:
+    """Combine several decorators into one; help shows the options in this order."""
+
+    def decorate(command: Command) -> Command:
+        return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+
+    return decorate
+
+
+def _act(
+    store: Callable[[Settings], AbstractContextManager[Store]],
+    settings: Settings,
+    action: str,
+    *,
+    everything: bool,
+    reason: str,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Confirm, act and report; exit with 1 if nothing matched."""
+    if everything and given["ids"]:
+        raise click.UsageError("name ids or use --all, not both")
+    if not everything and not any(given.values()):
+        raise click.UsageError("name ids, give a filter, or use --all")
+    if not reason.strip():
+        raise click.UsageError("--reason is empty: give a reason; it is recorded in the audit")
+    with store(settings) as letters:
+        count = letters.find(given, limit=1, discarded=False).total
+        if count and not (dry_run or yes):
+            if not sys.stdin.isatty():
+                raise click.UsageError(f"{action} {count:,} dead letters? Without a terminal, add --yes")
+            click.confirm(f"{action} {count:,} dead letters?", abort=True, err=True)
+        number = 0 if dry_run else letters.act(action, given, actor=actor(), reason=reason)
+    if as_json:
+        click.echo(json.dumps({"action": action, "dry_run": dry_run, "found": count, "done": number}))
+    elif dry_run:
+        click.echo(f"{count:,} dead letters would be {_PAST[action]}")
+    else:
+        click.echo(f"{number:,} dead letters {_PAST[action]}")
+    if not (count if dry_run else number):
+        sys.exit(1)
+
+
+def actor() -> str:
+    """Return the process's user and host, for the audit; LOGNAME is not used."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
 @contextmanager
 def _table(settings: Settings) -> Iterator[Store]:
     yield kinds.of(settings).dead_letters(settings)
 
 
-def _line(row: DeadLetterRow) -> str:
+def _line_of_relay(row: DeadLetterRow) -> str:
     when = row.failed_at or row.created_at
     return (
         f"{f'{when:%Y-%m-%d %H:%M:%S}' if when else '-'}  {row.id}  {short(row.event_type)}  "
@@ -55,7 +239,7 @@ dead_letters = make_group(
         click.option("--aggregate-type", help="Of this aggregate type."),
         click.option("--aggregate-id", help="Of the aggregate with this id."),
     ],
-    _line,
+    _line_of_relay,
     # An existing table has ids of any kind.
     click.STRING,
 )

@@ -24,7 +24,7 @@ from outbox_pipelines.cli.debezium import debezium
 from outbox_pipelines.cli.lint_writes import lint_writes
 from outbox_pipelines.cli.local import local
 from outbox_pipelines.cli.migrate import migrate
-from outbox_pipelines.cli.outbox_option import add_to
+from outbox_pipelines.cli.options import add_to
 from outbox_pipelines.cli.partitions import partitions
 from outbox_pipelines.cli.quality import alerts, quality
 from outbox_pipelines.cli.reconcile import reconcile

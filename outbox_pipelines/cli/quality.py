@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outbox_pipelines.cli.option_types import DAY
+from outbox_pipelines.cli.options import DAY
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 

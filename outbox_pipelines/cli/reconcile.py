@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from outbox_pipelines.cli.option_types import DAY
+from outbox_pipelines.cli.options import DAY
 from outbox_pipelines.core import log
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings

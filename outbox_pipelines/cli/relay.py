@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from outbox_pipelines.cli.outbox_option import chosen_list
+from outbox_pipelines.cli.options import chosen_list
 from outbox_pipelines.core import log
 from outbox_pipelines.core.signals import set_from_handler
 from outbox_pipelines.errors import NotReadyError, SetupError

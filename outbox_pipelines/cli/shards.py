@@ -8,8 +8,7 @@ import sys
 
 import click
 
-from outbox_pipelines.cli.option_types import SECONDS
-from outbox_pipelines.cli.outbox_option import settings_of
+from outbox_pipelines.cli.options import SECONDS, settings_of
 from outbox_pipelines.core import log
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings
@@ -50,7 +49,7 @@ def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
     first. Then publishing pauses, usually for one or two seconds, at most until the command ends. If the
     command is killed, the pause ends after ten seconds.
     """
-    from outbox_pipelines.cli.dead_letter_group import actor
+    from outbox_pipelines.cli.dead_letters import actor
     from outbox_pipelines.relay.lease.resharding import NotAllThereError, change
 
     try:

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from outbox_pipelines.cli.outbox_option import chosen
+from outbox_pipelines.cli.options import chosen
 from outbox_pipelines.errors import LockedError, SetupError
 from outbox_pipelines.settings import Settings
 

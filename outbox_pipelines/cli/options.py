@@ -1,4 +1,4 @@
-"""The option `--outbox NAME`, which every command takes, and the settings that it chooses.
+"""The option `--outbox NAME`, which every command takes; types of option values that several commands share.
 
 Invariants:
 - Settings are loaded by the command that runs, not by its groups: its own `--outbox` decides, then those of
@@ -7,7 +7,9 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+from datetime import date
 from functools import partial
 from typing import Any, Final
 
@@ -94,3 +96,33 @@ def _load(
     _record(context, parameter, name)
     if not context.resilient_parsing:
         context.obj = settings_of(context, without=without)
+
+
+class _Day(click.ParamType):  # type: ignore[type-arg]
+    """A UTC day, such as 2026-11-21."""
+
+    name = "day"
+
+    def convert(self, value: str | date, param: click.Parameter | None, ctx: click.Context | None) -> date:
+        if isinstance(value, date):
+            return value
+        try:
+            return date.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a day: write a date such as 2026-11-21", param, ctx)
+
+
+DAY = _Day()
+
+
+class _Seconds(click.FloatRange):
+    """A duration: more than nothing, and not endless."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
+SECONDS = _Seconds(0, min_open=True)
