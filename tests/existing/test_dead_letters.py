@@ -79,6 +79,8 @@ def test_they_are_listed_shown_and_replayed(make_table: Make, shape: str) -> Non
     assert _run(table, "show", ids[3]).returncode == 1
     replay = ("replay", "--reason", "wider", "--yes")
     assert _run(table, *replay, "--event-type", "other").returncode == 1
+    # An empty variable of a shell selects nothing, rather than all of the type.
+    assert _run(table, *replay, "--event-type", "order.placed", "--aggregate-id", "").returncode == 1
     assert _run(table, *replay, ids[1], ids[2], ids[3]).stdout == "1 dead letters replayed\n"
     assert table.drain().events == 2
     assert sorted(json.loads(message.value or "")["n"] for message in table.messages()) == [1, 2]
