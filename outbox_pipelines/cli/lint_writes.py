@@ -16,7 +16,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.lint.files import python_files
 from outbox_pipelines.lint.finding import APART, DEFAULT, RULES, UNREADABLE, Finding
 from outbox_pipelines.lint.linter import Options, check, read_sources, sources_of
-from outbox_pipelines.lint.report import Place, places
+from outbox_pipelines.lint.review import Place, places
 
 
 class _Codes(click.ParamType[frozenset[str]]):
