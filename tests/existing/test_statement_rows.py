@@ -16,6 +16,7 @@ from outbox_pipelines.existing.table_ownership import TableOwnership
 from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.core.outcomes import ShardLostError
+from outbox_pipelines.relay.parking.dead_letter_store import CONDITIONS
 from tests.existing import textbook
 from tests.existing.conftest import Make
 from tests.existing.textbook import Table
@@ -260,7 +261,7 @@ def test_a_filter_means_these(make_table: Make, given: dict[str, Any], expected:
         with table.connect() as connection:
             connection.execute(_DEAD, {"noon": _NOON, "one": str(_ONE), "two": str(_TWO)})
             statements = owner.statements
-            values = dict.fromkeys(existing_sql.CONDITIONS) | given
+            values = dict.fromkeys(CONDITIONS) | given
             listed = connection.execute(statements(existing_sql.LIST_DEAD_LETTERS), values | {"limit": 99})
             found = [int(row[0]) for row in listed]
             assert found[:1] == expected[:1] or 6 not in expected

@@ -97,7 +97,7 @@ def test_the_catalog_has_the_faults_that_were_planted() -> None:
         "[0 → 60_000]",
         "parking/parking_sql.py:REPLAYS:condition-dropped:",
         "[{MINE} → true]",
-        "existing/queries.py:BEGIN:statement-removed:",
+        "existing/existing_sql.py:BEGIN:statement-removed:",
     ):
         assert one in shown
 
