@@ -20,6 +20,7 @@ from typing import Any, LiteralString
 
 import psycopg
 
+from outbox_pipelines.core import log
 from outbox_pipelines.core.outages import is_outage
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect

@@ -10,7 +10,7 @@ from typing import Final
 from outbox_pipelines.database import connect
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.quality import quality_sql
-from outbox_pipelines.quality.measurements import slots
+from outbox_pipelines.quality.outbox_measurements import slots
 from outbox_pipelines.quality.slots import Slots
 from outbox_pipelines.relay.read.slot import slot_sql
 from outbox_pipelines.relay.read.slot.slot_setup import remove, require_slots, set_up
