@@ -97,8 +97,8 @@ def test_each_lock_of_a_command_is_one_of_these() -> None:
     }
     assert found == {
         "database/locks.py",
-        "relay/fleet/queries.py",
-        "relay/queries.py",
+        "relay/fleet/fleet_sql.py",
+        "relay/relay_sql.py",
         "existing/existing_sql.py",
     }
 
