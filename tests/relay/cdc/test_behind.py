@@ -16,20 +16,22 @@ from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until
 
 _SLOT = "debezium"
+# It stands in quotes, and has some itself.
+_PUBLICATION = 'dbz "all"'
 
 
 def _make(outbox: Outbox) -> str:
     """A slot and a publication as Debezium makes them: of all tables, under the names of the partitions."""
     with outbox.connect() as connection:
         slot = f"{_SLOT}_{connection.info.dbname}"
-        connection.execute("CREATE PUBLICATION dbz_publication FOR ALL TABLES")
+        connection.execute('CREATE PUBLICATION "dbz ""all""" FOR ALL TABLES')
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
     return slot
 
 
 def _confirm(outbox: Outbox, slot: str, transactions: int) -> None:
     """Reads so many transactions, and confirms them."""
-    stream = Stream(connect(outbox.settings, name="debezium", replication=True), slot, "dbz_publication")
+    stream = Stream(connect(outbox.settings, name="debezium", replication=True), slot, _PUBLICATION)
     ends: list[int] = []
 
     def has_read() -> bool:
@@ -104,12 +106,12 @@ def test_what_stands_in_its_way(outbox: Outbox, monkeypatch: pytest.MonkeyPatch)
         start_at(outbox.settings, "slot:other")
     slot = _make(outbox)
     reader = connect(outbox.settings, name="debezium", replication=True)
-    stream = Stream(reader, slot, "dbz_publication")
+    stream = Stream(reader, slot, _PUBLICATION)
     with pytest.raises(SetupError, match="stop the program that reads it first"):
         start_at(outbox.settings, f"slot:{slot}")
     stream.close()
     wait_until(lambda: not _is_read(outbox, slot), what="the end of Debezium")
     with outbox.connect() as connection:
-        connection.execute("DROP PUBLICATION dbz_publication")
+        connection.execute('DROP PUBLICATION "dbz ""all"""')
     with pytest.raises(SetupError, match="no publication has the table outbox"):
         start_at(outbox.settings, f"slot:{slot}")

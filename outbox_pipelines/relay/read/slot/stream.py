@@ -61,7 +61,7 @@ class Stream:
         self._pgconn = connection.pgconn
         start = sql.SQL(
             "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names {})"
-        ).format(sql.Identifier(slot), sql.Literal(f'"{publication}"'))
+        ).format(sql.Identifier(slot), sql.Literal(sql.Identifier(publication).as_string(connection)))
         self._pgconn.send_query(start.as_bytes(connection))
         *_, result = connection.wait(generators.execute(self._pgconn))
         if result.status != ExecStatus.COPY_BOTH:
