@@ -116,7 +116,7 @@ class MessageSettings(fields.Topics, fields.Messages, OutboxSettings):
     """What an event becomes, and where."""
 
 
-class RelaySettings(fields.Telemetry, fields.Relay, MessageSettings):
+class RelaySettings(fields.Relay, MessageSettings):
     """What publishes."""
 
 
@@ -131,6 +131,10 @@ class DaySettings(fields.Days, OutboxSettings):
 
 class CheckSettings(fields.Checks, DaySettings):
     """What is wrong, and who learns of it."""
+
+
+class ProcessSettings(fields.Telemetry, RelaySettings, CheckSettings):
+    """What a relay needs as a process: it also serves what is measured, and makes the coming days."""
 
 
 class ConsumerSettings(fields.Consumer, OutboxSettings):
@@ -154,7 +158,7 @@ class LocalSettings(fields.Local, OutboxSettings):
     """What the local stack needs."""
 
 
-class Settings(LocalSettings, fields.Dagster, ConsumerSettings, CheckSettings, RelaySettings):
+class Settings(LocalSettings, fields.Dagster, ConsumerSettings, ProcessSettings):
     """The settings of the commands and of Dagster's definitions, of which a part gets a group."""
 
 

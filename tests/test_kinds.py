@@ -1,4 +1,4 @@
-"""One place knows which kind of table is relayed, and one parses what settings say."""
+"""One place knows which kind of table is relayed, one parses settings, and parts receive groups of them."""
 
 from __future__ import annotations
 
@@ -27,3 +27,16 @@ def test_one_place_parses() -> None:
     """Guards against settings that are parsed in several ways."""
     names = "kafka_config|topic_map|consumers|header_names|flat_members|warn_at|error_at"
     assert _readers(names) == {"config/parsed.py"}
+
+
+def test_parts_receive_their_groups() -> None:
+    """Guards against parts that can read every setting: types know which group each one has."""
+    whole = re.compile(r"^\s*from outbox_pipelines\.settings import .*(?<![A-Za-z])Settings\b", re.MULTILINE)
+    entries = ("cli/", "defs/", "settings.py", "outboxes.py")
+    found = {
+        path
+        for each in PACKAGE.rglob("*.py")
+        if not (path := str(each.relative_to(PACKAGE))).startswith(entries) and whole.search(each.read_text())
+    }
+    # They compare consumers with days and messages, and load settings themselves.
+    assert found == {"reconciliation/reconcile.py", "existing/adopt/migrating.py"}

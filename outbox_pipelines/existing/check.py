@@ -21,7 +21,7 @@ from outbox_pipelines.existing.guesses import flags
 from outbox_pipelines.existing.pg_catalog import Column
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.kafka.message import needs_time
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings, RelaySettings
 
 # Defaults that are in the zone of the session that inserts.
 _LOCAL: Final = (
@@ -46,7 +46,7 @@ class Checked:
         return any(finding.is_error for finding in self.findings)
 
 
-def read(settings: Settings) -> Checked:
+def read(settings: RelaySettings) -> Checked:
     """Return what is to be corrected.
 
     Raises:
@@ -138,7 +138,7 @@ def _of_an_earlier_publisher(
     return findings
 
 
-def of_settings(connection: Connection, settings: Settings, mapping: Mapping) -> list[Finding]:
+def of_settings(connection: Connection, settings: RelaySettings, mapping: Mapping) -> list[Finding]:
     """Return what does not fit together in the settings, the mapping and the database."""
     findings: list[Finding] = []
     if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
@@ -165,7 +165,7 @@ def of_settings(connection: Connection, settings: Settings, mapping: Mapping) ->
     return findings
 
 
-def open_mapping(settings: Settings, *, has_slot: bool = False) -> Mapping:
+def open_mapping(settings: OutboxSettings, *, has_slot: bool = False) -> Mapping:
     """Return the mapping of OUTBOX_TABLE.
 
     Args:

@@ -41,7 +41,7 @@ from outbox_pipelines.existing.core.claims import (
 from outbox_pipelines.existing.table_ownership import TableOwnership
 from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.relay.read import contents
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import RelaySettings
 
 _LOG = logging.getLogger(__name__)
 # Rows fetched at once until their size is known: this bounds memory if payloads are large.
@@ -62,7 +62,7 @@ _LOOK: Final = "look for a trigger, a rule or a policy that prevents or undoes t
 class MarkedTableSource(Claims):
     """The pending rows of an owned table."""
 
-    def __init__(self, settings: Settings, ownership: TableOwnership) -> None:
+    def __init__(self, settings: RelaySettings, ownership: TableOwnership) -> None:
         self.sessions = ClaimSessions(settings, ownership)
         super().__init__(
             self.sessions,
@@ -75,7 +75,7 @@ class MarkedTableSource(Claims):
 class ClaimSessions:
     """The sessions that claim: implements the core's `Sessions`. For one thread, except `beat`."""
 
-    def __init__(self, settings: Settings, ownership: TableOwnership) -> None:
+    def __init__(self, settings: RelaySettings, ownership: TableOwnership) -> None:
         self._settings = settings
         self._ownership = ownership
         self._statements = ownership.statements

@@ -27,7 +27,7 @@ from outbox_pipelines.relay.parking.dead_letter_store import (
     Found,
     Replayed,
 )
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import RelaySettings
 
 # Larger than any payload that Kafka usually accepts.
 _MOST_SHOWN: Final = 2_000_000
@@ -38,7 +38,7 @@ _NEEDS: Final = {"error": "last_error", "since": "failed_at", "until": "failed_a
 class DeadLetterRows:
     """The dead letters in the rows of the table of OUTBOX_TABLE: implements `kinds.DeadLetters`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RelaySettings) -> None:
         self._settings = settings
 
     def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Found:

@@ -27,7 +27,7 @@ from outbox_pipelines.existing.guesses import (
     text_default,
 )
 from outbox_pipelines.existing.pg_catalog import Column, Place
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 # Entries in the order of the file.
 _EVENT: Final = ("id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload")
@@ -100,7 +100,7 @@ class _States:
         return self.found.get("pending", "").islower()
 
 
-def describe(settings: Settings, name: str) -> Description:
+def describe(settings: OutboxSettings, name: str) -> Description:
     """Return the description of a table, and what is missing in it.
 
     Raises:
@@ -139,7 +139,7 @@ def describe(settings: Settings, name: str) -> Description:
     return Description("\n".join(file.lines) + "\n", file.incomplete)
 
 
-def candidates(settings: Settings) -> tuple[list[str], list[str]]:
+def candidates(settings: OutboxSettings) -> tuple[list[str], list[str]]:
     """Return the schemas that have an outbox of this package, and other tables that are called an outbox."""
     with connect(settings, name="outbox: init") as connection:
         found = connection.execute(existing_sql.CANDIDATES).fetchall()

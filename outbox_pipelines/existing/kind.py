@@ -12,7 +12,7 @@ from outbox_pipelines.existing.check import open_mapping
 from outbox_pipelines.existing.dead_letter_rows import DeadLetterRows
 from outbox_pipelines.existing.table_ownership import TableOwnership, holding
 from outbox_pipelines.relay import adoption
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings, ProcessSettings, RelaySettings
 
 if TYPE_CHECKING:
     from outbox_pipelines.existing.table_worker import MarkedTableWorker
@@ -27,20 +27,20 @@ measure = table_measurements.read
 dead_letters = DeadLetterRows
 
 
-def check(settings: Settings) -> None:
+def check(settings: OutboxSettings) -> None:
     """Leave it to the session that owns the table: a mapping is compared with what that session sees."""
 
 
-def shards(settings: Settings) -> list[int]:
+def shards(settings: OutboxSettings) -> list[int]:
     return [0]
 
 
-def own(settings: Settings, shard: int | None, owner: str) -> TableOwnership:
+def own(settings: RelaySettings, shard: int | None, owner: str) -> TableOwnership:
     return TableOwnership(settings, owner)
 
 
 def make_worker(
-    settings: Settings,
+    settings: ProcessSettings,
     place: TableOwnership,
     producer: IdempotentProducer,
     blocked: SharedBlockedAggregates,
@@ -51,14 +51,14 @@ def make_worker(
     return MarkedTableWorker(settings, place, producer, blocked, run)
 
 
-def what_is_not_locked(settings: Settings) -> dict[str, Any]:
+def what_is_not_locked(settings: OutboxSettings) -> dict[str, Any]:
     return {}
 
 
-def fleet_name(settings: Settings) -> str:
+def fleet_name(settings: OutboxSettings) -> str:
     return str(open_mapping(settings))
 
 
-def lock_of_all(settings: Settings, connection: Connection) -> int:
+def lock_of_all(settings: OutboxSettings, connection: Connection) -> int:
     mapping = adoption.followed(connection, open_mapping(settings))
     return holding(examine.check(connection, mapping).oid)

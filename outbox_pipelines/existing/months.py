@@ -23,7 +23,7 @@ from outbox_pipelines.database import Connection, connect, locks, refuse_standby
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing import examine, existing_sql, findings, pg_catalog
 from outbox_pipelines.existing.check import open_mapping
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import DaySettings
 
 _LOCK: Final = 0x6F62_7806
 _ATTEMPTS: Final = 100
@@ -125,7 +125,7 @@ class _Newest(NamedTuple):
     has_full_identity: bool
 
 
-def ensure(settings: Settings, ahead: int | None = None) -> Made:
+def ensure(settings: DaySettings, ahead: int | None = None) -> Made:
     """Make the months of OUTBOX_TABLE's table that are missing: the current one, and those ahead.
 
     Args:

@@ -28,7 +28,7 @@ from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.relay.kafka.topic_lookups import Topics
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns, describe
 from outbox_pipelines.relay.parking.prober import Prober
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 # Dead letters that wait for the operator's command: in memory, because a marked table cannot store them.
 _MOST_COMMANDS: Final = 1000
@@ -42,7 +42,7 @@ class MarkedTableRetries(Retries):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ProcessSettings,
         ownership: TableOwnership,
         claims: Claims,
         blocked: BlockedAggregates,

@@ -24,14 +24,14 @@ from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.quality.measurements import CAP, Late, Measurements, ShardStatus
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.relay_sql import PLAN_EACH
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import RelaySettings
 
 # Longer than a check allows by default.
 _UNKNOWN_SECONDS: Final = 3_600.0
 
 
 @reading_only()
-def read(settings: Settings) -> Measurements:
+def read(settings: RelaySettings) -> Measurements:
     """Return the measurements of the table that OUTBOX_TABLE names.
 
     Raises:
@@ -47,7 +47,7 @@ def read(settings: Settings) -> Measurements:
         ) from None
 
 
-def _read(settings: Settings) -> Measurements:
+def _read(settings: RelaySettings) -> Measurements:
     mapping = open_mapping(settings)
     # Before the connection, which would wait for it.
     reported = connector_reading.ask(settings) if settings.connect else None

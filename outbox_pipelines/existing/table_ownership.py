@@ -35,7 +35,7 @@ from outbox_pipelines.relay.kafka.message import needs_time
 from outbox_pipelines.relay.lease.owner_session import Ownership, limit_silence
 from outbox_pipelines.relay.read import contents
 from outbox_pipelines.relay.relay_sql import PLAN_EACH
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import RelaySettings
 
 _LOG = logging.getLogger(__name__)
 WITHOUT_KAFKA: Final = "Kafka unavailable, "
@@ -58,7 +58,7 @@ class TableOwnership(Ownership):
 
     shard = 0
 
-    def __init__(self, settings: Settings, owner: str) -> None:
+    def __init__(self, settings: RelaySettings, owner: str) -> None:
         super().__init__(settings, owner)
         self._session_name = f"outbox relay: {owner}"
         self._has_lock = False

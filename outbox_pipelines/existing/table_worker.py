@@ -27,7 +27,7 @@ from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.lease.shard import Settled
 from outbox_pipelines.relay.run import Run, Totals
 from outbox_pipelines.relay.shared import SharedBatchQueue, SharedBlockedAggregates, SharedLedger, Threads
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 _PROGRESS_EVERY: Final = 1.0
 
@@ -37,7 +37,7 @@ class MarkedTableWorker:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ProcessSettings,
         ownership: TableOwnership,
         producer: IdempotentProducer,
         blocked: SharedBlockedAggregates,

@@ -22,7 +22,7 @@ from outbox_pipelines.core.text import message as as_message
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.alerts import Message
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import CheckSettings
 
 # Dagster abandons a tick after 60 s, and one message to a mail server that is silent takes 15.
 _SECONDS: Final = 20.0
@@ -45,7 +45,7 @@ class Outcome:
 
 
 def send(
-    settings: Settings, messages: Sequence[Message], kept: Mapping[str, Sequence[Message]] | None = None
+    settings: CheckSettings, messages: Sequence[Message], kept: Mapping[str, Sequence[Message]] | None = None
 ) -> list[Outcome]:
     """Send messages to every address of OUTBOX_ALERTS.
 
@@ -84,7 +84,7 @@ def _accepts(receiver: Any, message: Message) -> bool:
     return bool(receiver.notify(**given, notify_type=kind, body_format=apprise.NotifyFormat.TEXT))
 
 
-def _channels(settings: Settings) -> list[tuple[str, Any]]:
+def _channels(settings: CheckSettings) -> list[tuple[str, Any]]:
     """Return the addresses without their secrets, each with apprise's object for it."""
     import apprise
 

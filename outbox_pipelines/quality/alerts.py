@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from outbox_pipelines.quality.rules import CheckResult, Status, chapter
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import CheckSettings, OutboxSettings
 
 # A problem that comes this often, each time within `_PATIENCE` times the delay of a message, is one problem.
 _TIMES: Final = 3
@@ -54,7 +54,7 @@ class Known:
 
 
 def of_results(
-    settings: Settings, results: Iterable[CheckResult], asset: str = "outbox/health"
+    settings: CheckSettings, results: Iterable[CheckResult], asset: str = "outbox/health"
 ) -> list[Problem]:
     """Return the problems among these results: errors, not warnings.
 
@@ -106,7 +106,7 @@ def news(
     return messages, remembered
 
 
-def where(settings: Settings) -> str:
+def where(settings: OutboxSettings) -> str:
     """Return the name of the outbox for people: the database and its host, without a password."""
     from psycopg.conninfo import conninfo_to_dict
 

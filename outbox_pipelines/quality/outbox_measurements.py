@@ -22,7 +22,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import quality_sql
 from outbox_pipelines.quality.measurements import CAP, Late, Measurements, ShardStatus
 from outbox_pipelines.quality.slots import OtherSlot, Slots
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import DaySettings, OutboxSettings
 
 _NO_OUTBOX: Final = (
     psycopg.errors.UndefinedTable,
@@ -35,7 +35,7 @@ TUNE: Final = "SET plan_cache_mode = force_custom_plan; SET enable_sort = off"
 
 
 @reading_only()
-def read(settings: Settings) -> Measurements:
+def read(settings: DaySettings) -> Measurements:
     """Return the measurements, in one round trip after those of the connection.
 
     Raises:
@@ -91,7 +91,7 @@ def read(settings: Settings) -> Measurements:
     )
 
 
-def read_what_is_not_locked(settings: Settings) -> dict[str, Any]:
+def read_what_is_not_locked(settings: OutboxSettings) -> dict[str, Any]:
     """Return the parts of the measurements that no lock of another session conceals; not for long."""
     lock = f"{settings.db_schema}.outbox_shards"
     found = {}

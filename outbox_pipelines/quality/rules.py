@@ -19,7 +19,7 @@ from outbox_pipelines.config import parsed
 from outbox_pipelines.core.text import size
 from outbox_pipelines.days.partitions import FEW_AHEAD
 from outbox_pipelines.quality.measurements import CAP, Measurements, age
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import CheckSettings
 
 _PACKAGE: Final = Path(__file__).parents[1]
 # In a checkout the page is where the other pages are.
@@ -55,7 +55,7 @@ def _words(link: re.Match[str]) -> str:
     return link[0] if address.startswith("https://") else text
 
 
-def chapter(settings: Settings, name: str) -> str:
+def chapter(settings: CheckSettings, name: str) -> str:
     """Return where a check is explained: an address if OUTBOX_RUNBOOK_URL is set."""
     return f"{settings.runbook_url or _RUNBOOK}#{name}"
 
@@ -304,7 +304,7 @@ _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
 }
 
 
-def rules(settings: Settings) -> list[Rule]:
+def rules(settings: CheckSettings) -> list[Rule]:
     """Return the rules, with the thresholds of OUTBOX_WARN_AT and OUTBOX_ERROR_AT."""
     warn, error = parsed.thresholds(settings)
 
@@ -314,7 +314,7 @@ def rules(settings: Settings) -> list[Rule]:
     return [limited(rule) for rule in RULES if settings.connect or rule.name not in OF_CONNECTOR]
 
 
-def judge(settings: Settings, found: Measurements) -> list[CheckResult]:
+def judge(settings: CheckSettings, found: Measurements) -> list[CheckResult]:
     """Return the result of each rule that applies, in the order of `RULES`."""
     return [judge_one(rule, found) for rule in rules(settings) if found.has_days or rule.name in OF_TABLES]
 

@@ -27,7 +27,7 @@ from outbox_pipelines.reconciliation import reconciliation_sql
 from outbox_pipelines.reconciliation.workspace import Workspace
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.kafka.message import Router
-from outbox_pipelines.settings import MessageSettings, OutboxSettings, RelaySettings, Settings
+from outbox_pipelines.settings import MessageSettings, OutboxSettings, RelaySettings
 
 # Untyped there.
 _FIRST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -76,7 +76,7 @@ class Topic:
     """Why an event can be absent without being lost."""
 
 
-def route(settings: Settings, space: Workspace) -> dict[str, int]:
+def route(settings: MessageSettings, space: Workspace) -> dict[str, int]:
     """Assign each kind of event its topic; return the topics' numbers by name."""
     router = Router(settings)
     numbers: dict[str, int] = {}
@@ -97,7 +97,7 @@ def route(settings: Settings, space: Workspace) -> dict[str, int]:
     return numbers
 
 
-def consumer(settings: Settings, group: str = "outbox-reconcile") -> Consumer:
+def consumer(settings: OutboxSettings, group: str = "outbox-reconcile") -> Consumer:
     """Create a client that reads without joining a group or committing offsets.
 
     Raises:
@@ -122,7 +122,7 @@ def consumer(settings: Settings, group: str = "outbox-reconcile") -> Consumer:
 
 
 def find(
-    settings: Settings,
+    settings: RelaySettings,
     kafka: Consumer,
     numbers: dict[str, int],
     day_ms: int,
@@ -223,7 +223,7 @@ def _is_compacted(admin: AdminClient, name: str) -> bool:
     return "compact" in config["cleanup.policy"].value
 
 
-def committed(settings: Settings, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
+def committed(settings: OutboxSettings, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
     """Return the committed offsets of a group; negative if it has none.
 
     Raises:

@@ -21,7 +21,7 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import ids, messages, reconciliation_sql
 from outbox_pipelines.reconciliation.workspace import Workspace, reading
-from outbox_pipelines.settings import ConsumerSettings, OutboxSettings, Settings
+from outbox_pipelines.settings import ConsumerSettings, OutboxSettings
 
 # If the group has no offset: events older than this should be processed.
 _GRACE_MS: Final = 3_600_000
@@ -53,7 +53,7 @@ class Handled:
 
 
 def load(
-    settings: Settings,
+    settings: OutboxSettings,
     day: date,
     consumer: Consumer,
     span: tuple[str, str],
@@ -116,7 +116,7 @@ def _entered(own: OutboxSettings, consumer: Consumer) -> Connection:
     return connect(own, name=f"outbox reconcile: {consumer.name}", setting=setting)
 
 
-def _commits(settings: Settings, consumer: Consumer, space: Workspace) -> list[str]:
+def _commits(settings: OutboxSettings, consumer: Consumer, space: Workspace) -> list[str]:
     names = dict(space.rows(reconciliation_sql.TOPICS))
     numbers = {name: number for number, name in names.items()}
     places = [

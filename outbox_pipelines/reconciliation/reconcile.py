@@ -20,7 +20,7 @@ from outbox_pipelines.reconciliation import day_events, ids, messages, processed
 from outbox_pipelines.reconciliation.report import Report, Side
 from outbox_pipelines.reconciliation.workspace import Workspace, workspace
 from outbox_pipelines.relay import kinds
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import DaySettings, Settings
 
 
 def reconcile(
@@ -103,7 +103,7 @@ def _topics(
 
 
 def _consumer(
-    settings: Settings,
+    settings: DaySettings,
     day: date,
     consumer: Consumer,
     span: tuple[str, str],

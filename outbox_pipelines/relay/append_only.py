@@ -12,7 +12,7 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import relay_sql
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings, ProcessSettings, RelaySettings
 
 if TYPE_CHECKING:
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
@@ -29,7 +29,7 @@ measure = outbox_measurements.read
 what_is_not_locked = outbox_measurements.read_what_is_not_locked
 
 
-def shards(settings: Settings) -> list[int]:
+def shards(settings: OutboxSettings) -> list[int]:
     with connect(settings, name="outbox relay") as connection:
         try:
             found = [row[0] for row in connection.execute(relay_sql.SHARD_NUMBERS).fetchall()]
@@ -39,14 +39,14 @@ def shards(settings: Settings) -> list[int]:
     return found or [0]
 
 
-def own(settings: Settings, shard: int | None, owner: str) -> Shard:
+def own(settings: RelaySettings, shard: int | None, owner: str) -> Shard:
     from outbox_pipelines.relay.lease.shard import Shard
 
     return Shard(settings, shard, owner)
 
 
 def make_worker(
-    settings: Settings,
+    settings: ProcessSettings,
     place: Shard,
     producer: IdempotentProducer,
     blocked: SharedBlockedAggregates,
@@ -57,15 +57,15 @@ def make_worker(
     return make_worker(settings, place, producer, blocked, run)
 
 
-def fleet_name(settings: Settings) -> str:
+def fleet_name(settings: OutboxSettings) -> str:
     return "outbox_shards"
 
 
-def lock_of_all(settings: Settings, connection: Connection) -> int | None:
+def lock_of_all(settings: OutboxSettings, connection: Connection) -> int | None:
     return None
 
 
-def dead_letters(settings: Settings) -> DeadLetters:
+def dead_letters(settings: OutboxSettings) -> DeadLetters:
     from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters
 
     return DeadLetters(settings)

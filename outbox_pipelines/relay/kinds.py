@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outbox_pipelines.relay.parking.dead_letter_store import Replayed
     from outbox_pipelines.relay.run import Run, Totals
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
-    from outbox_pipelines.settings import Settings
+    from outbox_pipelines.settings import ProcessSettings
 
 _APPEND_ONLY: Final = "outbox_pipelines.relay.append_only"
 _EXISTING_TABLE: Final = "outbox_pipelines.existing.kind"
@@ -77,18 +77,18 @@ class Kind(Protocol):
     has_positions: bool
     """Whether shards' positions say what is published. If not, its rows do, and relays record no progress."""
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: ProcessSettings) -> None:
         """Check what a relay needs before it waits for anything."""
 
-    def shards(self, settings: Settings) -> list[int]:
+    def shards(self, settings: ProcessSettings) -> list[int]:
         """Return the numbers of the shards."""
 
-    def own(self, settings: Settings, shard: int | None, owner: str) -> Ownership:
+    def own(self, settings: ProcessSettings, shard: int | None, owner: str) -> Ownership:
         """Return the right to relay a shard, which is not taken yet; None: the first free one."""
 
     def make_worker(
         self,
-        settings: Settings,
+        settings: ProcessSettings,
         place: Any,
         producer: IdempotentProducer,
         blocked: SharedBlockedAggregates,
@@ -96,23 +96,23 @@ class Kind(Protocol):
     ) -> Worker:
         """Return a worker for what `own` has returned, once it is taken."""
 
-    def measure(self, settings: Settings) -> Measurements:
+    def measure(self, settings: ProcessSettings) -> Measurements:
         """Return the measurements for the status, checks, alerts and metrics."""
 
-    def what_is_not_locked(self, settings: Settings) -> dict[str, Any]:
+    def what_is_not_locked(self, settings: ProcessSettings) -> dict[str, Any]:
         """Return the figures that no lock of another session conceals."""
 
-    def dead_letters(self, settings: Settings) -> DeadLetters:
+    def dead_letters(self, settings: ProcessSettings) -> DeadLetters:
         """Return where its dead letters are."""
 
-    def fleet_name(self, settings: Settings) -> str:
+    def fleet_name(self, settings: ProcessSettings) -> str:
         """Return what names the lock of the processes that stand by for it."""
 
-    def lock_of_all(self, settings: Settings, connection: Connection) -> int | None:
+    def lock_of_all(self, settings: ProcessSettings, connection: Connection) -> int | None:
         """Return the key of the lock that the owner of the whole table has; None: each shard has its own."""
 
 
-def of(settings: Settings) -> Kind:
+def of(settings: ProcessSettings) -> Kind:
     """Return the kind of what the settings name."""
     name = _APPEND_ONLY if not settings.table else _EXISTING_TABLE
     return cast(Kind, import_module(name))

@@ -39,7 +39,7 @@ from outbox_pipelines.relay.parking import notify
 from outbox_pipelines.relay.run import ALONE, Host, Run, Totals
 from outbox_pipelines.relay.shared import SharedBlockedAggregates
 from outbox_pipelines.relay.telemetry.metrics import Metrics
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 _LOG = logging.getLogger(__name__)
 # Seconds between two attempts to take the lock: the gap when the shard changes its owner.
@@ -72,7 +72,7 @@ def default_owner() -> str:
 
 
 def relay(
-    settings: Settings,
+    settings: ProcessSettings,
     *,
     shard: int | None = None,
     owner: str | None = None,
@@ -120,7 +120,7 @@ def relay(
 
 
 def _relay(
-    settings: Settings,
+    settings: ProcessSettings,
     shard: int | None,
     owner: str,
     standby: Standby,

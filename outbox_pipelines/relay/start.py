@@ -20,7 +20,7 @@ from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import kinds, relay_sql
 from outbox_pipelines.relay.read.slot.behind import position_behind
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 NOW: Final = "now"
 BEGINNING: Final = "beginning"
@@ -40,7 +40,7 @@ class Start:
     skipped: int
 
 
-def start_at(settings: Settings, start: str) -> Start | None:
+def start_at(settings: ProcessSettings, start: str) -> Start | None:
     """Set where the first relay begins; return None for the beginning, which changes nothing.
 
     Args:

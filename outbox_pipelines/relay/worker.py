@@ -40,7 +40,7 @@ from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.read.reader import Reader
 from outbox_pipelines.relay.run import Run, Totals
 from outbox_pipelines.relay.shared import SharedBlockedAggregates, SharedLedger, Threads
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings, RelaySettings
 
 _LOG = logging.getLogger(__name__)
 # How long a relay that ends waits for the operator's commands: a successor may be waiting, and runs the rest.
@@ -51,7 +51,7 @@ _SETTLE_PAUSE: Final = 0.01
 
 
 def make_worker(
-    settings: Settings,
+    settings: ProcessSettings,
     shard: Shard,
     producer: IdempotentProducer,
     blocked: SharedBlockedAggregates,
@@ -66,7 +66,7 @@ def make_worker(
 
 
 def make_publisher(
-    settings: Settings, shard: Shard, producer: IdempotentProducer, blocked: SharedBlockedAggregates
+    settings: RelaySettings, shard: Shard, producer: IdempotentProducer, blocked: SharedBlockedAggregates
 ) -> Publisher:
     """Return the publisher for this producer: with transactions if it fences."""
     patience, clock = settings.breaker_seconds, time.monotonic
@@ -82,7 +82,7 @@ def make_publisher(
     return Publisher(producer, blocked, patience=patience, clock=clock)
 
 
-def _recovered(settings: Settings, shard: Shard) -> FencingProducer | None:
+def _recovered(settings: ProcessSettings, shard: Shard) -> FencingProducer | None:
     """A producer for exactly_once; None in at_least_once, after believing what the other mode has left."""
     first = recover(settings, shard, lambda error: None)
     if settings.delivery == "exactly_once":
@@ -96,7 +96,7 @@ class Worker:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ProcessSettings,
         shard: Shard,
         producer: IdempotentProducer,
         publisher: Publisher,

@@ -22,7 +22,7 @@ from outbox_pipelines.existing import existing_sql as marked
 from outbox_pipelines.existing.adopt import adopt_sql
 from outbox_pipelines.existing.check import open_mapping
 from outbox_pipelines.existing.table_statements import Statements
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings, RelaySettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def read_state(connection: Connection) -> State | None:
     return None if row is None else State(*row)
 
 
-def mapping_of(settings: Settings) -> Mapping:
+def mapping_of(settings: OutboxSettings) -> Mapping:
     """Return the mapping of OUTBOX_TABLE, which names the schema of the table."""
     mapping = open_mapping(settings, has_slot=True)
     if mapping.schema is None:
@@ -202,12 +202,14 @@ def mapping_of(settings: Settings) -> Mapping:
     return mapping
 
 
-def session(settings: Settings) -> AbstractContextManager[Connection]:
+def session(settings: OutboxSettings) -> AbstractContextManager[Connection]:
     """Open a session of the command."""
     return connect(settings, name="outbox adopt")
 
 
-def find_adopted(connection: Connection, mapping: Mapping, settings: Settings) -> tuple[Facts, State | None]:
+def find_adopted(
+    connection: Connection, mapping: Mapping, settings: OutboxSettings
+) -> tuple[Facts, State | None]:
     """Return the table and its state, None before `prepare`.
 
     Raises:
@@ -242,7 +244,7 @@ def require_relayable(connection: Connection, mapping: Mapping, found: Facts) ->
     examine.check(connection, replace(mapping, table=found.name))
 
 
-def require_state(connection: Connection, mapping: Mapping, settings: Settings) -> State:
+def require_state(connection: Connection, mapping: Mapping, settings: OutboxSettings) -> State:
     """Return the state of this table; raise `SetupError` if it is not prepared."""
     state = read_state(connection)
     if state is None:
@@ -263,7 +265,7 @@ def require_state(connection: Connection, mapping: Mapping, settings: Settings) 
     return state
 
 
-def _refuse_elsewhere(connection: Connection, mapping: Mapping, settings: Settings) -> None:
+def _refuse_elsewhere(connection: Connection, mapping: Mapping, settings: OutboxSettings) -> None:
     """Raise `SetupError` if the table was adopted with another OUTBOX_SCHEMA."""
     name = sql.Identifier(mapping.schema or "", mapping.table).as_string(connection)
     row = connection.execute(adopt_sql.ADOPTED_BY, {"name": name}).fetchone()
@@ -287,20 +289,22 @@ def require(state: State, *names: str) -> None:
     raise SetupError(said[state.state])
 
 
-def _statements(connection: Connection, mapping: Mapping, found: Facts, settings: Settings) -> Statements:
+def _statements(
+    connection: Connection, mapping: Mapping, found: Facts, settings: RelaySettings
+) -> Statements:
     # Under its name of now.
     kept = replace(mapping, table=found.name)
     types = examine.check(connection, kept).types
     return Statements(kept, types, max_attempts=settings.max_attempts, with_time=False)
 
 
-def exists(connection: Connection, kept: Mapping, settings: Settings, found: Facts) -> bool:
+def exists(connection: Connection, kept: Mapping, settings: RelaySettings, found: Facts) -> bool:
     """Return whether the table has pending rows."""
     statements = _statements(connection, kept, replace(found, name=kept.table), settings)
     return connection.execute(statements(marked.ANY)).fetchone() == (True,)
 
 
-def count(connection: Connection, mapping: Mapping, found: Facts, settings: Settings, query: Any) -> int:
+def count(connection: Connection, mapping: Mapping, found: Facts, settings: RelaySettings, query: Any) -> int:
     """Return the number that a query of the relay of the table counts, up to a cap."""
     statements = _statements(connection, mapping, found, settings)
     row = connection.execute(statements(query), {"cap": 100_000}).fetchone()

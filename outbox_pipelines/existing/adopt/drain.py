@@ -32,7 +32,7 @@ from outbox_pipelines.existing.adopt.slot import Slot
 from outbox_pipelines.existing.adopt.unsent import Row
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.read.slot.stream import InUseError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings, ProcessSettings, RelaySettings
 
 _POLL: Final = 0.2
 # A connector confirms each minute by default (offset.flush.interval.ms).
@@ -49,7 +49,7 @@ _ENTRIES: Final = (
 class Table:
     """The table that was adopted, and the session of the command."""
 
-    settings: Settings
+    settings: ProcessSettings
     connection: Connection
     mapping: Mapping
     found: Facts
@@ -96,14 +96,14 @@ def drain_marks(table: Table, *, until: float, say: Say) -> int:
     return published
 
 
-def has_rows_to_drain(connection: Connection, kept: Mapping, settings: Settings, found: Facts) -> bool:
+def has_rows_to_drain(connection: Connection, kept: Mapping, settings: RelaySettings, found: Facts) -> bool:
     """Return whether `drain` has something to do."""
     return adopted_table.exists(connection, kept, settings, found) or (
         adopted_table.has_keys(kept) and adopted_table.has_rows(connection, found.schema, kept.table)
     )
 
 
-def publish_due(settings: Settings, until: float, say: Say) -> int:
+def publish_due(settings: ProcessSettings, until: float, say: Say) -> int:
     """Publish everything that is due now, or wait for the relay that does."""
     try:
         events = service.relay(settings, until_empty=True, standby=service.Standby.REFUSE).events
@@ -123,7 +123,7 @@ def _drop_rest(connection: Connection) -> None:
     connection.execute(adopt_sql.DROP_REST)
 
 
-def _keep_rest(settings: Settings, connection: Connection, found: Facts, rows: list[Row]) -> None:
+def _keep_rest(settings: OutboxSettings, connection: Connection, found: Facts, rows: list[Row]) -> None:
     """Store the events, in place of those that an earlier command has stored."""
     columns = [column for column in found.columns.values() if column.name in rows[0]]
     names = {
@@ -148,7 +148,7 @@ def _keep_rest(settings: Settings, connection: Connection, found: Facts, rows: l
 
 
 def _publish_rest(
-    settings: Settings, connection: Connection, mapping: Mapping, *, until: float, say: Say
+    settings: ProcessSettings, connection: Connection, mapping: Mapping, *, until: float, say: Say
 ) -> int:
     """Publish the events of the table, and drop it; return how many there were.
 
@@ -177,7 +177,7 @@ def _publish_rest(
     return published
 
 
-def _description(settings: Settings, mapping: Mapping) -> dict[str, Any]:
+def _description(settings: OutboxSettings, mapping: Mapping) -> dict[str, Any]:
     columns: dict[str, str] = {name: mapping.columns[name] for name in _ENTRIES if name in mapping.columns}
     columns |= {"seq": "seq_of_rest", "published_at": "published_at_of_rest"}
     columns |= {"retry_count": "retries_of_rest", "last_error": "error_of_rest"}

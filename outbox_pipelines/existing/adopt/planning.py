@@ -20,7 +20,7 @@ from outbox_pipelines.existing.adopt import adopt_sql, adopted_table, objections
 from outbox_pipelines.existing.adopt import slot as slots
 from outbox_pipelines.existing.adopt.adopted_table import Facts
 from outbox_pipelines.existing.adopt.ddl import Change, Ddl
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings, RelaySettings
 
 # Rows a second, for the plan.
 _KEYS_PER_SECOND: Final = 100_000
@@ -51,7 +51,7 @@ class Plan:
     steps: tuple[Step, ...]
 
 
-def plan(settings: Settings) -> Plan:
+def plan(settings: RelaySettings) -> Plan:
     """Return what the steps would do.
 
     Raises:
@@ -73,7 +73,9 @@ def plan(settings: Settings) -> Plan:
         return Plan(f"{found.schema}.{mapping.table}", name, found.rows, pending, judged, steps)
 
 
-def judge(connection: Connection, found: Facts, mapping: Mapping, settings: Settings) -> objections.Judged:
+def judge(
+    connection: Connection, found: Facts, mapping: Mapping, settings: OutboxSettings
+) -> objections.Judged:
     """Return what speaks against the switch."""
     refused = _refused_rows(connection, mapping, found)
     conflicts = _conflicts(connection, mapping.table)
@@ -144,7 +146,12 @@ def change_of_switch(connection: Connection, ddl: Ddl, found: Facts) -> Change:
 
 
 def _steps(
-    connection: Connection, ddl: Ddl, found: Facts, mapping: Mapping, settings: Settings, pending: int | None
+    connection: Connection,
+    ddl: Ddl,
+    found: Facts,
+    mapping: Mapping,
+    settings: OutboxSettings,
+    pending: int | None,
 ) -> tuple[Step, ...]:
     short = (
         f"ACCESS EXCLUSIVE on {found.schema}.{mapping.table}, in its last part: waits at most 50 ms at a "

@@ -22,7 +22,7 @@ from outbox_pipelines.existing.adopt import adopt_sql
 from outbox_pipelines.existing.adopt.adopted_table import Facts
 from outbox_pipelines.existing.adopt.ddl import Change
 from outbox_pipelines.existing.table_ownership import holding
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 # Attempts before the first line about it.
 _QUIET: Final = 10
@@ -93,7 +93,7 @@ def _holders(connection: Connection, relations: Sequence[int]) -> str:
     return f" ({'; '.join(found)})" if found else ""
 
 
-def stop_relays(connection: Connection, settings: Settings, found: Facts) -> None:
+def stop_relays(connection: Connection, settings: OutboxSettings, found: Facts) -> None:
     """Take the place of the relays until the transaction ends; they see its result before they relay.
 
     Raises:

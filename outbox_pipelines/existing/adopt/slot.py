@@ -23,7 +23,7 @@ from outbox_pipelines.existing.adopt import adopt_sql
 from outbox_pipelines.existing.adopt.adopted_table import Facts, State
 from outbox_pipelines.existing.adopt.renaming import Say
 from outbox_pipelines.relay.read.slot.stream import InUseError, borrowed
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 PLUGIN: Final = "pgoutput"
 # Heartbeats alone are not enough: Debezium 3.3 confirms what its slot has delivered.
@@ -246,7 +246,7 @@ def drop(connection: Connection, state: State, found: Facts, ours: str) -> list[
 
 @contextmanager
 def held(
-    settings: Settings, connection: Connection, state: State, found: Facts, say: Say
+    settings: OutboxSettings, connection: Connection, state: State, found: Facts, say: Say
 ) -> Iterator[int | None]:
     """Hold the slot for the length of the block; yield the server's process that does.
 

@@ -48,7 +48,7 @@ from outbox_pipelines.existing.adopt.drain import (
     publish_due,
 )
 from outbox_pipelines.existing.adopt.renaming import Say
-from outbox_pipelines.settings import NO_ARCHIVE, Settings
+from outbox_pipelines.settings import NO_ARCHIVE, DaySettings, ProcessSettings, RelaySettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Switched:
     state: str
 
 
-def prepare(settings: Settings) -> list[str]:
+def prepare(settings: DaySettings) -> list[str]:
     """Create the append-only outbox beside the table; return what was done, a line each.
 
     Raises:
@@ -87,7 +87,7 @@ def prepare(settings: Settings) -> list[str]:
     return [*made, f"{found} can be switched"]
 
 
-def switch(settings: Settings, accepted: list[str], *, seconds: float, say: Say) -> Switched:
+def switch(settings: RelaySettings, accepted: list[str], *, seconds: float, say: Say) -> Switched:
     """Give the table's name to a view over the append-only outbox.
 
     Args:
@@ -149,7 +149,7 @@ def switch(settings: Settings, accepted: list[str], *, seconds: float, say: Say)
         return Switched(bool(attempts), attempts, now.state)
 
 
-def drain(settings: Settings, *, seconds: float, say: Say, rest: Rest = Rest.WAIT) -> int:
+def drain(settings: ProcessSettings, *, seconds: float, say: Say, rest: Rest = Rest.WAIT) -> int:
     """Publish the remaining rows of the table, and let the relay of the outbox continue; return how many.
 
     Repeated later, it publishes what was marked as pending since, such as corrected dead letters. A table
@@ -188,7 +188,7 @@ def drain(settings: Settings, *, seconds: float, say: Say, rest: Rest = Rest.WAI
         return published
 
 
-def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
+def back(settings: ProcessSettings, *, seconds: float, say: Say) -> Switched:
     """Give the table its name again, and publish what is left in the outbox before the table's new rows.
 
     Raises:
@@ -275,7 +275,7 @@ def _copy_keys(connection: Connection, mapping: Mapping, found: Facts) -> int:
     return connection.execute(sql.SQL(adopt_sql.COPY_KEYS).format(**names, id=value)).rowcount
 
 
-def _left(connection: Connection, settings: Settings) -> str:
+def _left(connection: Connection, settings: RelaySettings) -> str:
     """Return what of the outbox must be published before the table continues; empty if nothing."""
     ((unpublished,),) = connection.execute(adopt_sql.LEFT).fetchall()
     ((waiting, failed),) = connection.execute(adopt_sql.PARKED).fetchall()
@@ -286,7 +286,7 @@ def _left(connection: Connection, settings: Settings) -> str:
     return ""
 
 
-def finish(settings: Settings, *, drop: bool, seconds: float, say: Say) -> list[str]:
+def finish(settings: ProcessSettings, *, drop: bool, seconds: float, say: Say) -> list[str]:
     """Archive the old table, prove it, and drop it if asked to; return what was done.
 
     Raises:
@@ -346,7 +346,7 @@ def finish(settings: Settings, *, drop: bool, seconds: float, say: Say) -> list[
         return [*done, f"{found} is dropped; {state} is a view of the append-only outbox"]
 
 
-def _require_published(connection: Connection, kept: Mapping, found: Facts, settings: Settings) -> None:
+def _require_published(connection: Connection, kept: Mapping, found: Facts, settings: RelaySettings) -> None:
     """Raise `NotReadyError` if a row is pending or a dead letter."""
     if adopted_table.exists(connection, kept, settings, found):
         raise NotReadyError(f"{found} has pending rows: publish them with `outbox adopt drain`")
@@ -371,7 +371,7 @@ def _run(
     )
 
 
-def _archived(connection: Connection, settings: Settings, found: Facts, known: str | None) -> str:
+def _archived(connection: Connection, settings: DaySettings, found: Facts, known: str | None) -> str:
     """Archive the table; return what was done."""
     file, (count, _) = _archive(connection, open_store(settings), found, known)
     with connection.transaction():

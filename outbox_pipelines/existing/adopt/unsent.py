@@ -28,7 +28,7 @@ from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.relay.read.slot import pgoutput
 from outbox_pipelines.relay.read.slot.behind import found_in
 from outbox_pipelines.relay.read.slot.stream import SlotLostError, Stream, borrowed
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import MessageSettings, OutboxSettings
 
 _NAME: Final = "outbox adopt: slot"
 _WAIT_SECONDS: Final = 1.0
@@ -124,7 +124,7 @@ class Reading:
 
 @contextmanager
 def reading(
-    settings: Settings, connection: Connection, slot: Slot, found: Facts, lsn: str
+    settings: OutboxSettings, connection: Connection, slot: Slot, found: Facts, lsn: str
 ) -> Iterator[Reading]:
     """Read the slot from what is confirmed on; nothing else can read it for the length of the block.
 
@@ -157,7 +157,7 @@ def reading(
 
 
 def unpublished(
-    settings: Settings, mapping: Mapping, found: Facts, delivered: Delivered, stay: Callable[[], None]
+    settings: MessageSettings, mapping: Mapping, found: Facts, delivered: Delivered, stay: Callable[[], None]
 ) -> list[Row]:
     """Return those of the rows whose id is not in their topic.
 

@@ -30,7 +30,7 @@ from outbox_pipelines.existing.cleaning import cleaning_sql, published_rows
 from outbox_pipelines.existing.cleaning.published_rows import ATTEMPTS, BRIEFLY, CANCEL_MS, PAUSE
 from outbox_pipelines.existing.cleaning.target import Target, find_target
 from outbox_pipelines.existing.existing_sql import PARTMAN
-from outbox_pipelines.settings import NO_ARCHIVE, Settings
+from outbox_pipelines.settings import NO_ARCHIVE, DaySettings
 
 _LOCK: Final = 0x6F62_7805
 # For a lock that no statement through the table waits behind.
@@ -54,7 +54,7 @@ class Cleaned:
     """Seconds of the longest batch."""
 
 
-def clean(settings: Settings, stop: threading.Event | None = None) -> Cleaned:
+def clean(settings: DaySettings, stop: threading.Event | None = None) -> Cleaned:
     """Remove the rows of OUTBOX_TABLE's table that were published OUTBOX_CLEAN_AFTER_HOURS ago.
 
     Raises:

@@ -22,7 +22,7 @@ from outbox_pipelines.existing.check import open_mapping
 from outbox_pipelines.existing.cleaning import cleaning_sql
 from outbox_pipelines.existing.pg_catalog import Column
 from outbox_pipelines.relay import adoption
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import DaySettings
 
 _TIMES: Final = ("published_at", "processed_at", "created_at")
 
@@ -72,7 +72,7 @@ class Target:
         )
 
 
-def find_target(connection: Connection, settings: Settings) -> Target:
+def find_target(connection: Connection, settings: DaySettings) -> Target:
     """Return the table of OUTBOX_TABLE, and what may be removed of it.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 from outbox_pipelines.catalog.document import require_catalog
 from outbox_pipelines.quality.expectations import checkpoint, day_suite, sample
 from outbox_pipelines.quality.expectations.checkpoint import Finding
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Result:
     """The start page of the data docs; None without a project."""
 
 
-def validate(settings: Settings, day: date) -> Result:
+def validate(settings: ProcessSettings, day: date) -> Result:
     """Validate a day by a Checkpoint.
 
     Raises:

@@ -27,7 +27,7 @@ from outbox_pipelines.quality.rules import Status
 if TYPE_CHECKING:
     import pandas as pd
 
-    from outbox_pipelines.settings import Settings
+    from outbox_pipelines.settings import OutboxSettings
 
 MOST_IDS: Final = 20
 """Ids that a finding names."""
@@ -91,7 +91,7 @@ def run(
         return _run(_context(project), name, frame, expectations, own)
 
 
-def suite_name(settings: Settings, what: str) -> str:
+def suite_name(settings: OutboxSettings, what: str) -> str:
     """Return the name of a suite of an outbox, as `outbox_orders_day`; the user's suite is `NAME_own`."""
     return f"outbox_{what}" if settings.name == "outbox" else f"outbox_{settings.name}_{what}"
 

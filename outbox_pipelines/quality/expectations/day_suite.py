@@ -16,7 +16,7 @@ from outbox_pipelines.quality.rules import Status, rules
 if TYPE_CHECKING:
     from outbox_pipelines.catalog.document import Catalog, EventType
     from outbox_pipelines.quality.expectations.sample import Sample
-    from outbox_pipelines.settings import Settings
+    from outbox_pipelines.settings import CheckSettings, MessageSettings, ProcessSettings
 
 CHECKS: Final = {
     "ids_unique": "Whether each event has an id and a `seq` of its own, and each idempotency key one event.",
@@ -37,7 +37,7 @@ _FEWEST_DAYS: Final = 3
 _FACTOR: Final = 3.0
 
 
-def expected(settings: Settings, sample: Sample, catalog: Catalog | None) -> list[Any]:
+def expected(settings: ProcessSettings, sample: Sample, catalog: Catalog | None) -> list[Any]:
     """Return the expectations of a day; each has its check in `meta`."""
     return [
         *_ids(),
@@ -94,7 +94,7 @@ def _types(sample: Sample, catalog: Catalog | None) -> Iterator[Any]:
                 )
 
 
-def _payloads(settings: Settings, sample: Sample, catalog: Catalog | None) -> Iterator[Any]:
+def _payloads(settings: MessageSettings, sample: Sample, catalog: Catalog | None) -> Iterator[Any]:
     from great_expectations.expectations.row_conditions import Column
 
     # Imported with the first suite: it defines a class of Great Expectations.
@@ -119,7 +119,7 @@ def _documented(sample: Sample, catalog: Catalog | None) -> dict[str, EventType]
     return {} if catalog is None else {name: each for name, each in catalog.events.items() if name in found}
 
 
-def _delivery(settings: Settings) -> Iterator[Any]:
+def _delivery(settings: CheckSettings) -> Iterator[Any]:
     from great_expectations import expectations as gxe
     from great_expectations.expectations.row_conditions import Column
 

@@ -14,7 +14,7 @@ from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.quality.expectations import checkpoint
 from outbox_pipelines.quality.expectations.checkpoint import Finding, suite_name
 from outbox_pipelines.quality.rules import rules
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import CheckSettings, OutboxSettings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ _MOST_LATE: Final = 100
 """Events that were rejected before they were published."""
 
 
-def validate(settings: Settings) -> list[Finding]:
+def validate(settings: CheckSettings) -> list[Finding]:
     """Validate the last hour by Checkpoints; the suite of the lag is left out if nothing was published.
 
     Raises:
@@ -62,7 +62,7 @@ def validate(settings: Settings) -> list[Finding]:
 
 
 @reading_only()
-def read(settings: Settings) -> tuple[pd.DataFrame, pd.DataFrame]:
+def read(settings: OutboxSettings) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return what was published, by second and shard, and what failed, by minute."""
     import pandas as pd
 
@@ -77,7 +77,7 @@ def read(settings: Settings) -> tuple[pd.DataFrame, pd.DataFrame]:
     return published, failed
 
 
-def _of_lag(settings: Settings) -> list[Any]:
+def _of_lag(settings: CheckSettings) -> list[Any]:
     from great_expectations import expectations as gxe
 
     (limits,) = (rule for rule in rules(settings) if rule.name == "lag")

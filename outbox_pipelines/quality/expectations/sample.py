@@ -19,7 +19,7 @@ from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.days.archive.store import named
 from outbox_pipelines.days.partitions.calendar import bounds_of
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import DaySettings
 
 if TYPE_CHECKING:
     import duckdb
@@ -91,7 +91,7 @@ class Sample:
         )
 
 
-def read(settings: Settings, day: date, known: Sequence[str] | None = None) -> Sample:
+def read(settings: DaySettings, day: date, known: Sequence[str] | None = None) -> Sample:
     """Return the events of an archived day.
 
     Args:

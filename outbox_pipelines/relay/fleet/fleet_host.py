@@ -23,7 +23,7 @@ from outbox_pipelines.relay.fleet.watcher import Watcher
 from outbox_pipelines.relay.lease.owner_session import Ownership
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.run import Host, Turn, Watch
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 # How often a relay looks whether another one wants its shard.
 _LOOK_SECONDS: Final = 2.0
@@ -46,7 +46,7 @@ class FleetHost(Host):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ProcessSettings,
         unit: Unit,
         watcher: Watcher,
         division: Division,

@@ -30,7 +30,7 @@ from outbox_pipelines.relay.telemetry.exporter import (
     families,
 )
 from outbox_pipelines.relay.telemetry.metrics import Metrics
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 OLDEST: Final = 300.0
 _AT_LEAST: Final = 8
@@ -48,7 +48,7 @@ class Databases(Collector):
     """
 
     def __init__(
-        self, outboxes: Sequence[Settings], errors: Iterable[str], is_reported: Callable[[str], bool]
+        self, outboxes: Sequence[ProcessSettings], errors: Iterable[str], is_reported: Callable[[str], bool]
     ) -> None:
         self._configured = {settings.name: True for settings in outboxes} | dict.fromkeys(errors, False)
         self._readings = [Reading(settings) for settings in outboxes]
@@ -74,12 +74,12 @@ class Databases(Collector):
 
 @contextmanager
 def serving(
-    outboxes: Sequence[Settings],
+    outboxes: Sequence[ProcessSettings],
     errors: Iterable[str],
     is_reported: Callable[[str], bool],
     is_ready: Callable[[], bool],
     on_serve: Callable[[str], None],
-) -> Iterator[Callable[[Settings], Metrics]]:
+) -> Iterator[Callable[[ProcessSettings], Metrics]]:
     """Serve metrics while the block runs, on the port of the first outbox; yield what makes a relay's.
 
     Args:

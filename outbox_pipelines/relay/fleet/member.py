@@ -28,7 +28,7 @@ from outbox_pipelines.relay.fleet.standby import Standby
 from outbox_pipelines.relay.fleet.watcher import Watcher
 from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.relay.telemetry.metrics import Metrics
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 _LOG = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 1.0
@@ -94,7 +94,7 @@ class Member:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ProcessSettings,
         shared: Shared,
         metrics: Callable[[], Metrics],
         *,

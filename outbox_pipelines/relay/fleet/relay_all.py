@@ -20,7 +20,7 @@ from outbox_pipelines.relay.fleet.member import Member, Shared
 from outbox_pipelines.relay.memory import return_large_blocks
 from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.relay.telemetry.metrics import Metrics
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 _LOG = logging.getLogger(__name__)
 # A thread that computes lets others go on after so long: a busy outbox delays each step of all others by it.
@@ -28,7 +28,7 @@ _SWITCH_SECONDS: Final = 0.001
 
 
 def relay_all(
-    outboxes: Sequence[Settings],
+    outboxes: Sequence[ProcessSettings],
     *,
     stop: threading.Event,
     owner: str | None = None,
@@ -84,12 +84,12 @@ def relay_all(
 
 @contextmanager
 def _metrics(
-    outboxes: Sequence[Settings],
+    outboxes: Sequence[ProcessSettings],
     errors: Iterable[str],
     members: Mapping[str, Member],
     states: _States,
     on_serve: Callable[[str], None],
-) -> Iterator[Callable[[Settings], Metrics]]:
+) -> Iterator[Callable[[ProcessSettings], Metrics]]:
     if outboxes[0].metrics_port is None:
         yield lambda settings: Metrics()
         return

@@ -14,7 +14,7 @@ from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.relay import kinds, relay_sql
 from outbox_pipelines.relay.fleet import fleet_sql
 from outbox_pipelines.relay.lease.owner_session import limit_silence
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 
 class Look(NamedTuple):
@@ -34,7 +34,7 @@ class Standby:
         SetupError: the database is unavailable, or has no outbox.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ProcessSettings) -> None:
         self._settings = settings
         self._key = fleet_key(settings)
         kind = kinds.of(settings)
@@ -82,6 +82,6 @@ class Standby:
         return self._connection.execute(query, parameters).fetchone() == (True,)
 
 
-def fleet_key(settings: Settings) -> dict[str, str]:
+def fleet_key(settings: ProcessSettings) -> dict[str, str]:
     """Return the parameters that name the lock of the processes that stand by for an outbox."""
     return {"fleet": f"{settings.db_schema}.{kinds.of(settings).fleet_name(settings)}.fleet"}

@@ -20,7 +20,7 @@ from outbox_pipelines.outboxes import Outboxes
 from outbox_pipelines.quality import rules
 from outbox_pipelines.quality.measurements import CAP, Measurements, age
 from outbox_pipelines.relay import kinds
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import CheckSettings, ProcessSettings
 
 UNAVAILABLE: Final = "unavailable"
 # Worst first.
@@ -57,7 +57,7 @@ def read(outboxes: Outboxes) -> list[Summary]:
     return sorted(found, key=_badness)
 
 
-def summary(settings: Settings) -> Summary:
+def summary(settings: ProcessSettings) -> Summary:
     """Return the state of one outbox."""
     try:
         measured = kinds.of(settings).measure(settings)
@@ -95,7 +95,7 @@ def _count(number: int | None) -> str:
     return f"{number:,}" if number < CAP else f"{CAP:,}+"
 
 
-def _of(settings: Settings, found: Measurements) -> Summary:
+def _of(settings: CheckSettings, found: Measurements) -> Summary:
     failed = sorted(
         (result for result in rules.judge(settings, found) if result.status),
         key=lambda result: -result.status,

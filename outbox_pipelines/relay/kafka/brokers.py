@@ -31,7 +31,7 @@ from outbox_pipelines.core.outages import is_refused_by_kafka
 from outbox_pipelines.errors import RefusedError, UnavailableError
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.message import patterns
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import MessageSettings
 
 _ANSWER_SECONDS: Final = 10.0
 # How long to wait for the answer about a topic before asking in another way.
@@ -72,7 +72,7 @@ class Unavailable:
 class Brokers:
     """The brokers, through a separate client. Any thread may use it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: MessageSettings) -> None:
         self._brokers = settings.require_kafka()
         self._creates = settings.create_topics
         self._patterns = settings.create_topics_pattern.split() or patterns(settings)

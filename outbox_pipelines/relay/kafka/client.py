@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from outbox_pipelines.config import parsed
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 _FIXED: Final[dict[str, Any]] = {
     "acks": "all",
@@ -70,7 +70,7 @@ LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
 LOG.addHandler(logging.NullHandler())
 
 
-def config(settings: Settings, **own: Any) -> dict[str, Any]:
+def config(settings: OutboxSettings, **own: Any) -> dict[str, Any]:
     """Return the settings of a client: the user's file, overridden by ours, overridden by `own`.
 
     Raises:
@@ -85,14 +85,14 @@ def config(settings: Settings, **own: Any) -> dict[str, Any]:
     }
 
 
-def consumer_config(settings: Settings) -> dict[str, Any]:
+def consumer_config(settings: OutboxSettings) -> dict[str, Any]:
     """Return the settings of a consumer: of the user's own, only those that concern the connection."""
     given = parsed.kafka_config(settings).items()
     ours = {name: value for name, value in given if name.startswith(_CONNECTION)}
     return {**ours, "bootstrap.servers": settings.require_kafka()}
 
 
-def producer(settings: Settings, on_error: Callable[[KafkaError], None], **own: Any) -> Producer:
+def producer(settings: OutboxSettings, on_error: Callable[[KafkaError], None], **own: Any) -> Producer:
     """Return a producer; names in `own` have underscores instead of dots.
 
     Raises:

@@ -18,7 +18,7 @@ from outbox_pipelines.config import parsed
 from outbox_pipelines.config.message_names import COLUMNS, CONTENT_TYPE, IDEMPOTENCY_KEY, METADATA, USUAL
 from outbox_pipelines.config.topics import IllegalTopicError, TopicTemplate
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import MessageSettings
 
 # As confluent-kafka types them; every value here is a str.
 Headers = list[tuple[str, str | bytes | None]]
@@ -50,7 +50,7 @@ class Encoder:
 
     encode: Encode
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: MessageSettings) -> None:
         names = parsed.header_names(settings)
         usual = list(names)[:3] == list(USUAL[:3]) and "aggregate-id" not in names
         if settings.value_format == "payload" and usual and not settings.tombstones:
@@ -59,7 +59,7 @@ class Encoder:
             self.encode = _shaped(names, settings)
 
 
-def needs_time(settings: Settings) -> bool:
+def needs_time(settings: MessageSettings) -> bool:
     """Whether the shape has the event's time in it, so that the source must read it."""
     return settings.value_format in ("envelope", "cloudevents")
 
@@ -86,7 +86,7 @@ def _plain(names: dict[str, str]) -> Encode:
     return encode
 
 
-def _shaped(names: dict[str, str], settings: Settings) -> Encode:
+def _shaped(names: dict[str, str], settings: MessageSettings) -> Encode:
     """Any shape and any set of headers."""
     shapes: dict[str, Shape] = {
         "payload": lambda event, _: event.payload,
@@ -234,7 +234,7 @@ def _json(value: object) -> str:
 class Router:
     """Topics by the map of event types, and by the template for all that it does not name."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: MessageSettings) -> None:
         self._default = TopicTemplate(settings.topic)
         self._map = parsed.topic_map(settings)
 
@@ -250,7 +250,7 @@ class Router:
             return ""
 
 
-def patterns(settings: Settings) -> list[str]:
+def patterns(settings: MessageSettings) -> list[str]:
     """Shell patterns, one of which every topic of these settings matches."""
     return sorted(
         {

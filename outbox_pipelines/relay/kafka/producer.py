@@ -30,7 +30,7 @@ from outbox_pipelines.relay.kafka.batch_size import BatchSize
 from outbox_pipelines.relay.kafka.message import Encoder, Headers, Router
 from outbox_pipelines.relay.kafka.topic_lookups import Topics, TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observers import Report, observer
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 # Until the last reports of a producer that has failed are in.
 _LAST_REPORTS_SECONDS: Final = 5.0
@@ -54,7 +54,7 @@ class IdempotentProducer:
     begins_one_by_one = True
     _renew_at = math.inf
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ProcessSettings) -> None:
         self._settings = settings
         self._encode = Encoder(settings).encode
         self._router = Router(settings)

@@ -24,7 +24,7 @@ from outbox_pipelines.core.topic_ends import read_to_ends
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.relay.core.record import Record
 from outbox_pipelines.relay.kafka import client, client_errors
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import MessageSettings, OutboxSettings
 
 _LOG = logging.getLogger(__name__)
 _SECONDS: Final = 30.0
@@ -36,7 +36,7 @@ _LOOK_BACK: Final = 1000
 _NOT_ALLOWED: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 
 
-def create_topic(settings: Settings, name: str, shards: int) -> None:
+def create_topic(settings: MessageSettings, name: str, shards: int) -> None:
     """Makes the progress topic with a partition for each shard, or more partitions where there are too few.
 
     Raises:
@@ -134,7 +134,7 @@ def _was_made(answer: Future[None], was_there: int) -> bool:
     return True
 
 
-def read_last(settings: Settings, topic: str, shard: int) -> Record | None:
+def read_last(settings: OutboxSettings, topic: str, shard: int) -> Record | None:
     """The last committed record of a shard; None where there is none.
 
     Raises:

@@ -26,7 +26,7 @@ from outbox_pipelines.relay.core.outcomes import Refusal
 from outbox_pipelines.relay.kafka import client_errors
 from outbox_pipelines.relay.kafka.brokers import Brokers, Unavailable
 from outbox_pipelines.relay.kafka.patience import Patience
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import MessageSettings
 
 _LOG = logging.getLogger(__name__)
 # An available broker answers within milliseconds whether it has a topic.
@@ -107,7 +107,7 @@ class Topics:
         changed: every observed change of a number of partitions, in order.
     """
 
-    def __init__(self, settings: Settings, *, creation_seconds: float = _CREATION_SECONDS) -> None:
+    def __init__(self, settings: MessageSettings, *, creation_seconds: float = _CREATION_SECONDS) -> None:
         self.changed: list[Change] = []
         self._creation_seconds = creation_seconds
         self._brokers = Brokers(settings)

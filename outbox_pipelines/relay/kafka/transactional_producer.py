@@ -24,7 +24,7 @@ from outbox_pipelines.relay.core.record import Record, take_up
 from outbox_pipelines.relay.kafka import client, progress_topic
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.lease.shard import Shard
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings, RelaySettings
 
 _INIT_SECONDS: Final = 30.0
 # A relay that is asked to stop waits for that.
@@ -69,7 +69,7 @@ def place(shard: Shard) -> Place:
 
 
 def recover(
-    settings: Settings, shard: Shard, on_error: Callable[[KafkaError], None]
+    settings: RelaySettings, shard: Shard, on_error: Callable[[KafkaError], None]
 ) -> confluent_kafka.Producer:
     """Fence every predecessor, then move the position to the one that Kafka has recorded for the tick.
 
@@ -88,7 +88,7 @@ def recover(
 
 
 def begin(
-    settings: Settings,
+    settings: RelaySettings,
     where: Place,
     on_error: Callable[[KafkaError], None],
     seconds: float = _INIT_SECONDS,
@@ -136,7 +136,7 @@ class FencingProducer(IdempotentProducer):
     # What has overtaken a refused event is aborted with it.
     begins_one_by_one = False
 
-    def __init__(self, settings: Settings, shard: Shard, first: confluent_kafka.Producer) -> None:
+    def __init__(self, settings: ProcessSettings, shard: Shard, first: confluent_kafka.Producer) -> None:
         self._first: confluent_kafka.Producer | None = first
         self._place = place(shard)
         self._ended_at = 0.0

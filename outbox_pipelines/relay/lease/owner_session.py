@@ -27,7 +27,7 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.outcomes import ShardLostError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import RelaySettings
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Ownership(ABC):
     pid: int
     """The server process of the session that owns it."""
 
-    def __init__(self, settings: Settings, owner: str) -> None:
+    def __init__(self, settings: RelaySettings, owner: str) -> None:
         self._settings = settings
         self._connection = connect(settings, name=f"outbox relay: {owner}")
 
@@ -135,7 +135,9 @@ class Ownership(ABC):
         return ShardLostError(f"{what}: {first_line(error)}")
 
 
-def limit_silence(connection: Connection, settings: Settings, setting: str = "idle_session_timeout") -> None:
+def limit_silence(
+    connection: Connection, settings: RelaySettings, setting: str = "idle_session_timeout"
+) -> None:
     """Have the database end a session that is silent for the lease.
 
     Otherwise a stopped process would keep what it owns, or its turn as successor, indefinitely.
@@ -169,7 +171,9 @@ def beating(beat: Callable[[], object], every: float) -> Iterator[None]:
         thread.join()
 
 
-def noticing(settings: Settings, place: Ownership, lost: threading.Event) -> AbstractContextManager[None]:
+def noticing(
+    settings: RelaySettings, place: Ownership, lost: threading.Event
+) -> AbstractContextManager[None]:
     """Set `lost` when the session has waited for twice the lease for an answer that cannot come."""
 
     def look() -> None:
@@ -183,7 +187,7 @@ def noticing(settings: Settings, place: Ownership, lost: threading.Event) -> Abs
     return beating(look, settings.lease_seconds)
 
 
-def _is_worked_for(settings: Settings, pid: int) -> bool:
+def _is_worked_for(settings: RelaySettings, pid: int) -> bool:
     try:
         with closing(connect(settings, name="outbox relay: lost?")) as connection:
             return connection.execute(relay_sql.IS_WORKED_FOR, {"pid": pid}).fetchone() != (False,)

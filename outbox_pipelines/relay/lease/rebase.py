@@ -24,7 +24,7 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.lease import rebase_sql
 from outbox_pipelines.relay.relay_sql import IDENTITY, SHARD_IDENTITY
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def refuse_behind(connection: Connection) -> None:
         raise sequence.SequenceError(problem)
 
 
-def rebase(settings: Settings) -> Rebased | None:
+def rebase(settings: OutboxSettings) -> Rebased | None:
     """Convert the positions of all shards to this database, and the sequence; None if nothing is to be done.
 
     Raises:

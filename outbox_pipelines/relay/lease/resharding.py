@@ -17,7 +17,7 @@ from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import relay_sql
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 MOST_SHARDS = 64
 _POLL_SECONDS = 0.05
@@ -28,7 +28,7 @@ class NotAllThereError(Exception):
 
 
 def change(
-    settings: Settings,
+    settings: OutboxSettings,
     wanted: int,
     *,
     seconds: float = 60.0,

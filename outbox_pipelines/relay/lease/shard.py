@@ -25,7 +25,7 @@ from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.lease.shard_ownership import ShardOwnership
 from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.read import contents
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import RelaySettings
 
 _ROWS_POLL: Final = 0.01
 
@@ -47,7 +47,7 @@ class Settled:
 class Shard(ShardOwnership):
     """The session that owns a shard, for the thread that settles it."""
 
-    def __init__(self, settings: Settings, shard: int | None, owner: str) -> None:
+    def __init__(self, settings: RelaySettings, shard: int | None, owner: str) -> None:
         self.tick_id: str | None = None
         """Of the current tick, or the last one, in exactly_once."""
         self._ctid = ""

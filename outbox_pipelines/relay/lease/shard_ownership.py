@@ -26,7 +26,7 @@ from outbox_pipelines.relay import adoption, relay_sql
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.lease.owner_session import Ownership, limit_silence
 from outbox_pipelines.relay.lease.rebase import refuse_behind, refuse_copy
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import RelaySettings
 
 
 class NoSuchShardError(SetupError):
@@ -40,7 +40,7 @@ class ShardOwnership(Ownership):
         shard: the shard; None for the first free one.
     """
 
-    def __init__(self, settings: Settings, shard: int | None, owner: str) -> None:
+    def __init__(self, settings: RelaySettings, shard: int | None, owner: str) -> None:
         super().__init__(settings, owner)
         self._given = shard
         self._schema = settings.db_schema

@@ -25,7 +25,7 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.read import contents
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 # Larger than any payload that the outbox accepts.
 _MOST_SHOWN: Final = 2_000_000
@@ -79,7 +79,7 @@ class Replayed:
 class DeadLetters:
     """Those in the table `outbox_parked`: implements `kinds.DeadLetters`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: OutboxSettings) -> None:
         self._settings = settings
 
     def find(self, given: Mapping[str, Any], *, limit: int = 50, discarded: bool = False) -> Found:

@@ -36,7 +36,7 @@ from outbox_pipelines.relay.core.parked import DeadLetter
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.telemetry.metrics import Metrics
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import RelaySettings
 
 _LOG = logging.getLogger(__name__)
 _COMMAND_SECONDS: Final = 30.0
@@ -199,7 +199,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 class DueCommands:
     """Runs the command for the dead letters of a shard; uses the session that owns the shard."""
 
-    def __init__(self, settings: Settings, shard: Shard) -> None:
+    def __init__(self, settings: RelaySettings, shard: Shard) -> None:
         self._shard = shard
         self._is_wanted = bool(settings.dead_letter_command)
         self._runs = DeadLetterRuns(settings.dead_letter_command.reveal(), most=_MOST_QUEUED)

@@ -18,7 +18,7 @@ from outbox_pipelines.relay.core.retries import MAX_CRASHES
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.memory import LargeEvent
 from outbox_pipelines.relay.parking import parking_sql
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import RelaySettings
 
 # The columns of `Event` come first in every row.
 _EVENT: Final = len(Event._fields)
@@ -31,7 +31,7 @@ class ParkedTable:
         large: the right to keep a large event in memory, shared with the reader.
     """
 
-    def __init__(self, settings: Settings, shard: Shard, large: threading.Lock) -> None:
+    def __init__(self, settings: RelaySettings, shard: Shard, large: threading.Lock) -> None:
         self._shard = shard
         self._retry_seconds = settings.retry_seconds
         self._large = LargeEvent(large)

@@ -34,7 +34,7 @@ from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.message import Encode, Encoder, Headers, Router
 from outbox_pipelines.relay.kafka.topic_lookups import Topics, TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observers import Report, observer
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 _LOG = logging.getLogger(__name__)
 # How long Kafka may take for a handful of events; longer is an outage.
@@ -53,7 +53,9 @@ class Prober:
         transactional_id: in exactly_once: try in transactions that are aborted, so that nothing is published.
     """
 
-    def __init__(self, settings: Settings, topics: Topics, transactional_id: str | None = None) -> None:
+    def __init__(
+        self, settings: ProcessSettings, topics: Topics, transactional_id: str | None = None
+    ) -> None:
         self._settings = settings
         self._topics = topics
         self._transactional_id = transactional_id

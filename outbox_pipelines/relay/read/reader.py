@@ -42,7 +42,7 @@ from outbox_pipelines.relay.read.snapshots import SnapshotSource
 from outbox_pipelines.relay.read.switch import Source, Sources
 from outbox_pipelines.relay.run import Host, Turn
 from outbox_pipelines.relay.shared import SharedBatchQueue
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 _LOG: Final = logging.getLogger(__name__)
 # Polling: fast for a second after the last event, then slower and slower. A tick of many events is followed
@@ -72,7 +72,7 @@ class Reader:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ProcessSettings,
         shard: Shard,
         crash_guard: CrashGuard,
         pause: BarrierPause,

@@ -36,7 +36,7 @@ from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.lease.shard import Settled
 from outbox_pipelines.relay.telemetry.metrics import Metrics
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 # Seconds within which several scrapes share one read.
 FRESH: Final = 2.0
@@ -168,7 +168,7 @@ class Registered(Metrics):
 class Reading:
     """The measurements of one outbox, read again when they are old."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ProcessSettings) -> None:
         self.settings = settings
         self.asked_at = -math.inf
         self._lock = threading.Lock()
@@ -212,7 +212,7 @@ class Reading:
 class Database(Collector):
     """Metrics of all shards of an outbox, read from the database at each scrape."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ProcessSettings) -> None:
         self._reading = Reading(settings)
 
     def describe(self) -> Iterable[Metric]:
@@ -320,7 +320,7 @@ def configured(outboxes: Mapping[str, bool]) -> Metric:
     return family
 
 
-def families(outboxes: Iterable[tuple[Settings, Measurements | None]]) -> list[Metric]:
+def families(outboxes: Iterable[tuple[ProcessSettings, Measurements | None]]) -> list[Metric]:
     """Return the metrics of outboxes; of one whose database does not answer only that."""
     up = GaugeMetricFamily(
         "outbox_database_up",
@@ -368,7 +368,7 @@ def families(outboxes: Iterable[tuple[Settings, Measurements | None]]) -> list[M
 
 
 @contextmanager
-def serving(settings: Settings, port: int) -> Iterator[tuple[Metrics, str]]:
+def serving(settings: ProcessSettings, port: int) -> Iterator[tuple[Metrics, str]]:
     """Serve metrics while the block runs; yield them and their URL.
 
     Args:

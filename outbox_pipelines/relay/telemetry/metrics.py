@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.lease.shard import Settled
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import ProcessSettings
 
 
 class Metrics:
@@ -49,7 +49,7 @@ class Metrics:
 
 
 @contextmanager
-def serving(settings: Settings, on_serve: Callable[[str], None]) -> Iterator[Metrics]:
+def serving(settings: ProcessSettings, on_serve: Callable[[str], None]) -> Iterator[Metrics]:
     """Yield the relay's metrics; serve them over HTTP while the block runs, if a port is set.
 
     Args:

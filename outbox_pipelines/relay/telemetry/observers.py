@@ -28,7 +28,7 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.kafka import client_errors
 from outbox_pipelines.relay.kafka.message import Headers
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import MessageSettings, ProcessSettings
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -43,7 +43,7 @@ Report = Callable[[KafkaError | None, Message], None]
 Observe = Callable[[Event, str, Headers, Report], tuple[Report, Headers]]
 
 
-def observer(settings: Settings) -> Observe | None:
+def observer(settings: ProcessSettings) -> Observe | None:
     """Return the observer of each event; None without one.
 
     Raises:
@@ -96,7 +96,7 @@ def _line(event: Event, topic: str, headers: Headers, report: Report) -> tuple[R
     return told, headers
 
 
-def _spans(settings: Settings) -> Observe:
+def _spans(settings: MessageSettings) -> Observe:
     """Return what makes a span of each event with a sampled trace.
 
     Raises:

@@ -29,7 +29,7 @@ from outbox_pipelines.relay.kafka.client import LOG, consumer_config
 from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.relay.read.slot import pgoutput, slot_sql
 from outbox_pipelines.relay.read.slot.stream import InUseError, SlotLostError, Stream, borrowed
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import MessageSettings, OutboxSettings
 
 _WAIT_SECONDS: Final = 1.0
 # Clocks of the database and of those who publish differ.
@@ -38,7 +38,7 @@ _SECONDS: Final = 30.0
 
 
 def position_behind(
-    settings: Settings,
+    settings: MessageSettings,
     connection: Connection,
     slot: str,
     *,
@@ -67,7 +67,7 @@ def position_behind(
 
 
 def _delivered(
-    settings: Settings,
+    settings: OutboxSettings,
     connection: Connection,
     slot: str,
     found: tuple[Any, ...] | None,
@@ -116,7 +116,7 @@ def _read(stream: Stream, end: int) -> set[int]:
 
 
 def published(
-    settings: Settings, connection: Connection, transactions: Collection[int], *, open_from: str
+    settings: MessageSettings, connection: Connection, transactions: Collection[int], *, open_from: str
 ) -> set[int]:
     """Return those of the transactions whose events are all in their topics.
 
@@ -140,7 +140,7 @@ def published(
 
 
 def found_in(
-    settings: Settings,
+    settings: MessageSettings,
     topic: str,
     wanted: set[str],
     since: float,

@@ -14,12 +14,12 @@ from outbox_pipelines.quality.outbox_measurements import slots
 from outbox_pipelines.quality.slots import Slots
 from outbox_pipelines.relay.read.slot import slot_sql
 from outbox_pipelines.relay.read.slot.slot_setup import remove, require_slots, set_up
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 _POLL: Final = 0.1
 
 
-def plan(settings: Settings, target: str) -> list[str]:
+def plan(settings: OutboxSettings, target: str) -> list[str]:
     """Return what `run` would do.
 
     Raises:
@@ -43,7 +43,7 @@ def plan(settings: Settings, target: str) -> list[str]:
     return [f"{number}. {step}" for number, step in enumerate(steps, 1)]
 
 
-def run(settings: Settings, target: str, *, seconds: float, say: Callable[[str], None]) -> None:
+def run(settings: OutboxSettings, target: str, *, seconds: float, say: Callable[[str], None]) -> None:
     """Change where the relay reads events, and wait until it does.
 
     Args:
@@ -74,7 +74,7 @@ def run(settings: Settings, target: str, *, seconds: float, say: Callable[[str],
     say("the relay still publishes what the slot does not deliver; it will read from the slot afterwards")
 
 
-def read(settings: Settings) -> Slots:
+def read(settings: OutboxSettings) -> Slots:
     """Return the state of the slots that concern an outbox.
 
     Raises:

@@ -27,7 +27,7 @@ from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.relay.lease.rebase import refuse_copy
 from outbox_pipelines.relay.read.slot import slot_sql
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 _NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 _POLL: Final = 0.1
@@ -42,7 +42,7 @@ _OPTIONS_SINCE: Final = 150000
 Say = Callable[[str], None]
 
 
-def slot_name(settings: Settings, database: str) -> str:
+def slot_name(settings: OutboxSettings, database: str) -> str:
     """Return the name of the slot and the publication of an outbox: readable, and no other outbox's."""
     name = f"outbox_{database}_{settings.db_schema}"
     # Two outboxes of one server, a_b.c and a.b_c, would have the same name.
@@ -52,7 +52,7 @@ def slot_name(settings: Settings, database: str) -> str:
     return f"{re.sub(r'[^a-z0-9_]', '_', name.lower())[:54]}_{digest}"
 
 
-def _current_name(settings: Settings, connection: Connection) -> str:
+def _current_name(settings: OutboxSettings, connection: Connection) -> str:
     """Return the name of this outbox's slot and publication, also after its database was renamed."""
     named, *_ = _one(connection, slot_sql.NAMED)
     row = connection.execute(slot_sql.EXISTING_SLOT, {"slot": named}).fetchone()
@@ -60,7 +60,7 @@ def _current_name(settings: Settings, connection: Connection) -> str:
     return named if is_ours else slot_name(settings, connection.info.dbname)
 
 
-def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
+def set_up(settings: OutboxSettings, *, seconds: float, say: Say) -> str | None:
     """Make publication and slot; relays of the outbox then continue from the slot.
 
     Args:
@@ -104,14 +104,14 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
         return slot
 
 
-def require_slots(settings: Settings) -> None:
+def require_slots(settings: OutboxSettings) -> None:
     """Raise SetupError if `set_up` could not make a slot now, without changing anything."""
     with closing(connect(settings, name="outbox cdc setup")) as connection:
         refuse_copy(connection)
         _check(connection, settings)
 
 
-def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = False) -> bool:
+def remove(settings: OutboxSettings, *, seconds: float, say: Say, publication: bool = False) -> bool:
     """Let relays read between snapshots again, and drop the slot; return False if there is none.
 
     Args:
@@ -145,7 +145,7 @@ def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = 
 
 
 @contextmanager
-def _lock(connection: Connection, settings: Settings) -> Iterator[None]:
+def _lock(connection: Connection, settings: OutboxSettings) -> Iterator[None]:
     """Let no other process change the slot within the block.
 
     Raises:
@@ -164,7 +164,7 @@ def _lock(connection: Connection, settings: Settings) -> Iterator[None]:
             slot_sql.SETUP.release(connection, key)
 
 
-def _check(connection: Connection, settings: Settings) -> None:
+def _check(connection: Connection, settings: OutboxSettings) -> None:
     wal_level, _, may_replicate, role, shards, changes, most, slots = _one(connection, slot_sql.FACTS)
     if wal_level != "logical":
         raise SetupError(
@@ -221,7 +221,7 @@ def _publish(connection: Connection, slot: str, say: Say) -> bool:
     return False
 
 
-def _name_left(connection: Connection, settings: Settings, known: set[str], say: Say) -> None:
+def _name_left(connection: Connection, settings: OutboxSettings, known: set[str], say: Say) -> None:
     """Name publications of the time before the database was renamed; something else may read them."""
     pattern = rf"^outbox_[a-z0-9_]+_({re.escape(settings.db_schema)}|[0-9a-f]{{8}})$"
     given = {"pattern": pattern, "names": list(known)}
@@ -276,7 +276,7 @@ def _drop(connection: Connection, slot: str, say: Say, *, seconds: float) -> boo
     return True
 
 
-def _make(settings: Settings, connection: Connection, slot: str, *, seconds: float, say: Say) -> str:
+def _make(settings: OutboxSettings, connection: Connection, slot: str, *, seconds: float, say: Say) -> str:
     """Make the slot; return its first snapshot."""
     version = connection.info.server_version
     options = "SNAPSHOT 'use'" + (", FAILOVER true" if version >= _FAILOVER_SINCE else "")

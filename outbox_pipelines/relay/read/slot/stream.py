@@ -24,7 +24,7 @@ from psycopg.pq import ExecStatus
 
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect, slot_reader
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import OutboxSettings
 
 # Much more often than the shortest timeout that anyone sets.
 _STATUS_SECONDS: Final = 5.0
@@ -158,7 +158,7 @@ class InUseError(Exception):
 
 @contextmanager
 def borrowed(
-    settings: Settings,
+    settings: OutboxSettings,
     connection: Connection,
     slot: str,
     publication: str,
