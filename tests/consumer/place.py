@@ -25,7 +25,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, Event
 from tests import kafka_clients
-from tests.conftest import wait_until
+from tests.conftest import session, wait_until
 from tests.kafka_clients import administrator, lent
 from tests.relay.topic import create
 
@@ -60,9 +60,8 @@ class Place:
     topic: str
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
-            cursor = connection.execute(query.encode(), values or None)
-            return cursor.fetchall() if cursor.description else []
+        cursor = session(self.dsn).execute(query.encode(), values or None)
+        return cursor.fetchall() if cursor.description else []
 
     def value(self, query: str, *values: object) -> Any:
         [(value,)] = self.rows(query, *values)

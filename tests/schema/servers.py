@@ -28,7 +28,16 @@ from outbox_pipelines.cli.main import cli
 from outbox_pipelines.database import schema
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings, load_settings
-from tests.conftest import ADOPT, Lasting, create_database, drop_database, maker, may_log_in, quicken_logins
+from tests.conftest import (
+    ADOPT,
+    Lasting,
+    create_database,
+    drop_database,
+    end_sessions,
+    may_log_in,
+    quicken_logins,
+    session,
+)
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -53,10 +62,15 @@ class Database:
         return connection
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """What a query answers, on a connection of its own."""
-        with self.connect() as connection:
-            cursor = connection.execute(query.encode(), values or None)
-            return cursor.fetchall() if cursor.description else []
+        """What a query answers, in a session that asks all of them."""
+        connection = session(_as_owner(self.dsn))
+        connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(self.schema)))
+        cursor = connection.execute(query.encode(), values or None)
+        if "ALTER DATABASE" in query or "ALTER ROLE" in query:
+            # Only a new session has what this changes.
+            end_sessions(_as_owner(self.dsn))
+            return []
+        return cursor.fetchall() if cursor.description else []
 
     def value(self, query: str, *values: object) -> Any:
         """The one value that a query answers."""
@@ -82,6 +96,10 @@ class Database:
         return self.rows(_CATALOG, self.schema)
 
 
+def _as_owner(dsn: str) -> str:
+    return psycopg.conninfo.make_conninfo(dsn, user="postgres")
+
+
 # An oid or a row's version changes with every write, so that equal catalogs mean: nothing was written.
 _CATALOG = """
 WITH space AS (SELECT oid FROM pg_namespace WHERE nspname = %s),
@@ -100,11 +118,13 @@ def fresh(server: postgres.Postgres, template: str = "template1") -> Iterator[Da
     """A database of its own, copied from another one."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     assert server.bin_dir is not None
-    create_database(maker(server.dsn), name, template)
+    create_database(session(server.dsn), name, template)
+    dsn = psycopg.conninfo.make_conninfo(server.dsn, dbname=name)
     try:
-        yield Database(psycopg.conninfo.make_conninfo(server.dsn, dbname=name), server.bin_dir)
+        yield Database(dsn, server.bin_dir)
     finally:
-        drop_database(maker(server.dsn), name)
+        end_sessions(_as_owner(dsn))
+        drop_database(session(server.dsn), name)
 
 
 def _bin_dir(which: str) -> Path:

@@ -25,7 +25,8 @@ from tests.schema.servers import Connection, Database
 NEVER = -1
 _SESSIONS = b"""
 SELECT count(*) FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+AND application_name <> 'tests'"""
 
 _TABLES = """
 SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
