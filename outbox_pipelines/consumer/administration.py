@@ -21,7 +21,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.core import scripts
 from outbox_pipelines.errors import SetupError

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.core import session as sessions
 from outbox_pipelines.core.outages import code_of
 from outbox_pipelines.errors import SetupError

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from outbox_pipelines import errors
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.config import Plan
 from outbox_pipelines.consumer.consumer_database import Database, is_worth_a_repetition
 from outbox_pipelines.consumer.errors import ConsumerError, StoppedError, error_text

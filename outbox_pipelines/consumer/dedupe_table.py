@@ -18,7 +18,7 @@ from uuid import UUID
 
 from psycopg import sql
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.consumer_database import Database
 from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.consumer.event_reading import Event, is_unicode

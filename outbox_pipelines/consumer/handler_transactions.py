@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from outbox_pipelines import __version__
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.config import Plan
 from outbox_pipelines.consumer.consumer_database import ENDED, Database, TransactionError, left_over
 from outbox_pipelines.consumer.database_retry import DatabaseRetry

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.consumer_database import Database
 from outbox_pipelines.consumer.errors import readable
 from outbox_pipelines.consumer.event_reading import Event, headers_of, sent_at

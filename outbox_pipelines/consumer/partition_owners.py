@@ -1,4 +1,4 @@
-"""The crash guard: protection against an event that crashes the process.
+"""The crash guard of a consumer: who owns a partition, so that what crashes it is tried in the inbox.
 
 Invariants:
 - While another process owns a partition's row in `partition_owners`, its new events go through the inbox,
@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Collection
 from typing import Any, Final
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.consumer_database import Database, Rows
 from outbox_pipelines.consumer.event_reading import Place
 

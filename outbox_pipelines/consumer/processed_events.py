@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, Final
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer import dedupe_table
 from outbox_pipelines.consumer.config import Plan
 from outbox_pipelines.consumer.consumer_database import Database

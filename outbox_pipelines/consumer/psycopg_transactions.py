@@ -22,7 +22,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import errors, generators, pq
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.consumer_database import (
     ENDED,
     IDLE,

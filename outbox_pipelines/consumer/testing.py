@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.base_consumer import BaseConsumer
 from outbox_pipelines.consumer.config import Plan
 from outbox_pipelines.consumer.consumer import AsyncConsumer, Consumer, drive

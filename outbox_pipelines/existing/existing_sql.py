@@ -1,10 +1,11 @@
 """All SQL of an existing table: its relay, its catalog, its status, its dead letters, its months.
 
-`statements` fills in the names in braces for one table; `pending` is a condition that a partial index of the
-table should have. Values of a status column are literals in the SQL, so that the planner can use that index.
+`table_statements` fills in the names in braces for one table; `pending` is a condition that a partial index
+of the table should have. Values of a status column are literals in the SQL, so that the planner can use that
+index.
 
 `key` identifies a row: its `seq`, or its `id` in a table without an integer. The rows of such a table are
-numbered when they are claimed (see `keys`); `number` is 0 in the statements that claim.
+numbered when they are claimed (see `table_statements`); `number` is 0 in the statements that claim.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records refusals in the rows of the events, and reports dead letters: the core's `Retries` over PostgreSQL.
+"""Records refusals in the rows of events, and reports dead letters: the core's `Refusals` over PostgreSQL.
 
 Invariants:
 - Everything is written in the session that owns the table.

@@ -1,4 +1,7 @@
-"""SQL of the relay, but for what is parked. Table names are unqualified: the search_path finds them."""
+"""SQL of reading, owning and changing shards: who takes one, what is read and settled, the barrier.
+
+Table names are unqualified: the search_path finds them.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from tests.consumer.place import Place
 
 _NOON: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from tests.consumer.place import Place
 
 

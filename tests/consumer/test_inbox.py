@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import Counts, Event
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.consumer import drive
 from outbox_pipelines.consumer.inbox import Inbox, Waiting, array
 from outbox_pipelines.consumer.psycopg_transactions import Connections

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import Consumer, Counts, Event
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.errors import SetupError
 from tests.conftest import wait_until
 from tests.consumer import test_async

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer import migrate, processed_events
 from outbox_pipelines.consumer.consumer import drive
 from outbox_pipelines.consumer.psycopg_transactions import _MOST_LOSSES, Connections

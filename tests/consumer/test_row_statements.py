@@ -10,7 +10,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.inbox import array
 from tests.consumer.place import Place
 

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import Pruned, migrate, processed_events, prune
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.core import scripts
 from outbox_pipelines.errors import SetupError
 from tests.consumer.place import DAY_MS, uuid7

@@ -20,7 +20,7 @@ from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.delivery import Delivery
 from outbox_pipelines.relay.core.outcomes import Suspect
 from outbox_pipelines.relay.core.parked import Attempt
-from outbox_pipelines.relay.kafka.brokers import Brokers, Unavailable
+from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin, Unavailable
 from outbox_pipelines.relay.kafka.topic_lookups import Topics
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.shared import SharedBlockedAggregates
@@ -43,7 +43,7 @@ def _unpublished(table: Table) -> list[tuple[Any, ...]]:
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay that may not ask for the topics' limits: it learns of them by refusals."""
-    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.topic_admin._limit", lambda answer: None)
 
 
 def test_only_the_guilty_aggregate_waits(table: Table) -> None:
@@ -149,13 +149,13 @@ def test_an_unavailable_topic_is_said_once_and_not_counted(
 ) -> None:
     """Guards against attempts burnt on events that are innocent, and rows rewritten every few seconds."""
 
-    def missing(self: Brokers, names: Iterable[str]) -> dict[str, Unavailable]:
+    def missing(self: TopicAdmin, names: Iterable[str]) -> dict[str, Unavailable]:
         return {name: Unavailable("does not exist", is_missing=True) for name in names}
 
     monkeypatch.setattr("outbox_pipelines.relay.kafka.topic_lookups._AGAIN_SECONDS", 0.05)
     table.write(("a", {"n": 0}), ("a", {"n": 1}))
     with monkeypatch.context() as patch:
-        patch.setattr(Brokers, "describe", missing)
+        patch.setattr(TopicAdmin, "describe", missing)
         with table.relayed(max_attempts=1):
             at = table.rows("xmin::text")
             wait_until(lambda: table.rows("xmin::text") != at, what="the reason in the row")

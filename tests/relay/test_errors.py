@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from outbox_pipelines.relay.core.outcomes import Kind
-from outbox_pipelines.relay.kafka import brokers, client_errors, topic_lookups
+from outbox_pipelines.relay.kafka import client_errors, topic_admin, topic_lookups
 from tests.conftest import Outbox, wait_until
 from tests.history import mock
 from tests.relay.parked import parked_rows
@@ -82,7 +82,7 @@ def test_a_code_that_no_client_knows_is_an_outage() -> None:
 def broker(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[mock.Mock, Outbox]]:
     """A broker that gives the answers a test sets, and an outbox with a topic there."""
     # It has no controller, and a topic that refuses messages is tried again at once.
-    monkeypatch.setattr(brokers, "_DESCRIBE_SECONDS", 0.3)
+    monkeypatch.setattr(topic_admin, "_DESCRIBE_SECONDS", 0.3)
     monkeypatch.setattr(topic_lookups, "_TRIAL_SECONDS", 0.2)
     with mock.running() as broker:
         broker.create({"order": outbox.topic()}, partitions=1)

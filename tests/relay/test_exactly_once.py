@@ -158,7 +158,7 @@ def test_a_crash_after_a_commit_behind_a_batch_that_was_refused(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a record that passes over a refused event which no table has: it would be lost."""
-    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.topic_admin._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     # One tick in two batches, one transaction for each.
     write(outbox, ("a", {"noise": NOISE}), ("b", {"n": 0}))
@@ -205,7 +205,7 @@ def test_a_corrected_topic_accepts_parked_events_once(
 ) -> None:
     """Guards against a retry outside of the transactions: a crash would double it."""
     if not asked:
-        monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+        monkeypatch.setattr("outbox_pipelines.relay.kafka.topic_admin._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     write(outbox, ("a", {"n": 0}), ("a", {"n": 1, "noise": NOISE}), ("a", {"n": 2}), ("b", {"n": 0}))
     with running(quick(outbox, max_attempts=1000, **ONCE)):

@@ -30,7 +30,7 @@ def _drain(outbox: Outbox, **more: object) -> Totals:
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay that may not ask for the topics' limits: it learns of them by refusals."""
-    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.topic_admin._limit", lambda answer: None)
 
 
 def test_only_the_guilty_aggregate_waits(outbox: Outbox) -> None:

@@ -89,7 +89,7 @@ def test_only_the_guilty_are_suspects_where_the_limit_is_not_to_be_had(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against thousands of innocents that are tried alone for one guilty event in their batch."""
-    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.topic_admin._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     producer = IdempotentProducer(outbox.settings)
     publisher = _publisher(producer)
@@ -118,7 +118,7 @@ def test_no_event_is_suspected_when_its_topics_limit_is_lowered(outbox: Outbox) 
 
 def test_a_refusal_is_no_outage(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a breaker that opens because refusals take long, and nothing is acknowledged (G4)."""
-    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.topic_admin._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     producer = IdempotentProducer(outbox.settings)
     publisher = _publisher(producer)
@@ -141,7 +141,7 @@ def test_a_refusal_is_no_outage(outbox: Outbox, monkeypatch: pytest.MonkeyPatch)
 def test_no_event_overtakes_a_new_producers_first(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against events that are accepted behind a refused one: a broker that does not know a producer
     on a partition accepts any sequence number (G2)."""
-    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.topic_admin._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     large = json.dumps({"n": 1, "noise": NOISE * 20})
     # Its batch is full with it: what follows is another request, in flight at the same time.
@@ -196,7 +196,7 @@ def test_a_refusal_is_met_while_no_other_event_is_published(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a relay that crashes at an event that is refused at a quiet moment."""
-    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.topic_admin._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     publisher = _publisher(IdempotentProducer(outbox.settings))
     publisher.publish(_unrelated({0: NOISE[:20]}))

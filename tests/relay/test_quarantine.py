@@ -12,7 +12,7 @@ from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.kafka import topic_lookups
-from outbox_pipelines.relay.kafka.brokers import Brokers
+from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin
 from tests.conftest import Outbox, wait_until
 from tests.kafka_clients import AdminClient
 from tests.relay.parked import numbers_by_key
@@ -72,14 +72,14 @@ def test_events_of_a_missing_topic_cost_nothing_until_it_is_there(
 ) -> None:
     """Guards against statements for each parked event, as long as its topic is missing."""
     asked: list[str] = []
-    describe = Brokers.describe
+    describe = TopicAdmin.describe
 
-    def counting(self: Brokers, names: Any) -> Any:
+    def counting(self: TopicAdmin, names: Any) -> Any:
         names = list(names)
         asked.extend(names)
         return describe(self, names)
 
-    monkeypatch.setattr(Brokers, "describe", counting)
+    monkeypatch.setattr(TopicAdmin, "describe", counting)
     _write(shop, "order", aggregates=300, each=3)
     missing = shop.topic()
     with running(quick(shop, max_attempts=1)):

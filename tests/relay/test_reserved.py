@@ -14,8 +14,8 @@ from confluent_kafka import KafkaError, KafkaException, cimpl
 from outbox_pipelines.config import kafka_config, parsed
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.kafka import client
-from outbox_pipelines.relay.kafka.brokers import Brokers
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin
 from outbox_pipelines.relay.kafka.topic_lookups import Topics
 from outbox_pipelines.relay.kafka.transactional_producer import begin, place
 from outbox_pipelines.relay.lease.shard import Shard
@@ -270,8 +270,8 @@ def test_what_the_client_raises_is_a_plain_message(
         raise error
 
     monkeypatch.setattr(client, "Producer", refuse)
-    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers.AdminClient", refuse)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.topic_admin.AdminClient", refuse)
     settings = _settings("linger.ms=1")
-    for make in (lambda: client.producer(settings, print), lambda: Brokers(settings)):
+    for make in (lambda: client.producer(settings, print), lambda: TopicAdmin(settings)):
         with pytest.raises(SetupError, match=r"rejects its settings: .*Check OUTBOX_KAFKA_CONFIG"):
             make()

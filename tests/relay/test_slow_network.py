@@ -14,7 +14,7 @@ from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import client, producer
-from outbox_pipelines.relay.kafka.brokers import Brokers
+from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin
 from outbox_pipelines.settings import load_settings
 from tests.conftest import EITHER_DELIVERY, Lasting, Outbox, patience, read_topic, topic_prefix, wait_until
 from tests.history import servers as own
@@ -142,7 +142,7 @@ def _backlog(outbox: Outbox) -> int:
 
 def test_a_question_ends_although_its_client_is_replaced(distant: Outbox, network: Proxy) -> None:
     """Guards against a thread that waits for ever, because another one has replaced the client it asked."""
-    brokers = Brokers(distant.settings)
+    brokers = TopicAdmin(distant.settings)
     brokers.connect()
     network.swallow()
     answers: list[object] = []

@@ -159,7 +159,7 @@ def test_a_refusal_after_events_of_its_batch_were_parked(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a batch that is parked only once: what its first transaction refuses would be lost."""
-    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.topic_admin._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     settings = quick(outbox, **ONCE | {"max_attempts": 1000, "retry_seconds": 100.0})
     with running(settings):

@@ -18,8 +18,8 @@ from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import topic_lookups
-from outbox_pipelines.relay.kafka.brokers import Brokers
 from outbox_pipelines.relay.kafka.message import patterns
+from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin
 from outbox_pipelines.relay.kafka.topic_lookups import Change, Topic, Topics, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, patience, run_prefix, topic_prefix, wait_until
@@ -143,7 +143,7 @@ def test_brokers_that_cannot_replicate(
     strict: Kafka, name: str, monkeypatch: pytest.MonkeyPatch, says: str, is_outage: bool
 ) -> None:
     """Guards against advice about a topic's settings while the brokers start."""
-    brokers = Brokers(load_settings(kafka=strict.bootstrap, create_topics=True, create_topics_pattern="*"))
+    brokers = TopicAdmin(load_settings(kafka=strict.bootstrap, create_topics=True, create_topics_pattern="*"))
     answer: Future[None] = Future()
     answer.set_exception(KafkaException(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, says)))
     none = SimpleNamespace(topics={})

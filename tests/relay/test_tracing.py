@@ -172,7 +172,7 @@ def test_each_refusal_is_a_span_with_its_reason(
 ) -> None:
     """Guards against refusals that a trace does not show, and spans that never end."""
     # Without the topic's limit the event is refused by the broker: first in its batch, then alone.
-    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.topic_admin._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     (event_id,) = _write(outbox, SAMPLED, payload={"noise": NOISE})
     _drain(outbox, max_attempts=1)

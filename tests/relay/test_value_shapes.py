@@ -147,7 +147,7 @@ def test_an_event_too_large_in_its_shape_is_named(outbox: Outbox, value: str) ->
         guilty = emit(connection, "order", 1, "order.placed", {"noise": NOISE})
     with pytest.MonkeyPatch.context() as unasked:
         # Otherwise it would be parked before the broker sees it.
-        unasked.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+        unasked.setattr("outbox_pipelines.relay.kafka.topic_admin._limit", lambda answer: None)
         service.relay(_shaped(outbox, value_format=value).settings, until_empty=True)
     with outbox.connect() as connection:
         ((parked, attempts, error),) = connection.execute(

@@ -1,4 +1,4 @@
-"""SQL of `outbox adopt`: what it reads of pg_catalog, its state, its locks. DDL is made in `statements`."""
+"""SQL of `outbox adopt`: what it reads of pg_catalog, its state, its locks. DDL is made in `ddl`."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ PARKED: Final = """
 SELECT count(*) FILTER (WHERE state IN ('waiting', 'retrying', 'replaying')),
        count(*) FILTER (WHERE state = 'failed')
 FROM outbox_parked"""
-# The time tells the keys of old rows from those of events: see `adopted_key` in `statements`.
+# The time tells the keys of old rows from those of events: see `adopted_key` in `ddl`.
 COPY_KEYS: Final = """
 INSERT INTO outbox_keys (key, event_id, created_at)
 SELECT outbox_key({key}::text), {id}, (SELECT switched_at FROM outbox_adopted)

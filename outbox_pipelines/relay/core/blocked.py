@@ -21,13 +21,6 @@ from outbox_pipelines.relay.core.producers import Clock
 MOMENT_SECONDS: Final = 0.02
 """The pause of an aggregate that only waits for something else in progress."""
 _WHEN_IN_THE_TABLE = math.inf
-LONGEST_PAUSE: Final = 300.0
-"""Between two attempts at a parked event, in seconds."""
-DEATH_PAUSE: Final = 3.0
-"""The pause after a relay crashed while it tried an event alone, as a multiple of OUTBOX_RETRY_SECONDS; four
-times as long after the second crash. If the process is killed from outside every few seconds, this rarely
-happens during the event's next attempt."""
-CRASHED: Final = "the relay crashed while this event was being published"
 
 
 class Aggregate(NamedTuple):

@@ -1,4 +1,4 @@
-"""The crash guard: protection against an event that crashes the process.
+"""The crash guard of the relay: an event that crashes its process is found, and tried alone.
 
 Invariants:
 - It is needed only after a crash, and only for events that may have been in flight then: ordinary events
@@ -18,7 +18,7 @@ from typing import Final
 
 from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.relay.core.batch import Batch
-from outbox_pipelines.relay.core.blocked import CRASHED
+from outbox_pipelines.relay.core.parked import CRASHED
 
 # More than can be in flight: 30,000 events, the next batch, and what waits for the settler.
 _WINDOW: Final = 150_000

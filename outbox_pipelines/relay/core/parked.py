@@ -1,4 +1,4 @@
-"""Parked events as the core sees them: attempts at them, and what it asks of the table and of the prober."""
+"""Parked events as the core sees them: attempts, the pauses between, what it asks of table and prober."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.relay.core.blocked import LONGEST_PAUSE, Aggregate
+from outbox_pipelines.relay.core.blocked import Aggregate
 
+LONGEST_PAUSE: Final = 300.0
+"""Between two attempts at a parked event, in seconds."""
+DEATH_PAUSE: Final = 3.0
+"""The pause after a relay crashed while it tried an event alone, as a multiple of OUTBOX_RETRY_SECONDS; four
+times as long after the second crash. If the process is killed from outside every few seconds, this rarely
+happens during the event's next attempt."""
+CRASHED: Final = "the relay crashed while this event was being published"
 # Seconds after which a missing topic, or an unavailable Kafka, is tried again.
 _TOPIC_SECONDS: Final = 10.0
 _OUTAGE_SECONDS: Final = 1.0

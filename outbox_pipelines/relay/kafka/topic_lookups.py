@@ -24,8 +24,8 @@ from outbox_pipelines.core import log
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.outcomes import Refusal
 from outbox_pipelines.relay.kafka import client_errors
-from outbox_pipelines.relay.kafka.brokers import Brokers, Unavailable
 from outbox_pipelines.relay.kafka.patience import Patience
+from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin, Unavailable
 from outbox_pipelines.settings import MessageSettings
 
 _LOG = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Topics:
     def __init__(self, settings: MessageSettings, *, creation_seconds: float = _CREATION_SECONDS) -> None:
         self.changed: list[Change] = []
         self._creation_seconds = creation_seconds
-        self._brokers = Brokers(settings)
+        self._admin = TopicAdmin(settings)
         self._patience = Patience()
         # Guards all of the following; only whether a topic is known is read without it.
         self._word = threading.Condition()
@@ -134,15 +134,15 @@ class Topics:
         Raises:
             UnavailableError: no broker answers, or the credentials are wrong.
         """
-        self._brokers.connect()
+        self._admin.connect()
 
     def answers(self) -> bool:
         """Return whether a broker answers within a second."""
-        return self._brokers.answers()
+        return self._admin.answers()
 
     def idle(self) -> None:
         """Fetch the client's error reports while nothing is asked; they would accumulate otherwise."""
-        self._brokers.poll()
+        self._admin.poll()
 
     def close(self) -> None:
         """End the lookups, and the client that asks."""
@@ -150,7 +150,7 @@ class Topics:
             self._end = True
             self._word.notify_all()
         if self._thread is None:
-            self._brokers.close()
+            self._admin.close()
 
     @property
     def known(self) -> frozenset[str]:
@@ -329,7 +329,7 @@ class Topics:
                     self._failure = error
                     self._word.notify_all()
                 return
-        self._brokers.close()
+        self._admin.close()
 
     def _rest(self) -> float:
         due = min(
@@ -339,8 +339,8 @@ class Topics:
 
     def _look(self, names: list[str]) -> None:
         """Ask about topics, and record the answers."""
-        found = self._brokers.describe(names)
-        limits = self._brokers.limits(name for name, what in found.items() if isinstance(what, int))
+        found = self._admin.describe(names)
+        limits = self._admin.limits(name for name, what in found.items() if isinstance(what, int))
         now = time.monotonic()
         with self._word:
             for name, what in found.items():
@@ -374,8 +374,8 @@ class Topics:
             due = due[:_AT_ONCE]
             fresh = [name for name in due if self._searches[name].create_at <= now]
             create_again_at = now + _CREATE_AGAIN_SECONDS + 0.01 * len(self._searches)
-        if fresh and self._brokers.creates:
-            refused = self._brokers.create(fresh)
+        if fresh and self._admin.creates:
+            refused = self._admin.create(fresh)
             with self._word:
                 for name in fresh:
                     search = self._searches[name]
@@ -389,7 +389,7 @@ class Topics:
                 # A thread waits for the first answer about another topic.
                 if self._new or self._end:
                     return
-                self._brokers.provoke(name)
+                self._admin.provoke(name)
                 self._searches[name].create_at = create_again_at
         if due:
             self._look(due)
@@ -399,14 +399,14 @@ class Topics:
         if time.monotonic() < self._refresh_due:
             return
         self._refresh_due = time.monotonic() + _REFRESH_SECONDS
-        self._brokers.poll()
+        self._admin.poll()
         with self._word:
             known = dict(self._topics)
         names = list(known)
         for first in range(0, len(names), _AT_ONCE):
             some = names[first : first + _AT_ONCE]
-            found = self._brokers.describe(some)
-            limits = self._brokers.limits(name for name, what in found.items() if isinstance(what, int))
+            found = self._admin.describe(some)
+            limits = self._admin.limits(name for name, what in found.items() if isinstance(what, int))
             with self._word:
                 for name, what in found.items():
                     self._note_change(known[name], what, limits.get(name))

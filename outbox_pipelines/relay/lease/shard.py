@@ -20,8 +20,8 @@ from outbox_pipelines.core import sequence
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.relay import relay_sql
-from outbox_pipelines.relay.core.blocked import DEATH_PAUSE, LONGEST_PAUSE
 from outbox_pipelines.relay.core.outcomes import ShardLostError
+from outbox_pipelines.relay.core.parked import DEATH_PAUSE, LONGEST_PAUSE
 from outbox_pipelines.relay.lease.shard_ownership import ShardOwnership
 from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.read import contents

@@ -12,8 +12,15 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final
 
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.relay.core.blocked import CRASHED, DEATH_PAUSE, LONGEST_PAUSE
-from outbox_pipelines.relay.core.parked import ParkedEvent, TakenOver, Tried, Verdict
+from outbox_pipelines.relay.core.parked import (
+    CRASHED,
+    DEATH_PAUSE,
+    LONGEST_PAUSE,
+    ParkedEvent,
+    TakenOver,
+    Tried,
+    Verdict,
+)
 from outbox_pipelines.relay.core.retries import MAX_CRASHES
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.memory import LargeEvent

@@ -34,7 +34,7 @@ from outbox_pipelines.consumer import (
     handler_transactions,
     membership,
 )
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.consumer import drive
 from outbox_pipelines.consumer.errors import StoppedError
 from outbox_pipelines.consumer.handler_breakers import Breaker

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer import (
     database_retry,
     deliveries,

@@ -15,7 +15,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import consumer_queries as queries
+from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer import migrate
 from outbox_pipelines.consumer.consumer import drive
 from outbox_pipelines.consumer.inbox import Arrival, Inbox, Waiting, array

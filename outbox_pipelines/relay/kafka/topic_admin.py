@@ -1,4 +1,4 @@
-"""Requests to the brokers about topics: which exist, what they accept, and creating missing ones.
+"""What the relay asks Kafka about topics: which exist, what they accept; and how it creates missing ones.
 
 Invariants:
 - Each request covers any number of topics. Every call waits for its answer, with a time limit.
@@ -69,7 +69,7 @@ class Unavailable:
     """Whether the topic is missing, and so may be created at any moment."""
 
 
-class Brokers:
+class TopicAdmin:
     """The brokers, through a separate client. Any thread may use it."""
 
     def __init__(self, settings: MessageSettings) -> None:
