@@ -27,23 +27,21 @@ kafka = "broker:9092"
 [topics]
 topic_partitions = 12      # the same as OUTBOX_TOPIC_PARTITIONS=12
 ```
-- The file is `outbox.toml` in the working directory, or what `OUTBOX_CONFIG` names. The environment wins over it. It can
-  also list [several outboxes](outboxes.md).
-- An entry is the variable's name in lower case, without `OUTBOX_`, in the section that is named below.
-- A table (`topic_map`, `header_names`, `warn_at`, …) is a table in the file, and in a variable `name=value,name=value` or a
-  JSON object.
+- The file is `outbox.toml` in the working directory, or what `OUTBOX_CONFIG` names; the environment wins over it. It can list
+  [several outboxes](outboxes.md).
+- An entry is the variable's name in lower case, without `OUTBOX_`, in the section named below.
+- A table (`topic_map`, `header_names`, `warn_at`, …) is in a variable `name=value,name=value` or a JSON object.
 - A path in the file is relative to the file. An empty variable counts as not set. A variable whose name is almost that
-  of a setting is logged as a warning.
+  of a setting is logged.
 
 Commands:
 - `outbox init` writes a first file, with what it finds in the database, and its JSON Schema
-- `outbox config check` shows all mistakes in the file and the environment, with their lines; exit code 1 if there are any, 2 if
-  the file is not TOML
+- `outbox config check` shows all mistakes in the file and the environment; exit code 1 if there are any, 2 if the file is not
+  TOML
 - `outbox config show` shows the value of each setting, and where it comes from
-- `outbox config schema` prints the JSON Schema, with which editors complete and check the file; it has the limits of numbers
+- `outbox config schema` prints the JSON Schema for editors; it has the limits of numbers
 
-Each command except `outbox lint-writes` checks all values when it starts. If a value is wrong, it prints one line that names
-the setting and where it is set, and ends with exit code 2.
+Each command except `outbox lint-writes` checks all values when it starts, and ends with exit code 2 if one is wrong.
 
 ## Kafka's client
 ```toml
@@ -60,8 +58,7 @@ file names where each is: `dsn = { env = "ORDERS_DSN" }`, or `dsn = { file = "/r
 `consumer_dsn` or `connect` without a password may be written as it is. Passwords and tokens never appear in messages, and
 passwords in other settings are refused.
 
-In Dagster, an outbox can override each setting: see [Outboxes in a Dagster project](dagster.md). Below, each setting has its
-default in parentheses, then its other values.
+[In Dagster](dagster.md), an outbox can override each setting. Below, each has its default in parentheses, then other values.
 """
 
 

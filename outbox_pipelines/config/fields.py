@@ -49,11 +49,11 @@ class Outbox(BaseModel):
         description="Name of the outbox in Dagster, metrics, logs and alerts: lower case, digits, `_`.",
     )
     dsn: Dsn = Field(default=Secret(), description="The database: a connection string or URL of libpq.")
-    kafka: Brokers = Field(default="", description="Bootstrap servers as `host:port`, separated by commas.")
+    kafka: Brokers = Field(default="", description="Bootstrap servers `host:port`, separated by commas.")
     kafka_config: KafkaConfig = Field(
         default={},
-        description="Settings of librdkafka; in the file the section `[kafka]`. The relay refuses those that "
-        "would break a guarantee.",
+        description="Settings of librdkafka; in the file the section `[kafka]`. Those that would break a "
+        "guarantee are refused.",
     )
     # Not `schema`: that name belongs to pydantic.
     db_schema: SchemaName = Field(
@@ -61,13 +61,12 @@ class Outbox(BaseModel):
     )
     table: ExistingTable = Field(
         default={},
-        description="An [existing outbox table](existing-tables.md), which the relay publishes unchanged; in "
-        "the file the section `[table]`.",
+        description="An [existing outbox table](existing-tables.md); in the file the section `[table]`.",
     )
     connect: ConnectUrls = Field(
         default=Secret(),
-        description="Workers of a Kafka Connect cluster, as `http://host:8083`, separated by commas: for "
-        "[Debezium on Kafka Connect](debezium-on-connect.md).",
+        description="Workers `http://host:8083` of a Kafka Connect cluster with "
+        "[Debezium](debezium-on-connect.md), separated by commas.",
     )
     connector: ConnectorName = Field(
         default="",
@@ -85,7 +84,7 @@ class Topics(BaseModel):
     )
     topic_map: TopicMap = Field(
         default={},
-        description="Topics, or templates, for event types with one of their own (`order.paid=payments`).",
+        description="Topics, or templates, for single event types (`order.paid=payments`).",
     )
     create_topics: bool = Field(
         default=False,
@@ -106,8 +105,8 @@ class Topics(BaseModel):
         default=8,
         ge=1,
         le=1_000_000,
-        description="Partitions of a topic that the relay creates. If some are added later, the order of an "
-        "aggregate holds before and after the change, not across it.",
+        description="Partitions of a topic that the relay creates. Before you add some later, see "
+        "[order](guarantees.md#g2-order).",
     )
     topic_replication: Replicas = Field(
         default=-1,
@@ -170,7 +169,7 @@ class Relay(Lease):
         default=10.0,
         ge=1.0,
         le=86_400.0,
-        description="With `exactly_once`: how long the broker keeps the transaction of a relay that crashed.",
+        description="With `exactly_once`: how long the broker keeps a crashed relay's transaction.",
     )
     batch_events: int = Field(
         default=5000,
@@ -201,8 +200,7 @@ class Relay(Lease):
         default=10.0,
         gt=0.0,
         le=86_400.0,
-        description="Pause after the first rejection of an event. It doubles with each rejection, up to 300 "
-        "s.",
+        description="Pause after the first rejection of an event. It doubles each time, up to 300 s.",
     )
     on_dead_letter: Literal["continue", "block"] = Field(
         default="continue",
@@ -215,8 +213,8 @@ class Relay(Lease):
     dead_letter_command: SecretCommand = Field(
         default=Secret(),
         description="Command that runs for each dead letter, with a JSON object on its standard input: at "
-        "most four at a time, at most 30 s each, at least once. Of the relay's environment it gets only "
-        "`PATH`, `HOME`, `TZ`, the locale and similar variables.",
+        "most four at a time, at most 30 s each, at least once. It gets only `PATH`, `HOME`, `TZ`, the "
+        "locale and similar variables.",
     )
 
 
@@ -235,18 +233,16 @@ class Telemetry(BaseModel):
     )
     log_level: Annotated[Literal["debug", "info", "warning", "error"], ANY_CASE] = Field(
         default="warning",
-        description="Lowest level that the command `outbox` logs on standard error; `debug` logs a line for "
-        "each event. In Dagster, its own settings apply.",
+        description="Lowest level that the command `outbox` logs; `debug` logs a line for each event. In "
+        "Dagster, its own settings apply.",
     )
     log_format: Annotated[Literal["text", "json"], ANY_CASE] = Field(
         default="text",
-        description="`json` logs an object a line with `time`, `level`, `logger`, `message`, and fields "
-        "such as `id` and `shard`.",
+        description="`json` logs an [object](metrics.md#logs) a line.",
     )
     tracing: bool = Field(
         default=False,
-        description="Whether events with a sampled `traceparent` get a span: see "
-        "[Traces](metrics.md#traces).",
+        description="Whether events with a sampled `traceparent` get a [span](metrics.md#traces).",
     )
 
 
@@ -288,20 +284,19 @@ class Days(BaseModel):
         default=None,
         ge=0.0,
         le=1_000_000.0,
-        description="For an existing table: hours after which `outbox table clean` and Dagster archive and "
-        "[remove](existing-tables.md#clean-up) published rows. If not set, none.",
+        description="For an existing table: hours after which published rows are archived and "
+        "[removed](existing-tables.md#clean-up).",
     )
     months_ahead: int | None = Field(
         default=None,
         ge=1,
         le=120,
-        description="For an existing table with monthly partitions: number of months after the current one "
-        "that `outbox table months` and Dagster make. If not set, none.",
+        description="For an existing table with monthly partitions: months after the current one that "
+        "are [made](existing-tables.md#clean-up).",
     )
     expectations: Path | None = Field(
         default=None,
-        description="Directory of a Great Expectations project for archived days: see "
-        "[Data quality](days.md#data-quality).",
+        description="Directory of a Great Expectations project for [archived days](days.md#data-quality).",
     )
 
 
@@ -318,7 +313,7 @@ class Checks(BaseModel):
     )
     alerts: AlertAddresses = Field(
         default=Secret(),
-        description="Who is notified when a check fails and when it recovers: addresses of "
+        description="Who is notified when a check fails and recovers: addresses of "
         "[apprise](https://appriseit.com/services/), separated by spaces.",
     )
     alert_after_seconds: float = Field(
@@ -330,8 +325,8 @@ class Checks(BaseModel):
     ui_url: Link = Field(default="", description="Address of Dagster's pages, for links in messages.")
     runbook_url: Link = Field(
         default="",
-        description="Address of the page [Operating](operating.md), for links in messages and checks. If "
-        "not set, failing checks in Dagster contain the chapter.",
+        description="Address of the page [Operating](operating.md), for links. If not set, failing checks in "
+        "Dagster contain the chapter.",
     )
 
 
@@ -364,14 +359,14 @@ class Dagster(BaseModel):
         default=600.0,
         ge=1.0,
         le=1_000_000.0,
-        description="Length of a relay session in Dagster before it hands over to its successor.",
+        description="Length of a relay session in Dagster.",
     )
     run_retention_days: int = Field(
         default=14,
         ge=1,
         le=36_500,
-        description="Days for which Dagster keeps finished relay sessions and other runs that recur all day. "
-        "Runs of days, and the newest run of each job, always stay.",
+        description="Days for which Dagster keeps relay sessions and other runs that recur all day. Runs of "
+        "days, and the newest run of each job, always stay.",
     )
 
 

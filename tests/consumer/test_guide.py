@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from outbox_pipelines.consumer import Consumer, Event
 from outbox_pipelines.consumer.testing import handle, make_event
@@ -25,7 +27,7 @@ BLOCKS = dict(re.findall(r"^```python\n# (\w+)\n(.*?)^```", TEXT, re.MULTILINE |
 
 
 def test_the_examples_are_those_tested_here() -> None:
-    ways = {"migrate", "consume", "batch", "errors", "share", "typed", "testing", "dedupe_table"}
+    ways = {"migrate", "consume", "async", "batch", "errors", "share", "typed", "testing", "dedupe_table"}
     assert set(BLOCKS) == ways
     assert len(BLOCKS) == TEXT.count("```python")
 
@@ -125,6 +127,19 @@ def test_typed_payloads_and_their_tests_work_as_they_stand_there(place: Place) -
         with psycopg.connect(place.dsn) as connection:
             test(connection)
             connection.rollback()
+
+
+def test_the_asynchronous_one_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against arguments that `AsyncConsumer` does not take, and a `run` that is no coroutine."""
+    ran: list[object] = []
+    monkeypatch.setattr(asyncio, "run", lambda coroutine: ran.append(coroutine.close()))
+    engine = create_async_engine("postgresql+asyncpg://")
+    names = {"asyncio": asyncio, "engine": engine, "kafka": "broker:9092"}
+    exec(
+        BLOCKS["async"],
+        {**names, "async_sessionmaker": async_sessionmaker, "Event": Event, "AsyncSession": AsyncSession},
+    )
+    assert ran == [None]
 
 
 def test_what_exceptions_mean_can_be_configured() -> None:
