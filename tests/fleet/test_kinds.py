@@ -94,8 +94,10 @@ def test_a_relay_that_ends_again_and_again_pauses_longer(
         began = time.monotonic()
         try:
             return relay(*given, **more)
-        finally:
+        # Not of a relay that finds the shard owned: its predecessor's session may be there for a moment.
+        except SetupError:
             times.append((began, time.monotonic()))
+            raise
 
     monkeypatch.setattr(service, "relay", timed)
     topic = f"{topic_prefix()}-{{aggregate_type}}-events"

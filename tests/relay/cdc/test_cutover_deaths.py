@@ -27,9 +27,9 @@ _PROGRAM = """
 import os, signal, sys
 import psycopg
 from outbox_pipelines.database import slot_reader
-from outbox_pipelines.relay.cdc import queries
+from outbox_pipelines.relay.read.slot import slot_sql
 deadly, when = sys.argv[1:3]
-named = {**vars(queries), **vars(slot_reader)}
+named = {**vars(slot_sql), **vars(slot_reader)}
 statements = {text: name for name, text in named.items() if isinstance(text, str)}
 execute = psycopg.Connection.execute
 def dying(self, query, *given, **named):
