@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from outbox_pipelines.cli.options import SECONDS
+from outbox_pipelines.cli.options import SECONDS, TEXT
 from outbox_pipelines.core import log
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings
@@ -67,7 +67,11 @@ def prepare_tables(settings: Settings) -> None:
 
 @adopt.command("switch")
 @click.option(
-    "--accept", multiple=True, metavar="NAME", help="Accept a consequence that plan names; repeatable."
+    "--accept",
+    type=TEXT,
+    multiple=True,
+    metavar="NAME",
+    help="Accept a consequence that plan names; repeatable.",
 )
 @_SECONDS
 @click.pass_obj

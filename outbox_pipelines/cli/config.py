@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from outbox_pipelines.cli.options import TEXT
 from outbox_pipelines.config import schema as config_schema
 from outbox_pipelines.config.fields import SECTIONS, WHOLE
 from outbox_pipelines.config.file import NAME, SECRET, config_path, entry_names, read_config_file
@@ -46,7 +47,7 @@ def check() -> None:
 
 
 @config.command()
-@click.option("--outbox", metavar="NAME", help="One of several outboxes of outbox.toml.")
+@click.option("--outbox", metavar="NAME", type=TEXT, help="One of several outboxes of outbox.toml.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(outbox: str | None, as_json: bool) -> None:
     """Show the value of each setting, and where it comes from. Secrets are shown as ***."""

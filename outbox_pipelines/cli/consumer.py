@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outbox_pipelines.cli.dead_letters import Command, Texts, make_group
+from outbox_pipelines.cli.options import TEXT
 from outbox_pipelines.core import log
 from outbox_pipelines.core.text import plain, short
 from outbox_pipelines.errors import SetupError
@@ -130,6 +131,7 @@ def _at_work(command: Command) -> Command:
     """Add the consumer's argument and the options of its metrics server."""
     command = click.option(
         "--metrics-address",
+        type=TEXT,
         envvar="OUTBOX_METRICS_ADDRESS",
         default="127.0.0.1",
         show_default=True,
@@ -226,9 +228,9 @@ consumer.add_command(
             unknown="{} is not in any inbox",
         ),
         [
-            click.option("--source", help="Only this consumer."),
-            click.option("--event-type", help="Only this event type."),
-            click.option("--aggregate-id", "key", help="Only the aggregate with this id."),
+            click.option("--source", type=TEXT, help="Only this consumer."),
+            click.option("--event-type", type=TEXT, help="Only this event type."),
+            click.option("--aggregate-id", "key", type=TEXT, help="Only the aggregate with this id."),
         ],
         _line,
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outbox_pipelines.cli.options import TEXT
 from outbox_pipelines.core.text import plain, short, to_json
 from outbox_pipelines.relay import kinds
 from outbox_pipelines.settings import Settings
@@ -77,7 +78,7 @@ def make_group(
     """
     which = _joined(
         *filters,
-        click.option("--error", metavar="TEXT", help="Only those whose reason contains TEXT."),
+        click.option("--error", type=TEXT, help="Only those whose reason contains TEXT."),
         click.option("--since", type=Time(), help="Failed since: 2026-11-21T14:00 (UTC), 30m, 2h, 7d."),
         click.option("--until", type=Time(), help="Failed until."),
     )
@@ -85,7 +86,7 @@ def make_group(
         click.argument("ids", nargs=-1, type=id_type, metavar="[ID]..."),
         which,
         click.option("--all", "everything", is_flag=True, help="All, or all that the filter selects."),
-        click.option("--reason", required=True, help="Reason, for the audit."),
+        click.option("--reason", type=TEXT, required=True, help="Reason, for the audit."),
         click.option("--dry-run", is_flag=True, help="Print how many match; change nothing."),
         click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
@@ -170,8 +171,6 @@ def _act(
         raise click.UsageError("name ids or use --all, not both")
     if not everything and not any(given.values()):
         raise click.UsageError("name ids, give a filter, or use --all")
-    if not reason.strip():
-        raise click.UsageError("--reason is empty: give a reason; it is recorded in the audit")
     with store(settings) as letters:
         count = letters.find(given, limit=1, discarded=False).total
         if count and not (dry_run or yes):
@@ -235,11 +234,11 @@ dead_letters = make_group(
         unknown="{} is neither parked nor a dead letter",
     ),
     [
-        click.option("--event-type", help="Of this event type."),
-        click.option("--aggregate-type", help="Of this aggregate type."),
-        click.option("--aggregate-id", help="Of the aggregate with this id."),
+        click.option("--event-type", type=TEXT, help="Of this event type."),
+        click.option("--aggregate-type", type=TEXT, help="Of this aggregate type."),
+        click.option("--aggregate-id", type=TEXT, help="Of the aggregate with this id."),
     ],
     _line_of_relay,
     # An existing table has ids of any kind.
-    click.STRING,
+    TEXT,
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from outbox_pipelines.cli.options import TEXT
 from outbox_pipelines.core.text import plain, to_json
 from outbox_pipelines.debezium.connector_config import REFERENCE, reference
 from outbox_pipelines.settings import Settings
@@ -23,9 +24,11 @@ def _reference(context: click.Context, parameter: click.Parameter, value: str) -
 def _place(command: Any) -> Any:
     """Add the options that say how Debezium reaches the database, and what it reads there."""
     options = (
-        click.option("--host", help="Host under which the workers reach the database (default: OUTBOX_DSN)."),
+        click.option(
+            "--host", type=TEXT, help="Host under which the workers reach the database (default: OUTBOX_DSN)."
+        ),
         click.option("--port", type=click.IntRange(1, 65535), help="Its port (default: OUTBOX_DSN)."),
-        click.option("--user", help="Role that Debezium logs in as (default: OUTBOX_DSN)."),
+        click.option("--user", type=TEXT, help="Role that Debezium logs in as (default: OUTBOX_DSN)."),
         click.option(
             "--password",
             metavar="REFERENCE",
@@ -36,8 +39,8 @@ def _place(command: Any) -> Any:
             "'${file:/secrets/outbox.properties:password}' with config.providers=file, '${env:NAME}' with "
             "config.providers=env. The password itself is never written; '' for a role without one.",
         ),
-        click.option("--slot", help="Name of the slot (default: debezium_DATABASE_SCHEMA)."),
-        click.option("--publication", help="Name of the publication (default: that of the slot)."),
+        click.option("--slot", type=TEXT, help="Name of the slot (default: debezium_DATABASE_SCHEMA)."),
+        click.option("--publication", type=TEXT, help="Name of the publication (default: that of the slot)."),
     )
     for option in reversed(options):
         command = option(command)

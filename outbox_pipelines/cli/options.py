@@ -46,6 +46,7 @@ def add_to(
     option = click.Option(
         ["--outbox"],
         metavar="NAME",
+        type=TEXT,
         multiple=is_list,
         help=f"{_HELP} May be repeated." if is_list else _HELP,
         callback=_record if is_recorded else partial(_load, without=without.get(command)),
@@ -96,6 +97,20 @@ def _load(
     _record(context, parameter, name)
     if not context.resilient_parsing:
         context.obj = settings_of(context, without=without)
+
+
+class _Text(click.ParamType):  # type: ignore[type-arg]
+    """A text that is not empty: the empty variable of a script must not select everything."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value.strip():
+            self.fail("the text is empty: give one, or leave the option out", param, ctx)
+        return value
+
+
+TEXT = _Text()
 
 
 class _Day(click.ParamType):  # type: ignore[type-arg]

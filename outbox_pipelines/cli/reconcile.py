@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from outbox_pipelines.cli.options import DAY
+from outbox_pipelines.cli.options import DAY, TEXT
 from outbox_pipelines.core import log
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings
@@ -20,6 +20,7 @@ from outbox_pipelines.settings import Settings
 @click.option(
     "--consumer",
     "names",
+    type=TEXT,
     multiple=True,
     help="Only this consumer (name from [consumers.NAME] in outbox.toml); repeatable.",
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from outbox_pipelines.cli.options import chosen_list
+from outbox_pipelines.cli.options import TEXT, chosen_list
 from outbox_pipelines.core import log
 from outbox_pipelines.core.signals import set_from_handler
 from outbox_pipelines.errors import NotReadyError, SetupError
@@ -43,6 +43,7 @@ from outbox_pipelines.settings import Settings
 @click.option(
     "--start-at",
     metavar="START",
+    type=TEXT,
     help="Where the first relay of an outbox begins: now, beginning (the default), a time with its zone, "
     "slot:NAME (what Debezium, which read this slot, has not published), or a pg_snapshot. Refused once the "
     "outbox has been relayed.",

@@ -97,5 +97,5 @@ def _require(mapping: table_mapping.Mapping, given: Mapping[str, Any]) -> None:
             "tries them again after each restart"
         )
     for condition, column in _NEEDS.items():
-        if given.get(condition) and column not in mapping.columns:
+        if given.get(condition) is not None and column not in mapping.columns:
             raise SetupError(f"{mapping} has no {column}, so --{condition} cannot select: leave it out")

@@ -157,7 +157,7 @@ def test_ids_of_several_sources_need_a_source(place: Place, operator: Database, 
         (("replay", "--reason", "x"), 2, "name ids, give a filter, or use --all"),
         (("discard", "--all", str(uuid.UUID(int=1)), "--reason", "x"), 2, "name ids or use --all, not both"),
         (("discard", "--all", "--source", "nobody", "--reason", "x"), 1, "0 dead letters discarded"),
-        (("discard", "--all", "--reason", " ", "--yes"), 2, "--reason is empty"),
+        (("discard", "--all", "--reason", " ", "--yes"), 2, "the text is empty"),
         (("replay", "--all", "--reason", "x"), 1, "0 dead letters replayed"),
     ],
 )

@@ -130,6 +130,8 @@ def test_an_unavailable_database_is_one_line(outbox: Outbox, instance: dg.Dagste
     [
         ({"action": "replay", "reason": "x"}, "set ids or a filter, or set only `everything`"),
         ({"action": "discard", "everything": True}, "reason is empty: set it"),
+        ({"action": "discard", "error": "", "event_type": "x", "reason": "x"}, "error has an empty text"),
+        ({"action": "list", "ids": [" "]}, "ids has an empty text"),
         ({"action": "discard", "ids": ["17"], "reason": "x"}, "ids that `list` shows"),
         *(
             (

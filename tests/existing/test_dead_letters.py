@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.existing.dead_letter_rows import DeadLetterRows
 from tests.existing import guides, textbook
 from tests.existing.conftest import Make
 from tests.existing.textbook import Table
@@ -79,8 +81,9 @@ def test_they_are_listed_shown_and_replayed(make_table: Make, shape: str) -> Non
     assert _run(table, "show", ids[3]).returncode == 1
     replay = ("replay", "--reason", "wider", "--yes")
     assert _run(table, *replay, "--event-type", "other").returncode == 1
-    # An empty variable of a shell selects nothing, rather than all of the type.
-    assert _run(table, *replay, "--event-type", "order.placed", "--aggregate-id", "").returncode == 1
+    for option in ("--aggregate-id", "--error"):
+        refused = _run(table, *replay, "--event-type", "order.placed", option, "")
+        assert (refused.returncode, "the text is empty" in refused.stderr) == (2, True)
     assert _run(table, *replay, ids[1], ids[2], ids[3]).stdout == "1 dead letters replayed\n"
     assert table.drain().events == 2
     assert sorted(json.loads(message.value or "")["n"] for message in table.messages()) == [1, 2]
@@ -101,5 +104,9 @@ def test_what_the_table_cannot_do_is_refused(make_table: Make) -> None:
         refused = _run(table, *arguments, *(("--yes",) if "discard" in arguments else ()))
         assert refused.returncode == 2
         assert message in refused.stderr
+    without = make_table(guides.C.ddl, guides.C.mapping)
+    for text in ("", "large"):
+        with pytest.raises(SetupError, match="has no last_error, so --error cannot select"):
+            DeadLetterRows(without.settings).find({"error": text}, limit=1, discarded=False)
     forgetful = make_table(guides.E.ddl, guides.E.mapping)
     assert "so its dead letters are not recorded" in _run(forgetful, "list").stderr

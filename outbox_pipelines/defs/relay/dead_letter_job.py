@@ -47,7 +47,7 @@ def act_on_dead_letters(outbox: Outbox) -> dg.OpDefinition:
         """List the selected dead letters, then replay or discard them if requested."""
         require_seconds("wait_seconds", config.wait_seconds)
         given = {name: getattr(config, name) for name in _CONDITIONS}
-        _check(config, is_empty=not any(given.values()))
+        _check(config, given)
         actor = f"Dagster run {context.run_id[:8]}"
         done = 0
         replayed = None
@@ -80,7 +80,12 @@ def act_on_dead_letters(outbox: Outbox) -> dg.OpDefinition:
     return act_on_dead_letters
 
 
-def _check(config: DeadLettersConfig, *, is_empty: bool) -> None:
+def _check(config: DeadLettersConfig, given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        texts = value if isinstance(value, list) else [value]
+        if any(text is not None and not text.strip() for text in texts):
+            raise dg.Failure(f"{name} has an empty text: give one, or leave it out", allow_retries=False)
+    is_empty = not any(given.values())
     if config.action != "list" and is_empty is not config.everything:
         raise dg.Failure("set ids or a filter, or set only `everything`", allow_retries=False)
     if config.action != "list" and not config.reason.strip():
