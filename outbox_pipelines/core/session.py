@@ -57,6 +57,8 @@ OWN: Final = SHARED | {
     # PostgreSQL 17 and later.
     "transaction_timeout": "0",
 }
+# First: the next statement may take longer than a short timeout, above all if it is compiled.
+UNHURRIED: Final = "SET statement_timeout = 0; SET jit = off"
 # A name that the server does not know would be an error.
 _PIN: Final = """
 SELECT set_config(name, value, false) FROM (VALUES {pins}) AS pin (name, value)
@@ -93,9 +95,7 @@ def pin(settings: dict[str, str]) -> str:
 def pin_own(schema: str) -> tuple[str, ...]:
     """Return the statements for a session that only this package uses; search_path is the outbox's schema."""
     return (
-        # First: the next statement may take longer than a short timeout, above all if it is compiled.
-        "SET statement_timeout = 0",
-        "SET jit = off",
+        *UNHURRIED.split("; "),
         pin(OWN),
         # A temporary table comes first where pg_temp is not named: one could stand before ours.
         sql.SQL("SET search_path = {}, pg_temp").format(sql.Identifier(schema)).as_string(),

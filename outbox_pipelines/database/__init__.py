@@ -110,9 +110,7 @@ def reading_dsn(dsn: str) -> str:
     given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(dsn, **session.CONNECTION)
     try:
         with psycopg.connect(dsn, autocommit=True, connect_timeout=10, **session.CONNECTION) as connection:
-            connection.execute(
-                "; ".join(["SET statement_timeout = 0", "SET jit = off", session.pin(session.OWN)])
-            )
+            connection.execute(f"{session.UNHURRIED}; {session.pin(session.OWN)}")
             found = dict(connection.execute(_RESET_VALUES, [list(_DRIVER_NEEDS)]).fetchall())
     except psycopg.OperationalError as error:
         raise UnavailableError(f"cannot connect to the database: {first_line(error)}") from None
