@@ -99,7 +99,7 @@ _BEGINS: Final = {"WHERE", "ON", "WHEN", "HAVING", "IF", "AND", "OR", "ELSIF"}
 
 def is_sql(text: str) -> bool:
     """Return whether a string of a program is SQL, or a part of a statement."""
-    return _STATEMENT.search(text) is not None and ("_" in text or "=" in text or "%(" in text)
+    return _STATEMENT.search(text) is not None and any(sign in text for sign in ("_", "=", "%(", "{"))
 
 
 def tokens(text: str) -> list[Token]:
