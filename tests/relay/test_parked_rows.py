@@ -293,10 +293,12 @@ def test_what_is_left_unpublished(rows: _Rows) -> None:
             }
             rows.put(more | due | {"crashes": 1}, more | due | {"seq": more["seq"] + 100})
     ((unpublished, paused, seconds),) = rows.execute(ask, **_ONE)
-    # Those with crashes that are tried, and whose time is near.
+    # Those with crashes that are tried, and whose time is near: the first of them counts.
     assert (unpublished, paused, round(seconds)) == (4 + 2 * 16, 2, 60)
+    rows.put({"seq": 999, "name": "retrying 2", "due": 120, "crashes": 1})
+    assert round(rows.execute(ask, **_ONE)[0][2]) == 60
     both = [rows.execute(ask, shards=2, shard=n)[0] for n in (0, 1)]
-    assert sum(half[0] for half in both) == 36
+    assert sum(half[0] for half in both) == 37
     assert all(half[0] for half in both)
 
 
@@ -453,3 +455,12 @@ def test_content_that_is_too_large_to_show(rows: _Rows) -> None:
     assert shown(1, 1000) == ('{"n": 1}', None, False)
     assert shown(2, 1000) == ('{"n": 1}', '{"h": "1"}', True)
     assert shown(2, 9) == (None, None, True)
+    # As it is stored, and as text: either may be the larger one.
+    rows.execute("UPDATE outbox_parked SET payload = '1e999', headers = '{\"h\": 1e999}' WHERE seq = 2")
+    stored = "SELECT pg_column_size(payload), pg_column_size(headers) FROM outbox_parked WHERE seq = 3"
+    rows.put({"seq": 3})
+    rows.execute('UPDATE outbox_parked SET headers = \'{"h": "1"}\' WHERE seq = 3')
+    for seq, sizes in ((2, (1000, len('{"h": }') + 1000)), (3, rows.execute(stored)[0])):
+        for column, size in enumerate(sizes):
+            assert shown(seq, size)[column] is not None
+            assert shown(seq, size - 1)[column] is None
