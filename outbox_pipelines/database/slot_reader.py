@@ -26,6 +26,8 @@ SELECT r.active_pid, format('process %%s (%%s, role %%s%%s)', r.active_pid,
                             coalesce(a.usename, '?'), ', from ' || host(a.client_addr))
 FROM pg_replication_slots r LEFT JOIN pg_stat_activity a ON a.pid = r.active_pid
 WHERE r.slot_name = %(slot)s AND r.active_pid IS NOT NULL"""
+# No slot is moved to this position. A role that may not use slots is refused before the position is.
+_MAY_READ: Final = "SELECT pg_replication_slot_advance('outbox', '0/0')"
 DROP_SLOT: Final = """
 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
 WHERE slot_name = %(slot)s AND database = current_database()"""
@@ -39,6 +41,23 @@ def reader(connection: Connection, slot: str, *, pid: int | None = None) -> str 
     """
     row = connection.execute(_READER, {"slot": slot}).fetchone()
     return None if row is None or pid not in (None, row[0]) else str(row[1])
+
+
+def barred_role(connection: Connection) -> str | None:
+    """Return the session's role, quoted, if it may not use slots.
+
+    The server decides: a managed service has roles whose members may, without the attribute REPLICATION.
+    """
+    try:
+        with connection.transaction():
+            connection.execute(_MAY_READ)
+    except psycopg.errors.InsufficientPrivilege:
+        row = connection.execute("SELECT quote_ident(current_user)").fetchone()
+        return str(row and row[0])
+    # Older servers have no code for a wrong position.
+    except (psycopg.errors.InvalidParameterValue, psycopg.errors.InternalError_):
+        return None
+    raise AssertionError("a slot was moved to the position 0/0")
 
 
 def await_end(connection: Connection, slot: str, *, seconds: float, pid: int | None = None) -> str | None:

@@ -157,16 +157,14 @@ FINISHED: Final = "UPDATE outbox_adopted SET state = 'finished'"
 
 # --- the slot by which another program publishes the table ----------------------------------------------
 
-# Whether it is lost: only older servers lack the second column. The last: how far it is behind a position.
+# Why it is lost: only older servers have no reason. The last: how far it is behind a position.
 SLOT: Final = """
 SELECT r.database::text, r.slot_type = 'logical', r.plugin::text, r.active_pid,
-       CASE WHEN r.wal_status = 'lost' OR to_jsonb(r) ->> 'invalidation_reason' IS NOT NULL
+       CASE WHEN r.wal_status = 'lost'
             THEN coalesce(to_jsonb(r) ->> 'invalidation_reason', 'see max_slot_wal_keep_size')
        END,
        r.confirmed_flush_lsn::text, pg_wal_lsn_diff(%(lsn)s::pg_lsn, r.confirmed_flush_lsn)::bigint
 FROM pg_replication_slots r WHERE r.slot_name = %(slot)s"""
-MAY_READ_SLOTS: Final = """
-SELECT rolreplication OR rolsuper, current_user::text FROM pg_roles WHERE rolname = current_user"""
 # The oldest first, because a slot is decoded as the database was then. Whether it has inserts, other tables,
 # and the tables of the append-only outbox.
 PUBLICATIONS: Final = """

@@ -149,10 +149,9 @@ def notes(connection: Connection, name: str) -> list[str]:
             f"the slot {name} has the plugin {slot.plugin}: `drain` can only wait for what its reader "
             "confirms"
         )
-    may = connection.execute(adopt_sql.MAY_READ_SLOTS).fetchone()
-    if may is not None and not may[0]:
+    if role := slot_reader.barred_role(connection):
         found.append(
-            f"role {may[1]} may not read slots: ALTER ROLE {may[1]} REPLICATION, or `drain` can only wait "
+            f"role {role} may not read slots: ALTER ROLE {role} REPLICATION, or `drain` can only wait "
             f"for what the reader of {name} confirms"
         )
     return found
@@ -230,10 +229,9 @@ def drop(connection: Connection, state: State, found: Facts, ours: str) -> list[
             f"the slot {state.slot} was not dropped, because publication {shared[0]} has other tables. If "
             f"nothing reads it any more: SELECT pg_drop_replication_slot('{state.slot}')"
         ]
-    may = connection.execute(adopt_sql.MAY_READ_SLOTS).fetchone()
-    if may is not None and not may[0]:
+    if role := slot_reader.barred_role(connection):
         raise SetupError(
-            f"role {may[1]} may not drop the slot {state.slot}: run ALTER ROLE {may[1]} REPLICATION, or "
+            f"role {role} may not drop the slot {state.slot}: run ALTER ROLE {role} REPLICATION, or "
             f"SELECT pg_drop_replication_slot('{state.slot}') as another role, and the command again"
         )
     if by := slot_reader.drop(connection, state.slot, seconds=slot_reader.LEAVE_SECONDS):
@@ -286,7 +284,6 @@ def held(
 
 
 def _obstacle(connection: Connection, slot: Slot) -> str | None:
-    may = connection.execute(adopt_sql.MAY_READ_SLOTS).fetchone()
-    if may is not None and not may[0]:
-        return f"role {may[1]} may not read slots (ALTER ROLE {may[1]} REPLICATION)"
+    if role := slot_reader.barred_role(connection):
+        return f"role {role} may not read slots (ALTER ROLE {role} REPLICATION)"
     return None if slot.plugin == PLUGIN else f"it has the plugin {slot.plugin}"

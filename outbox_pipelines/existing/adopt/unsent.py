@@ -132,11 +132,10 @@ def reading(
         InUseError: another session reads it and does not end.
         SetupError: this role may not read it, or no publication has the table.
     """
-    may = connection.execute(adopt_sql.MAY_READ_SLOTS).fetchone()
-    if may is not None and not may[0]:
+    if role := slot_reader.barred_role(connection):
         raise SetupError(
-            f"role {may[1]} may not read the slot {slot.name}, whose reader has not confirmed everything: "
-            f"ALTER ROLE {may[1]} REPLICATION, or start the connector with {slots.HEARTBEATS}"
+            f"role {role} may not read the slot {slot.name}, whose reader has not confirmed everything: "
+            f"ALTER ROLE {role} REPLICATION, or start the connector with {slots.HEARTBEATS}"
         )
     named = [
         each.name for each in slots.publications(connection, found, settings.db_schema) if each.has_inserts

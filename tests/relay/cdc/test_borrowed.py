@@ -9,6 +9,7 @@ import pytest
 
 from outbox_pipelines.database import slot_reader
 from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.relay.read.slot import stream
 from outbox_pipelines.relay.read.slot.slot_setup import remove, set_up
 from outbox_pipelines.relay.read.slot.stream import InUseError, borrowed
 from outbox_pipelines.relay.start import start_at
@@ -93,9 +94,18 @@ def test_commands_name_a_reader_that_stays(
 ) -> None:
     """Guards against an error that names nothing which can be stopped."""
     monkeypatch.setattr(slot_reader, "LEAVE_SECONDS", 0.1)
+    start, limits = stream._start, []
+
+    def starting(connection: Any, replication: Any, *more: Any) -> stream.Stream:
+        limits.append(replication.execute("SHOW wal_sender_timeout").fetchone())
+        return start(connection, replication, *more)
+
+    monkeypatch.setattr(stream, "_start", starting)
     with outbox.connect() as connection:
         given = (outbox.settings, connection, slot, slot)
-        with borrowed(*given, name="Debezium Streaming", seconds=30) as (_, pid):
+        with borrowed(*given, name="Debezium Streaming", seconds=30, is_idle=True) as (_, pid):
+            # The server would end a session that reads nothing.
+            assert limits == [("0",)]
             named = rf"process {pid} \(Debezium Streaming, role \w+.*\) still reads the slot {slot}: "
             with pytest.raises(SetupError, match=named + "stop the program"):
                 start_at(outbox.settings, f"slot:{slot}")

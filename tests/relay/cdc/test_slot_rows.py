@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from datetime import date, timedelta
 from typing import Any, Final, LiteralString
 from uuid import uuid4
@@ -9,6 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from outbox_pipelines.database import slot_reader
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay.read.slot import slot_sql
 from tests.conftest import Outbox
@@ -66,6 +68,8 @@ def test_the_end_of_the_log(outbox: Outbox) -> None:
         ((end,),) = connection.execute(slot_sql.END_OF_LOG)
         ((flushed,),) = connection.execute("SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint")
         assert end <= flushed
+        ((inserted,),) = connection.execute(slot_sql.INSERTED_TO)
+        assert inserted >= end
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("off",)
 
 
@@ -222,6 +226,48 @@ def test_which_publications_are_of_the_whole_outbox(outbox: Outbox) -> None:
         assert found("missing") == []
 
 
+def test_what_setup_looks_at(outbox: Outbox) -> None:
+    """Guards against a slot with several shards, and against another slot or role that is looked at."""
+    role = f"rows_{uuid4().hex}"
+    with outbox.connect() as connection, outbox.connect() as other:
+        for row, has_shards in (("wanted = NULL", False), ("wanted = 2", True), ("shards = 2", True)):
+            connection.execute("UPDATE outbox_shards SET shards = 1, wanted = NULL")
+            connection.execute(f"UPDATE outbox_shards SET {row}".encode())
+            assert connection.execute(slot_sql.FACTS).fetchall() == [("logical", "postgres", has_shards)]
+        for session, slot in ((connection, f"{role}_a"), (other, f"{role}_b")):
+            session.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', true)", [slot])
+        found = connection.execute(slot_sql.EXISTING_SLOT, {"slot": f"{role}_a"}).fetchall()
+        assert found == [(connection.info.dbname, "pgoutput", False)]
+        connection.execute(f"CREATE ROLE {role}".encode())
+        try:
+            assert slot_reader.barred_role(connection) is None
+            for attributes, barred in (("NOREPLICATION", role), ("REPLICATION", None)):
+                connection.execute(f"ALTER ROLE {role} {attributes}; SET ROLE {role}".encode())
+                assert slot_reader.barred_role(connection) == barred
+                connection.execute("RESET ROLE")
+        finally:
+            connection.execute(f"DROP ROLE {role}".encode())
+
+
+def test_what_a_new_slot_waits_for(outbox: Outbox) -> None:
+    """Guards against a message that names a session for which no slot waits, or not the oldest one."""
+    # Other tests have transactions, too.
+    statement = slot_sql.LONGEST_TRANSACTIONS.replace("LIMIT 1", "")
+    with ExitStack() as stack:
+        reading, first, second, maker, own = (
+            stack.enter_context(outbox.connect(autocommit=False)) for _ in range(5)
+        )
+        reading.execute("SELECT")
+        first.execute("SET application_name = ''")
+        for each in (first, second, maker, own):
+            each.execute("SELECT pg_current_xact_id()")
+        pids = {each.info.backend_pid for each in (reading, first, second, maker, own)}
+        rows = own.execute(statement, {"pid": maker.info.backend_pid}).fetchall()
+        found = [(pid, application) for pid, _, application, _ in rows if pid in pids]
+        assert [pid for pid, _ in found] == [first.info.backend_pid, second.info.backend_pid]
+        assert found[0][1] == "no application name"
+
+
 def test_publications_like_ours(outbox: Outbox) -> None:
     """Guards against a publication of another program that is shown as one which may be dropped."""
     ours: Final = "publish_via_partition_root = true"
@@ -244,6 +290,7 @@ def test_publications_like_ours(outbox: Outbox) -> None:
             "outbox_truncate": f"FOR TABLE outbox WITH (publish = 'insert, truncate', {ours})",
         }.items():
             connection.execute(f"CREATE PUBLICATION {name} {what}".encode())
+        assert connection.execute(slot_sql.PUBLICATION_OWNER, {"slot": "missing"}).fetchall() == []
         given = {"pattern": "^outbox_", "names": ["outbox_known"]}
         found = connection.execute(slot_sql.SIMILAR_PUBLICATIONS, given).fetchall()
         assert found == [("outbox_one",), ("outbox_two",)]

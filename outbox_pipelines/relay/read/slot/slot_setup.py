@@ -165,24 +165,19 @@ def _lock(connection: Connection, settings: OutboxSettings) -> Iterator[None]:
 
 
 def _check(connection: Connection, settings: OutboxSettings) -> None:
-    wal_level, _, may_replicate, role, shards, changes, most, slots = _one(connection, slot_sql.FACTS)
+    wal_level, role, has_shards = _one(connection, slot_sql.FACTS)
     if wal_level != "logical":
         raise SetupError(
             f"wal_level is {wal_level}, and slots need logical: run ALTER SYSTEM SET wal_level = 'logical', "
             "then restart PostgreSQL (a managed service has a parameter for it, often logical_replication)"
         )
-    if not may_replicate:
+    if slot_reader.barred_role(connection) is not None:
         raise SetupError(
             f"the role {role} may not use slots: run ALTER ROLE {role} REPLICATION as a superuser (a managed "
             "service has a role for it, such as rds_replication)"
         )
-    if shards != 1 or changes:
+    if has_shards:
         raise SetupError("a slot has one shard: run `outbox shards set 1` first")
-    if slots >= most:
-        raise SetupError(
-            f"all {most} slots of the server exist (max_replication_slots): drop one that is not used "
-            "(SELECT * FROM pg_replication_slots), or raise the setting and restart PostgreSQL"
-        )
     slot = _current_name(settings, connection)
     if connection.execute(slot_sql.PUBLICATION, {"slot": slot}).fetchone() is None:
         owner, owns, database, may_create = _one(connection, slot_sql.MAY_PUBLISH)
@@ -244,7 +239,7 @@ def _require_owner(connection: Connection, slot: str) -> None:
 
 def _is_usable(connection: Connection, slot: str) -> bool:
     row = connection.execute(slot_sql.EXISTING_SLOT, {"slot": slot}).fetchone()
-    return row is not None and row[0] == connection.info.dbname and not row[3]
+    return row is not None and row[0] == connection.info.dbname and not row[2]
 
 
 def _end_maker(connection: Connection) -> None:
@@ -261,7 +256,7 @@ def _drop(connection: Connection, slot: str, say: Say, *, seconds: float) -> boo
     row = connection.execute(slot_sql.EXISTING_SLOT, {"slot": slot}).fetchone()
     if row is None:
         return False
-    database, plugin, _, _ = row
+    database, plugin, _ = row
     if database != connection.info.dbname or plugin != "pgoutput":
         raise SetupError(
             f"the slot {slot} exists and is not this outbox's (database {database}, plugin {plugin}): "
@@ -340,7 +335,8 @@ def _run(
     if results[0].error_field(DiagnosticField.SQLSTATE) == _AGAIN:
         return False
     if results[0].status != ExecStatus.TUPLES_OK:
-        message, _, _ = results[0].get_error_message().partition("\n")
+        # With the hint: without it, a server that has no slot left does not say which setting to raise.
+        message = " ".join(results[0].get_error_message().split())
         raise SetupError(f"PostgreSQL makes no slot: {redacted(message)}")
     return True
 

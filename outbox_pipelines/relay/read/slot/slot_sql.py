@@ -43,13 +43,8 @@ WHERE r.slot_name = %(slot)s AND r.database = current_database() AND r.active_pi
 # --- setup ----------------------------------------------------------------------------------------------
 
 FACTS: Final = """
-SELECT current_setting('wal_level'), current_setting('server_version_num')::int,
-       (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
-       quote_ident(current_user),
-       (SELECT count(*) FROM outbox_shards), EXISTS (SELECT FROM outbox_shards WHERE wanted IS NOT NULL),
-       current_setting('max_replication_slots')::int,
-       (SELECT count(*) FROM pg_replication_slots
-        WHERE slot_name IS DISTINCT FROM (SELECT max(slot) FROM outbox_shards))"""
+SELECT current_setting('wal_level'), quote_ident(current_user),
+       EXISTS (SELECT FROM outbox_shards WHERE shards > 1 OR wanted IS NOT NULL)"""
 # What CREATE PUBLICATION needs.
 MAY_PUBLISH: Final = """
 SELECT relowner::regrole::text, pg_has_role(relowner, 'USAGE'), quote_ident(current_database()),
@@ -57,7 +52,7 @@ SELECT relowner::regrole::text, pg_has_role(relowner, 'USAGE'), quote_ident(curr
 FROM pg_class WHERE oid = 'outbox'::regclass"""
 SETUP: Final = AdvisoryLock("hashtext(%(lock)s)", "0")
 NAMED: Final = """
-SELECT slot, slot_snapshot::text, slot_ends, slot_error FROM outbox_shards ORDER BY shard LIMIT 1"""
+SELECT slot, slot_snapshot::text, slot_ends, slot_error FROM outbox_shards LIMIT 1"""
 BEGIN_SLOT: Final = """
 UPDATE outbox_shards SET slot = %(slot)s, slot_snapshot = NULL, slot_ends = false, slot_error = NULL
 WHERE shards = 1 AND wanted IS NULL"""
@@ -81,11 +76,9 @@ BEGIN_SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # In the transaction that has made the slot: the slot delivers exactly what this snapshot does not see.
 FIRST_SNAPSHOT: Final = "SELECT pg_current_snapshot()::text"
 
-# Whether it is lost: only older servers lack the second column.
+# Whatever it was invalidated for, its status is lost as soon as no session reads it.
 EXISTING_SLOT: Final = """
-SELECT database, plugin, active_pid,
-       wal_status = 'lost' OR to_jsonb(r) ->> 'invalidation_reason' IS NOT NULL
-FROM pg_replication_slots r WHERE slot_name = %(slot)s"""
+SELECT database, plugin, wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %(slot)s"""
 
 # NULL: there is none. All columns and rows are published if the publication names none; only PostgreSQL 15
 # and later can name some.
