@@ -30,7 +30,7 @@ topic_partitions = 12      # the same as OUTBOX_TOPIC_PARTITIONS=12
 - The file is `outbox.toml` in the working directory, or what `OUTBOX_CONFIG` names; the environment wins over it. It can list
   [several outboxes](outboxes.md).
 - An entry is the variable's name in lower case, without `OUTBOX_`, in the section named below.
-- A table (`topic_map`, `header_names`, `warn_at`, …) is in a variable `name=value,name=value` or a JSON object.
+- A table (`event_types`, `header_names`, `warn_at`, …) is in a variable `name=value,name=value` or a JSON object.
 - A path in the file is relative to the file. An empty variable counts as not set. A variable whose name is almost that
   of a setting is logged.
 

@@ -207,7 +207,11 @@ class Values:
         # A table may be long, and what is wrong in it is named.
         is_shown = name not in _NOT_SHOWN and len(problem["loc"]) == 1 and not isinstance(given, dict)
         shown = f"={given}:" if is_shown else ""
-        return redacted(f"{origin}{shown} {problem['msg'].removeprefix('Value error, ')}")
+        within = ""
+        if name in fields.RULES and len(problem["loc"]) > 1:
+            _, event_type, *steps = problem["loc"]
+            within = " ".join((f" [{event_type}]", *map(str, steps))) + ":"
+        return redacted(f"{origin}{shown}{within} {problem['msg'].removeprefix('Value error, ')}")
 
 
 def variable(field: str) -> str:

@@ -25,8 +25,9 @@ def test_one_place_chooses_the_kind() -> None:
 
 def test_one_place_parses() -> None:
     """Guards against settings that are parsed in several ways."""
-    names = "kafka_config|topic_map|consumers|header_names|flat_members|warn_at|error_at"
+    names = "kafka_config|consumers|header_names|flat_members|warn_at|error_at"
     assert _readers(names) == {"config/parsed.py"}
+    assert _readers("event_types|aggregate_types") == {"config/rules.py"}
 
 
 def test_parts_receive_their_groups() -> None:

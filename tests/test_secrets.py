@@ -114,7 +114,7 @@ SWAPPED = tuple(
         "OUTBOX_KAFKA_CONFIG",
         "OUTBOX_TABLE",
         "OUTBOX_TOPIC",
-        "OUTBOX_TOPIC_MAP",
+        "OUTBOX_EVENT_TYPES",
         "OUTBOX_CONFIG",
         "OUTBOX_CONSUMERS",
         "OUTBOX_CATALOG_FILE",

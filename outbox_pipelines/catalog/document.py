@@ -51,7 +51,7 @@ class EventType(BaseModel):
     aggregate_type: str | None = None
     """The aggregate type that its events have; None: any."""
     topic: str | None = None
-    """The topic; None: determined by OUTBOX_TOPIC and OUTBOX_TOPIC_MAP."""
+    """The topic; None: determined by the settings."""
     lifecycle: Lifecycle = "active"
     retired_on: date | None = None
     """From this UTC day on, a retired type must not be written; None: any row of it is an error."""

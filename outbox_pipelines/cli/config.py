@@ -11,7 +11,7 @@ import click
 
 from outbox_pipelines.cli.options import TEXT
 from outbox_pipelines.config import schema as config_schema
-from outbox_pipelines.config.fields import SECTIONS, WHOLE
+from outbox_pipelines.config.fields import RULES, SECTIONS, WHOLE
 from outbox_pipelines.config.file import NAME, SECRET, config_path, entry_names, read_config_file
 from outbox_pipelines.config.tables import is_reference, is_secret
 from outbox_pipelines.core.secret import HIDDEN
@@ -66,7 +66,9 @@ def show(outbox: str | None, as_json: bool) -> None:
     }
     for section, name in WHOLE.items():
         shown = _shown(settings, values, name)
-        found[section] = {key: {**shown, "value": each} for key, each in _masked(shown["value"]).items()}
+        # A type may be called user.password_changed.
+        entries = shown["value"] if section in RULES else _masked(shown["value"])
+        found[section] = {key: {**shown, "value": each} for key, each in entries.items()}
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -140,6 +142,8 @@ def _shown(settings: Settings, values: Values, name: str) -> dict[str, Any]:
         value = HIDDEN if value else None
     elif isinstance(value, Path):
         value = str(value)
+    elif name in RULES:
+        value = {each: rule.model_dump(exclude_none=True) for each, rule in value.items()}
     return {"value": value, "origin": values.origins.get(name, "default")}
 
 

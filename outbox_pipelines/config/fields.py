@@ -7,10 +7,20 @@ Invariants:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from outbox_pipelines.config.message_names import read_headers, read_members
+from outbox_pipelines.config.tables import as_table
 from outbox_pipelines.config.types import (
     ANY_CASE,
     AlertAddresses,
@@ -32,13 +42,16 @@ from outbox_pipelines.config.types import (
     SchemaName,
     SecretCommand,
     Topic,
-    TopicMap,
     TopicPatterns,
     UriReference,
 )
-from outbox_pipelines.core.secret import Secret
+from outbox_pipelines.core.secret import Secret, has_password
 
 Readers = Literal["owner", "group", "everyone"]
+ValueFormat = Literal["payload", "flat", "envelope", "cloudevents"]
+AfterDeadLetter = Literal["continue", "block"]
+Attempts = Annotated[int, Field(ge=1, le=1_000_000)]
+RetrySeconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 
 
 class Outbox(BaseModel):
@@ -74,6 +87,49 @@ class Outbox(BaseModel):
     )
 
 
+class Rule(BaseModel):
+    """What an event type, or an aggregate type, has of its own; None: what all have."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    topic: Topic | None = None
+    value_format: ValueFormat | None = None
+    header_names: HeaderNames | None = None
+    flat_members: FlatMembers | None = None
+    tombstones: bool | None = None
+    cloudevents_source: UriReference | None = None
+    max_attempts: Attempts | None = None
+    retry_seconds: RetrySeconds | None = None
+    on_dead_letter: AfterDeadLetter | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_a_topic(cls, value: Any) -> Any:
+        if not isinstance(value, str | dict | Rule):
+            raise ValueError("write a topic, or a table of settings")
+        return {"topic": value} if isinstance(value, str) else value
+
+    @field_validator("cloudevents_source")
+    @classmethod
+    def _has_no_password(cls, value: str | None) -> str | None:
+        if value is not None and has_password(value):
+            raise ValueError("has a password in it: remove it")
+        return value
+
+    @model_validator(mode="after")
+    def _keeps_what_readers_look_for(self) -> Rule:
+        # Who reads a topic must find both before he knows the event type.
+        if renamed := {"id", "event-type"} & (self.header_names or {}).keys():
+            raise ValueError(
+                f"header_names renames {min(renamed)}: readers need it before they know the type: rename it "
+                "for all, in OUTBOX_HEADER_NAMES"
+            )
+        return self
+
+
+Rules = Annotated[dict[str, Rule], BeforeValidator(as_table)]
+
+
 class Topics(BaseModel):
     """Topics."""
 
@@ -82,9 +138,15 @@ class Topics(BaseModel):
         description="Topic template of `{aggregate_type}` and `{event_type}`, each also with `:lower` "
         "(`domain-events.{aggregate_type:lower}`).",
     )
-    topic_map: TopicMap = Field(
+    event_types: Rules = Field(
         default={},
-        description="Topics, or templates, for single event types (`order.paid=payments`).",
+        description="What [single event types](messages.md#types-with-rules-of-their-own) have of their own: "
+        "a topic (`order.paid=payments`), or more, as sections `[event_types.NAME]` of the file.",
+    )
+    aggregate_types: Rules = Field(
+        default={},
+        description="The same of single aggregate types: `[aggregate_types.NAME]`. An event "
+        "type's rule wins.",
     )
     create_topics: bool = Field(
         default=False,
@@ -93,7 +155,7 @@ class Topics(BaseModel):
     create_topics_pattern: TopicPatterns = Field(
         default="",
         description="Topics that the relay may create, as shell patterns separated by spaces "
-        "(`shop-*-events billing-*`). If not set: those of `OUTBOX_TOPIC` and `OUTBOX_TOPIC_MAP`.",
+        "(`shop-*-events billing-*`). If not set: those that the settings name.",
     )
     create_topics_max: int = Field(
         default=50,
@@ -115,11 +177,26 @@ class Topics(BaseModel):
         description="Replicas of a topic that the relay creates; -1 is the default of the broker.",
     )
 
+    @field_validator("event_types", "aggregate_types")
+    @classmethod
+    def _names_differ(cls, value: dict[str, Rule], info: ValidationInfo) -> dict[str, Rule]:
+        # With those of all: `Messages` is validated before.
+        for event_type, rule in value.items():
+            # Names of types are printed.
+            if has_password(event_type):
+                raise ValueError("a type's name has a password in it: write the name of a type")
+            for name, read in (("header_names", read_headers), ("flat_members", read_members)):
+                try:
+                    read({**info.data.get(name, {}), **(getattr(rule, name) or {})})
+                except ValueError as error:
+                    raise ValueError(f"[{event_type}] {name}: {error}") from None
+        return value
+
 
 class Messages(BaseModel):
     """Messages."""
 
-    value_format: Literal["payload", "flat", "envelope", "cloudevents"] = Field(
+    value_format: ValueFormat = Field(
         default="payload", description="Shape of a message's value: see [Messages](messages.md#value)."
     )
     header_names: HeaderNames = Field(
@@ -190,19 +267,15 @@ class Relay(Lease):
         description="If Kafka acknowledges nothing for this long, the relay treats it as unavailable.",
     )
 
-    max_attempts: int = Field(
+    max_attempts: Attempts = Field(
         default=5,
-        ge=1,
-        le=1_000_000,
         description="Number of rejections after which an event becomes a dead letter. Outages do not count.",
     )
-    retry_seconds: float = Field(
+    retry_seconds: RetrySeconds = Field(
         default=10.0,
-        gt=0.0,
-        le=86_400.0,
         description="Pause after the first rejection of an event. It doubles each time, up to 300 s.",
     )
-    on_dead_letter: Literal["continue", "block"] = Field(
+    on_dead_letter: AfterDeadLetter = Field(
         default="continue",
         description="Whether an aggregate continues after its dead letter, or stays blocked until it is "
         "published or discarded.",
@@ -405,5 +478,13 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "local": Local,
 }
 """The sections of `outbox.toml`, in the order of its documentation, and their fields."""
-WHOLE: Final = {"kafka": "kafka_config", "table": "table", "consumers": "consumers"}
+WHOLE: Final = {
+    "kafka": "kafka_config",
+    "table": "table",
+    "event_types": "event_types",
+    "aggregate_types": "aggregate_types",
+    "consumers": "consumers",
+}
 """Sections that are the value of one field."""
+RULES: Final = frozenset({"event_types", "aggregate_types"})
+"""Of these, those with names of types in them, which are no names of secrets."""

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from pydantic.fields import FieldInfo
 
-from outbox_pipelines.config.fields import SECTIONS, WHOLE
+from outbox_pipelines.config.fields import RULES, SECTIONS, WHOLE
 from outbox_pipelines.config.tables import beside, expanded, is_reference, is_secret, resolved
 from outbox_pipelines.config.types import OUTBOX_NAME
 from outbox_pipelines.core.secret import first_line, has_password, redacted, register, register_dsn
@@ -180,7 +180,8 @@ class _Reader:
             elif section in WHOLE:
                 to.values[WHOLE[section]] = beside(table, self._path.parent)
                 to.places[WHOLE[section]] = (*place, section)
-                self._refuse_secrets(to, table, (*place, section), "")
+                if section not in RULES:
+                    self._refuse_secrets(to, table, (*place, section), "")
             elif section not in SECTIONS:
                 other = next((each for each in SECTIONS if section in entry_names(each)), None)
                 remedy = f"it belongs in [{other}]" if other else _close(section, {**SECTIONS, **WHOLE})

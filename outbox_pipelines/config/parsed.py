@@ -10,7 +10,6 @@ from outbox_pipelines.config.kafka_config import read_config
 from outbox_pipelines.config.message_names import read_headers, read_members
 from outbox_pipelines.config.table_mapping import Mapping, read_mapping
 from outbox_pipelines.config.thresholds import read_thresholds
-from outbox_pipelines.config.topics import TopicTemplate, read_map
 from outbox_pipelines.errors import SetupError
 
 
@@ -29,11 +28,6 @@ def kafka_config(settings: fields.Outbox) -> dict[str, Any]:
         return read_config(settings.kafka_config)
     except ValueError as error:
         raise SetupError(f"OUTBOX_KAFKA_CONFIG {error}") from None
-
-
-def topic_map(settings: fields.Topics) -> dict[str, TopicTemplate]:
-    """Return the topics of event types that have one of their own."""
-    return read_map(settings.topic_map)
 
 
 def consumers(settings: fields.Consumer) -> dict[str, Consumer]:

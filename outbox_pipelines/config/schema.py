@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from outbox_pipelines.config.fields import SECTIONS, WHOLE
+from outbox_pipelines.config.fields import RULES, SECTIONS, WHOLE, Rule
 from outbox_pipelines.config.file import MAY_BE_PLAIN, SECRET, entry_names
 
 SCHEMA_NAME: Final = "outbox.schema.json"
@@ -31,6 +31,11 @@ def json_schema() -> dict[str, Any]:
     for section, name in WHOLE.items():
         info = next(model.model_fields[name] for model in SECTIONS.values() if name in model.model_fields)
         sections[section] = {"type": "object", "description": info.description}
+        if section in RULES:
+            # A text is a topic.
+            rule = [{"type": "string"}, {"$ref": "#/$defs/Rule"}]
+            sections[section]["additionalProperties"] = {"anyOf": rule}
+            definitions["Rule"] = Rule.model_json_schema()
     own = {key: value for key, value in sections["outbox"]["properties"].items() if key != "name"}
     outbox = {
         "type": "object",

@@ -1,4 +1,4 @@
-"""Topic names: the template of OUTBOX_TOPIC and the table of OUTBOX_TOPIC_MAP.
+"""Topic names: the templates of OUTBOX_TOPIC and of types with a topic of their own.
 
 Invariants:
 - The topic depends only on the event's aggregate type and event type. So events of one aggregate and type
@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import re
 import string
-from typing import Any
-
-from outbox_pipelines.config.tables import as_table, each_checked
 
 # Kafka's own rule for topic names.
 _LEGAL = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}\Z")
@@ -68,19 +65,3 @@ class TopicTemplate:
             value = types[field] if field else ""
             name += literal + (value.lower() if lower else value)
         return name
-
-
-def read_map(given: Any) -> dict[str, TopicTemplate]:
-    """Return the topics of a table, by event type; topics are templates.
-
-    Raises:
-        ValueError: a topic is not valid.
-    """
-
-    def one(event_type: str, template: Any) -> TopicTemplate:
-        try:
-            return TopicTemplate(str(template))
-        except ValueError as error:
-            raise ValueError(f"{event_type}: {error}") from None
-
-    return each_checked(as_table(given).items(), one)

@@ -20,7 +20,7 @@ from outbox_pipelines.config.message_names import read_headers, read_members
 from outbox_pipelines.config.table_mapping import read_mapping
 from outbox_pipelines.config.tables import as_table
 from outbox_pipelines.config.thresholds import read_thresholds
-from outbox_pipelines.config.topics import TopicTemplate, read_map
+from outbox_pipelines.config.topics import TopicTemplate
 from outbox_pipelines.core.secret import (
     Secret,
     check_dsn,
@@ -194,7 +194,6 @@ Brokers = Annotated[str, AfterValidator(_brokers)]
 ConnectUrls = Annotated[Secret, AfterValidator(_connect)]
 ConnectorName = Annotated[str, AfterValidator(_connector)]
 Topic = Annotated[str, AfterValidator(_topic)]
-TopicMap = Annotated[Names, BeforeValidator(as_table), _read_by(read_map)]
 TopicPatterns = Annotated[str, AfterValidator(_topic_patterns)]
 Replicas = Annotated[int, AfterValidator(_replicas)]
 DrainConsumers = Annotated[str, AfterValidator(_drain_consumers)]

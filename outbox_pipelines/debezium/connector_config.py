@@ -21,6 +21,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from outbox_pipelines.config import parsed
 from outbox_pipelines.config.message_names import METADATA
+from outbox_pipelines.config.rules import has_rules
 from outbox_pipelines.config.table_mapping import REQUIRED, Mapping
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import MessageSettings, OutboxSettings, RelaySettings
@@ -282,10 +283,10 @@ def _refuse(settings: MessageSettings) -> None:
             f"OUTBOX_VALUE_FORMAT={settings.value_format}: Debezium sends the payload as it is: set "
             f"OUTBOX_VALUE_FORMAT=payload, {_RELAY}"
         )
-    if parsed.topic_map(settings):
+    if has_rules(settings):
         raise SetupError(
-            "OUTBOX_TOPIC_MAP: Debezium has one rule for all topics: unset it and write OUTBOX_TOPIC, "
-            f"{_RELAY}"
+            "OUTBOX_EVENT_TYPES, OUTBOX_AGGREGATE_TYPES: Debezium has one rule for all types: unset them and "
+            f"write OUTBOX_TOPIC, {_RELAY}"
         )
     if settings.tombstones:
         raise SetupError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_pipelines.config import parsed
+from outbox_pipelines.config import parsed, rules
 from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.database import Connection, connect
@@ -155,10 +155,18 @@ def of_settings(connection: Connection, settings: RelaySettings, mapping: Mappin
                 "set OUTBOX_DELIVERY=at_least_once",
             )
         )
+    for name in ("max_attempts", "retry_seconds", "on_dead_letter"):
+        for event_type in sorted({each for types in rules.own(settings, name) for each in types}):
+            findings.append(
+                Finding(
+                    f"{event_type} has its own {name}, and {mapping} has one for all of its rows",
+                    f"write {name} in [relay]",
+                )
+            )
     if needs_time(settings) and "created_at" not in mapping.columns:
         findings.append(
             Finding(
-                f"OUTBOX_VALUE_FORMAT={settings.value_format} needs the time of an event",
+                "OUTBOX_VALUE_FORMAT, or that of a type, needs the time of an event",
                 "name its column as created_at in [table.columns]",
             )
         )

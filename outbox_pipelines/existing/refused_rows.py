@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
 from typing import Final
 
+from outbox_pipelines.config.rules import Router
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.existing import claim_sessions, existing_sql
@@ -24,7 +25,6 @@ from outbox_pipelines.existing.table_statements import Keys
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.parked import DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.core.quarantine import Quarantine
-from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.relay.kafka.topic_lookups import Topics
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns, describe
 from outbox_pipelines.relay.parking.prober import Prober

@@ -31,7 +31,7 @@ from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.outcomes import ShardLostError
-from outbox_pipelines.relay.kafka.message import needs_time
+from outbox_pipelines.relay.kafka.message import needs_json, needs_time
 from outbox_pipelines.relay.lease.owner_session import Ownership, limit_silence
 from outbox_pipelines.relay.read import contents
 from outbox_pipelines.relay.relay_sql import PLAN_EACH
@@ -85,7 +85,7 @@ class TableOwnership(Ownership):
             found.types,
             max_attempts=self._settings.max_attempts,
             with_time=needs_time(self._settings),
-            as_json=self._settings.value_format != "payload",
+            as_json=needs_json(self._settings),
         )
         self._refuse_other_descriptions()
         self.pid = _pid(self._connection)

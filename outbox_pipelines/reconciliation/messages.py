@@ -20,13 +20,13 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from outbox_pipelines.config import parsed
+from outbox_pipelines.config.rules import Router
 from outbox_pipelines.config.topics import IllegalTopicError
 from outbox_pipelines.consumer.event_reading import headers_of, sent_ms
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.reconciliation import reconciliation_sql
 from outbox_pipelines.reconciliation.workspace import Workspace
 from outbox_pipelines.relay.kafka import client
-from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.settings import MessageSettings, OutboxSettings, RelaySettings
 
 # Untyped there.

@@ -180,8 +180,8 @@ _OF_TOPICS: Final = (
             "wrong_topic",
             Status.ERROR,
             "published, but in another topic than the settings name",
-            "check OUTBOX_TOPIC and OUTBOX_TOPIC_MAP of the relay and of this command: "
-            "docs/reconciliation.md, wrong_topic",
+            "check OUTBOX_TOPIC, OUTBOX_EVENT_TYPES and OUTBOX_AGGREGATE_TYPES, of the relay and of this "
+            "command: docs/reconciliation.md, wrong_topic",
         ),
     ),
     (

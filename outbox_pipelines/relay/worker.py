@@ -13,23 +13,24 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 from uuid import uuid4
 
 import psycopg
 
+from outbox_pipelines.config.rules import Router, of_types
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.flow import Flow
-from outbox_pipelines.relay.core.parked import DeadLetter, TakenOver
+from outbox_pipelines.relay.core.parked import DeadLetter, RetryPolicy, TakenOver
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.quarantine import Quarantine
 from outbox_pipelines.relay.core.retries import MAX_CRASHES, Retries
 from outbox_pipelines.relay.core.settler import MANY_EVENTS, Settler
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
-from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, place, recover
 from outbox_pipelines.relay.lease.owner_session import beating
@@ -137,8 +138,7 @@ class Worker:
             clock=time.monotonic,
             topic_of=Router(settings).topic_or_empty,
             jitter=lambda: random.uniform(0.8, 1.2),
-            most_attempts=settings.max_attempts,
-            retry_seconds=settings.retry_seconds,
+            policy_of=_policy_of(settings),
             batch_bytes=settings.batch_bytes,
             on_dead_letter=run.on_dead_letter,
             on_crash=_warn,
@@ -286,6 +286,14 @@ class Worker:
     def _failed(self) -> None:
         self._end.set()
         self._ledger.fail()
+
+
+def _policy_of(settings: RelaySettings) -> Callable[[str, str], RetryPolicy]:
+    def policy(aggregate_type: str, event_type: str) -> RetryPolicy:
+        own = of_types(settings, aggregate_type, event_type)
+        return RetryPolicy(own.max_attempts, own.retry_seconds)
+
+    return policy
 
 
 def _warn(one: TakenOver) -> None:

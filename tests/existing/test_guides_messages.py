@@ -43,7 +43,7 @@ def _relayed(guide: Guide, make_table: Make, path: Path, event_type: str, topic:
     prefix = table.settings.topic.partition("{")[0]
     settings = {**SETTINGS[guide.name], "topic": prefix + SETTINGS[guide.name]["topic"]}
     if guide.name == "C":
-        settings["topic_map"] = TOPICS.replace("=", f"={prefix}")
+        settings["event_types"] = TOPICS.replace("=", f"={prefix}")
     environment = {f"OUTBOX_{name.upper()}": value for name, value in settings.items()}
     with table.connect() as connection:
         event_id = guide.writers[0](connection, KEY, event_type, BODY)

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from outbox_pipelines.cli.main import cli
+from outbox_pipelines.config.fields import WHOLE
 from outbox_pipelines.config.file import read_config_file
 from outbox_pipelines.config.schema import json_schema
 from outbox_pipelines.settings import Settings, load_settings
@@ -82,13 +83,13 @@ def test_all_mistakes_of_a_section_are_shown_at_once() -> None:
     """Guards against a section whose second mistake is found only when the first is corrected."""
     Path("outbox.toml").write_text(
         '[kafka]\nacks = "0"\nretries = 1\n[checks.warn_at]\nlags = 3\nbacklog = "many"\n'
-        '[topics.topic_map]\na = "{b}"\nc = "/"\n[messages.header_names]\nidd = "a"\nversion = "a://b"\n'
+        '[event_types]\na = "{b}"\nc = "/"\n[messages.header_names]\nidd = "a"\nversion = "a://b"\n'
         "[consumers.a]\ntopics = 1\nkeep = 2\n[consumers.b]\nsource = 3\n"
         '[table]\nname = "outbox"\n[table.columns]\nids = "a"\nversion = 1\n'
     )
     found = _outbox("config", "check").output
     for part in (
-        *("has acks", "has retries", "'lags'", "backlog=many", "a: unknown field", "c: a topic name"),
+        *("has acks", "has retries", "'lags'", "backlog=many", "[a] topic: unknown field", "[c] topic: a "),
         *("'idd'", "header version", "[a] topics", "[a] has an unknown entry 'keep'", "[b] source"),
         *("'ids'", "version = 1 in [table.columns]"),
     ):
@@ -152,9 +153,10 @@ def test_editors_know_what_the_program_knows() -> None:
     checked = jsonschema.Draft202012Validator(schema)
     jsonschema.Draft202012Validator.check_schema(schema)
     entries = [each for section in schema["properties"].values() for each in section.get("properties", {})]
-    # Three fields are sections of their own.
-    assert len(entries) == len(Settings.model_fields) - 3
+    # Others are sections of their own.
+    assert len(entries) == len(Settings.model_fields) - len(WHOLE)
     right = '[outbox]\nkafka = "a"\n[outboxes.x]\ndsn = { env = "X" }\nrelay.batch_events = 3\n'
+    right += '[event_types]\n"a.b" = "c"\n[event_types."a.c"]\nmax_attempts = 1\n'
     assert not list(checked.iter_errors(tomllib.loads(right)))
     for wrong in (
         "[relay]\nbatch_events = 0",
@@ -164,6 +166,8 @@ def test_editors_know_what_the_program_knows() -> None:
         '[checks]\nalerts = "slack://token"',
         '[relay]\ndelivery = "once"',
         "[relays]",
+        "[event_types]\na = 1",
+        "[aggregate_types.a]\nmax_attempts = 0",
     ):
         assert list(checked.iter_errors(tomllib.loads(wrong))), wrong
 

@@ -15,11 +15,17 @@ ADDRESSES = ("postgresql://u:hunter2pw@h/d", "host=h password=hunter2pw", "host=
 PLACES = (
     *('[outbox]\nname = "%s"', '[outbox]\nkafka = "%s"', '[outbox]\nschema = "%s"'),
     *('[outbox]\nconnector = "%s"', '[outbox]\n"%s" = 1', '[outbox]\ndsn = { env = "%s" }'),
-    *('[outbox]\ndsn = { file = "%s" }', '[topics]\ntopic = "%s"', '[topics.topic_map]\na = "%s"'),
+    *(
+        '[outbox]\ndsn = { file = "%s" }',
+        '[topics]\ntopic = "%s"',
+        '[event_types]\na = "%s"',
+        '[event_types]\n"%s" = "a"',
+    ),
     *('[topics]\ncreate_topics_pattern = "%s"', '[messages]\ncloudevents_source = "%s"'),
     *('[messages]\ncatalog_file = "%s"', '[messages]\nvalue_format = "%s"', '[relay]\nbatch_events = "%s"'),
     *('[telemetry]\nmetrics_address = "%s"', '[days]\narchive = "%s"', '[days]\nexpectations = "%s"'),
     *('[checks]\nui_url = "%s"', '[consumer]\nconsumer_schema = "%s"', '[consumer]\ndrain_consumers = "%s"'),
+    '[aggregate_types.order]\ncloudevents_source = "%s"',
     *('["%s"]', '[outboxes."%s"]', '[messages.header_names]\n"%s" = "a"'),
 )
 
@@ -51,7 +57,7 @@ def test_a_password_in_a_wrong_place_is_refused_and_never_shown(place: str, addr
     assert "hunter2pw" not in shown
 
 
-@pytest.mark.parametrize("name", ["NAME", "SCHEMA", "TOPIC_MAP", "WARN_AT", "LEASE_SECONDS", "DELIVERY"])
+@pytest.mark.parametrize("name", ["NAME", "SCHEMA", "EVENT_TYPES", "WARN_AT", "LEASE_SECONDS", "DELIVERY"])
 def test_a_password_in_a_wrong_variable_is_not_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against the same in the environment."""
     monkeypatch.setenv(f"OUTBOX_{name}", ADDRESSES[0])

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from outbox_pipelines.config.fields import Rule
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import messages
 from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters
@@ -55,7 +56,8 @@ def test_an_event_that_is_in_another_topic(place: Place) -> None:
         create(place.settings.kafka, topic, 1)
 
     def route(**topics: str) -> Place:
-        return replace(place, outbox=Outbox(place.outbox.settings.model_copy(update={"topic_map": topics})))
+        rules = {name: Rule(topic=topic) for name, topic in topics.items()}
+        return replace(place, outbox=Outbox(place.outbox.settings.model_copy(update={"event_types": rules})))
 
     exchanged = dict(zip(names, reversed(names.values()), strict=True))
     wrong = place.write(4, event_type="order.placed")

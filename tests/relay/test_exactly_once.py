@@ -496,7 +496,8 @@ def test_a_run_that_is_released_ends_where_the_position_does(outbox: Outbox) -> 
         connection.execute(
             "INSERT INTO outbox_parked SELECT *, 'waiting', 0, NULL, 'aside', now(), NULL FROM outbox"
         )
-        names = {"types": ["order"], "ids": ["a"], "shard": 0, "limit": 10, "blocking": ["waiting"]}
+        names: dict[str, Any] = {"types": ["order"], "ids": ["a"], "shard": 0, "limit": 10}
+        names |= {"blocks": False, "event_blocks": "{}", "aggregate_blocks": "{}"}
         free = connection.execute(parking_sql.FREE, names).fetchall()
         written = connection.execute("SELECT seq FROM outbox ORDER BY seq").fetchall()
     assert [row[0] for row in free] == [seq for (seq,) in written[:2]]

@@ -79,16 +79,17 @@ def test_a_refusal(rows: _Rows) -> None:
     """Guards against a dead letter too early, too late or never, and against its command forgotten."""
     rows.put(*_of_each_state(trying=True, crashes=2), {"seq": 6, "attempts": 3}, {"seq": 7, "attempts": 4})
     seqs = {"seqs": [*range(1, 8)], "errors": [f"now {n}" for n in range(1, 8)], "pauses": [100.0] * 7}
+    last = [False] * 6 + [True]
     again = {"state": "retrying", "crashes": 0, "trying": False, "command": False, "due": 100, "fails": None}
     dead = {"state": "failed", "crashes": 0, "trying": False, "command": True, "due": 100, "fails": True}
-    assert rows.changed(parking_sql.REFUSED, **seqs, most=5, command=True) == {
+    assert rows.changed(parking_sql.REFUSED, **seqs, last=last, command=True) == {
         2: again | {"attempts": 1, "error": "now 2"},
         3: dead | {"attempts": 1, "error": "now 3"},
         6: again | {"attempts": 4, "error": "now 6"},
         7: dead | {"attempts": 5, "error": "now 7"},
     }
     rows.put({"seq": 21, "state": "replaying"}, {"seq": 22, "attempts": 4}, {"seq": 23})
-    given = {"seqs": [21, 22, 23], "errors": ["", "", ""], "pauses": [1.0] * 3, "most": 5}
+    given = {"seqs": [21, 22, 23], "errors": ["", "", ""], "pauses": [1.0] * 3, "last": [False, True, False]}
     with rows._connection.transaction(force_rollback=True):
         answered = rows.execute(parking_sql.REFUSED, **given, command=True)
         assert sorted(answered) == [(21, "failed", 1), (22, "failed", 5), (23, "retrying", 1)]
@@ -325,8 +326,8 @@ def test_commands_of_dead_letters(rows: _Rows) -> None:
     assert error == ""
 
 
-_BLOCKING: Final = ["waiting", "retrying", "replaying"]
-_AGGREGATE: Final[dict[str, Any]] = {"types": ["order"], "ids": ["a"], "blocking": _BLOCKING, "shard": 0}
+_NO_RULES: Final[dict[str, Any]] = {"blocks": False, "event_blocks": "{}", "aggregate_blocks": "{}"}
+_AGGREGATE: Final[dict[str, Any]] = {"types": ["order"], "ids": ["a"], "shard": 0, **_NO_RULES}
 
 
 def test_the_first_of_an_aggregate(rows: _Rows) -> None:
@@ -382,15 +383,41 @@ def test_the_position_of_the_own_shard_counts(rows: _Rows, outbox: Outbox) -> No
     assert found == [[], [1]]
 
 
+@pytest.mark.parametrize(
+    ("rules", "is_blocked"),
+    [
+        ({}, False),
+        ({"blocks": True}, True),
+        ({"event_blocks": '{"an event": true}', "aggregate_blocks": '{"order": false}'}, True),
+        (
+            {"blocks": True, "event_blocks": '{"an event": false}', "aggregate_blocks": '{"order": true}'},
+            False,
+        ),
+        ({"aggregate_blocks": '{"order": true}', "event_blocks": '{"another": false}'}, True),
+        ({"blocks": True, "aggregate_blocks": '{"order": false}'}, False),
+    ],
+)
+def test_what_a_dead_letter_blocks(rows: _Rows, rules: dict[str, Any], is_blocked: bool) -> None:
+    """Guards against the rule of another type, or the general one where a type has its own."""
+    rows.put({"seq": 1, "state": "failed"}, {"seq": 2, "state": "waiting"})
+    rows.put({"seq": 1001, "state": "replaying", "name": "b"})
+    both = _AGGREGATE | {"types": ["order"] * 2, "ids": ["a", "b"]} | rules
+    assert [row[0] for row in rows.execute(parking_sql.FREE, **both, limit=9)] == ([] if is_blocked else [2])
+    heads = [(row[0], row[-5]) for row in rows.execute(parking_sql.HEADS, **both)]
+    assert heads == ([(1, "failed"), (1001, "replaying")] if is_blocked else [(2, "waiting")])
+    found = sorted(rows.execute(parking_sql.BLOCKED, **_ONE, **_NO_RULES | rules))
+    assert found == [("order", "a"), ("order", "b")][: 2 if is_blocked else 1]
+
+
 def test_blocked_aggregates(rows: _Rows) -> None:
     """Guards against an aggregate that is not known to be blocked, or that another shard's relay blocks."""
     rows.put(*({"seq": n, "state": state, "name": state} for n, state in enumerate(_STATES, 1)))
     rows.put({"seq": 9, "state": "waiting", "name": "waiting"})
 
     def found(**shard: int) -> list[Any]:
-        return sorted(rows.execute(parking_sql.BLOCKED, **_ONE | shard, blocking=_BLOCKING))
+        return sorted(rows.execute(parking_sql.BLOCKED, **_ONE | shard, **_NO_RULES))
 
-    assert found() == [("order", "replaying"), ("order", "retrying"), ("order", "waiting")]
+    assert found() == [("order", "retrying"), ("order", "waiting")]
     assert sorted(found(shards=2, shard=0) + found(shards=2, shard=1)) == found()
 
 

@@ -108,8 +108,16 @@ def test_parked_events_are_found_by_an_index(outbox: Outbox, is_filled: bool) ->
     seqs = [aggregate * 100 for aggregate in range(1, 21)]
     given = {
         **{"types": ["order"] * 20, "ids": [str(seq // 100) for seq in seqs], "seqs": seqs, "limit": 250},
-        **{"errors": [""] * 20, "pauses": [1.0] * 20, "most": 5, "command": False},
-        **{"blocking": ["waiting", "retrying"], "shard": 0, "shards": 1, "under_way": seqs, "room": 16},
+        **{"errors": [""] * 20, "pauses": [1.0] * 20, "last": [False] * 20, "command": False},
+        **{
+            "blocks": False,
+            "event_blocks": "{}",
+            "aggregate_blocks": "{}",
+            "shard": 0,
+            "shards": 1,
+            "under_way": seqs,
+            "room": 16,
+        },
     }
     statements = {
         name: getattr(parking_sql, name)

@@ -1,10 +1,10 @@
-"""Topic templates, and the map from event types to topics."""
+"""Topic templates, and topics of single event types."""
 
 import pytest
 
+from outbox_pipelines.config.rules import Router
 from outbox_pipelines.config.topics import IllegalTopicError, TopicTemplate
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.settings import load_settings
 
 
@@ -63,10 +63,10 @@ def test_a_type_that_makes_no_topic_name_is_refused(aggregate_type: str) -> None
         TopicTemplate("{aggregate_type}").topic(aggregate_type, "x")
 
 
-def test_the_map_wins_over_the_template() -> None:
+def test_a_type_of_its_own_wins_over_the_template() -> None:
     """Guards against a mapped event type in the default topic, and an unmapped one in none."""
     topics = {"order.placed": "orders", "Card.paid": "pay.{aggregate_type:lower}", "a=b": "c"}
-    router = Router(load_settings(topic="all.{aggregate_type}", topic_map=topics))
+    router = Router(load_settings(topic="all.{aggregate_type}", event_types=topics))
     assert router.topic("Order", "order.placed") == "orders"
     assert router.topic("Card", "Card.paid") == "pay.card"
     assert router.topic("Order", "a=b") == "c"
@@ -81,11 +81,11 @@ def test_the_map_wins_over_the_template() -> None:
         ("order.placed", "part 1 is not name=value"),
         ("x=y,x=z", "part 2 has a name that another has"),
         ('{"x": "y"', "is not JSON"),
-        ("x={type}", r"x: unknown field \{type\}"),
-        ("x=", "x: a topic name consists of"),
+        ("x={type}", r"\[x\] topic: unknown field \{type\}"),
+        ("x=", r"\[x\] topic: a topic name consists of"),
     ],
 )
 def test_a_map_that_cannot_work_is_refused_where_it_enters(text: str, says: str) -> None:
     """Guards against a map whose mistake shows at the first event of that type."""
-    with pytest.raises(SetupError, match=rf"^OUTBOX_TOPIC_MAP.*: {says}"):
-        load_settings(topic_map=text)
+    with pytest.raises(SetupError, match=rf"^OUTBOX_EVENT_TYPES.* {says}"):
+        load_settings(event_types=text)

@@ -14,11 +14,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
+from outbox_pipelines.config.rules import Router
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import topic_lookups
-from outbox_pipelines.relay.kafka.message import patterns
 from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin
 from outbox_pipelines.relay.kafka.topic_lookups import Change, Topic, Topics, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
@@ -303,8 +303,8 @@ def test_the_operator_says_which_topics_may_be_created(strict: Kafka, name: str)
 def test_by_default_the_template_says_which_topics_may_be_created() -> None:
     """Guards against a default that refuses the outbox's own topics, or counts everybody's."""
     topics = "order.paid=payments,order.refunded=refunds-{aggregate_type:lower}"
-    settings = load_settings(kafka="nowhere:1", topic="shop-{aggregate_type}-events", topic_map=topics)
-    assert patterns(settings) == ["payments", "refunds-*", "shop-*-events"]
+    settings = load_settings(kafka="nowhere:1", topic="shop-{aggregate_type}-events", event_types=topics)
+    assert Router(settings).patterns == ["payments", "refunds-*", "shop-*-events"]
 
 
 def test_patterns_that_cannot_match_are_refused() -> None:

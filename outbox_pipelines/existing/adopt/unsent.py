@@ -16,6 +16,7 @@ from typing import Final
 
 import psycopg
 
+from outbox_pipelines.config.rules import Router
 from outbox_pipelines.config.table_mapping import REQUIRED, Mapping
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, slot_reader
@@ -24,7 +25,6 @@ from outbox_pipelines.existing.adopt import adopt_sql
 from outbox_pipelines.existing.adopt import slot as slots
 from outbox_pipelines.existing.adopt.adopted_table import Facts
 from outbox_pipelines.existing.adopt.slot import Slot
-from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.relay.read.slot import pgoutput
 from outbox_pipelines.relay.read.slot.behind import found_in
 from outbox_pipelines.relay.read.slot.stream import SlotLostError, Stream, borrowed

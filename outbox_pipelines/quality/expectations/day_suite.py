@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_pipelines.config.rules import of_types
 from outbox_pipelines.quality.rules import Status, rules
 
 if TYPE_CHECKING:
@@ -108,9 +109,20 @@ def _payloads(settings: MessageSettings, sample: Sample, catalog: Catalog | None
         yield ExpectPayloadToMatchSchema(
             column="payload", json_schema=schema, row_condition=event_type == name, **said
         )
-    kinds = ["object", "null"] if settings.tombstones else ["object"]
-    others = {"row_condition": event_type.is_not_in(list(schemas))} if schemas else {}
-    yield ExpectPayloadToMatchSchema(column="payload", json_schema={"type": kinds}, **others, **said)
+    nullable = sorted(_with_tombstones(settings, sample) - schemas.keys())
+    if nullable:
+        kinds, where = ["object", "null"], event_type.is_in(nullable)
+        yield ExpectPayloadToMatchSchema(
+            column="payload", json_schema={"type": kinds}, row_condition=where, **said
+        )
+    others = {"row_condition": event_type.is_not_in([*schemas, *nullable])} if schemas or nullable else {}
+    yield ExpectPayloadToMatchSchema(column="payload", json_schema={"type": ["object"]}, **others, **said)
+
+
+def _with_tombstones(settings: MessageSettings, sample: Sample) -> set[str]:
+    """Return the event types of the day whose payload may be null."""
+    pairs = set(zip(sample.frame["aggregate_type"], sample.frame["event_type"], strict=True))
+    return {event_type for kind, event_type in pairs if of_types(settings, kind, event_type).tombstones}
 
 
 def _documented(sample: Sample, catalog: Catalog | None) -> dict[str, EventType]:

@@ -22,6 +22,15 @@ _TOPIC_SECONDS: Final = 10.0
 _OUTAGE_SECONDS: Final = 1.0
 
 
+class RetryPolicy(NamedTuple):
+    """How often an event is tried."""
+
+    max_attempts: int
+    """Refusals that make a dead letter."""
+    retry_seconds: float
+    """The pause after the first refusal."""
+
+
 class ParkedEvent(NamedTuple):
     """A row of `outbox_parked`, without its content."""
 
@@ -112,9 +121,7 @@ class Table(Protocol):
     def published(self, seqs: Sequence[int], suspects: dict[int, str]) -> None:
         """Kafka has these; the suspects of their batch are to be tried alone."""
 
-    def record(
-        self, tried: Sequence[Tried], pauses: Sequence[float], *, most: int
-    ) -> list[tuple[int, str, int]]:
+    def record(self, tried: Sequence[Tried], pauses: Sequence[float]) -> list[tuple[int, str, int]]:
         """Write verdicts; return seq, state and attempts of those that were refused."""
 
 

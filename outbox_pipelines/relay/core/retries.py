@@ -26,6 +26,7 @@ from outbox_pipelines.relay.core.parked import (
     DeadLetter,
     ParkedEvent,
     Prober,
+    RetryPolicy,
     Table,
     TakenOver,
     Tried,
@@ -66,8 +67,7 @@ class Retries:
     Args:
         topic_of: where an event with these types goes; empty where they make no name.
         jitter: a factor for each pause, so that what was refused together does not stay together.
-        most_attempts: refusals that make a dead letter.
-        retry_seconds: the first pause.
+        policy_of: how often an event with these types is tried.
         batch_bytes: content that is read at once.
         on_crash: called with an event that was being tried alone when a relay crashed.
         may_isolate: asked before an event that relays have crashed at is tried; if not, it is asked again.
@@ -83,8 +83,7 @@ class Retries:
         clock: Clock,
         topic_of: Callable[[str, str], str],
         jitter: Callable[[], float],
-        most_attempts: int,
-        retry_seconds: float,
+        policy_of: Callable[[str, str], RetryPolicy],
         batch_bytes: int,
         on_dead_letter: Callable[[DeadLetter], None],
         on_crash: Callable[[TakenOver], None],
@@ -98,8 +97,7 @@ class Retries:
         self._clock = clock
         self._topic_of = topic_of
         self._jitter = jitter
-        self._most_attempts = most_attempts
-        self._retry_seconds = retry_seconds
+        self._policy_of = policy_of
         self._batch_bytes = batch_bytes
         self._on_dead_letter = on_dead_letter
         self._on_death = on_crash
@@ -278,6 +276,9 @@ class Retries:
     def _topic(self, parked: ParkedEvent) -> str:
         return self._topic_of(parked.event.aggregate_type, parked.event.event_type)
 
+    def _policy(self, event: Event) -> RetryPolicy:
+        return self._policy_of(event.aggregate_type, event.event_type)
+
     def _try(self, parked: list[ParkedEvent]) -> None:
         """Submits these, all of which are due, as soon as nothing but their content is missing."""
         if not parked:
@@ -299,7 +300,7 @@ class Retries:
 
     def _attempt(self, parked: ParkedEvent, event: Event) -> Attempt:
         is_replay = parked.state == "replaying"
-        is_last = is_replay or parked.attempts + 1 >= self._most_attempts
+        is_last = is_replay or parked.attempts + 1 >= self._policy(event).max_attempts
         return Attempt(event, parked.attempts, is_last, is_replay)
 
     def _again(self, parked: ParkedEvent) -> None:
@@ -392,8 +393,8 @@ class Retries:
         """Writes verdicts, then lets the aggregates be looked after again."""
         if not tried:
             return
-        pauses = [one.pause(self._retry_seconds, self._jitter) for one in tried]
-        rows = self._table.record(tried, pauses, most=self._most_attempts)
+        pauses = [one.pause(self._policy(one.attempt.event).retry_seconds, self._jitter) for one in tried]
+        rows = self._table.record(tried, pauses)
         self._count(sum(one.verdict is Verdict.PUBLISHED for one in tried))
         self._counters.rejected(one.reason for one in tried if one.verdict is Verdict.REFUSED)
         for one in tried:

@@ -1,4 +1,4 @@
-"""What a consumer sees of an event: topic, value and headers. The key is always the aggregate's id.
+"""What a consumer sees of an event: value and headers. The key is always the aggregate's id.
 
 Invariants:
 - Pure: the same event always gives the same message.
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final
 
 from outbox_pipelines.config import parsed
 from outbox_pipelines.config.message_names import COLUMNS, CONTENT_TYPE, IDEMPOTENCY_KEY, METADATA, USUAL
-from outbox_pipelines.config.topics import IllegalTopicError, TopicTemplate
+from outbox_pipelines.config.rules import has_rules, of_types, variants
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.settings import MessageSettings
 
@@ -33,6 +34,8 @@ _MEMBERS: Final = {
     "event_id": attrgetter("id"),
     **{name: attrgetter(name) for name in ("event_type", "aggregate_type", "aggregate_id")},
 }
+# A writer may invent types.
+_MOST_TYPES: Final = 10_000
 _TOO_DEEP: Final = "its JSON is nested too deeply for the relay to read: flatten it"
 
 
@@ -51,17 +54,35 @@ class Encoder:
     encode: Encode
 
     def __init__(self, settings: MessageSettings) -> None:
-        names = parsed.header_names(settings)
-        usual = list(names)[:3] == list(USUAL[:3]) and "aggregate-id" not in names
-        if settings.value_format == "payload" and usual and not settings.tombstones:
-            self.encode = _plain(names)
-        else:
-            self.encode = _shaped(names, settings)
+        self.encode = _by_types(settings) if has_rules(settings) else _encode(settings)
 
 
 def needs_time(settings: MessageSettings) -> bool:
-    """Whether the shape has the event's time in it, so that the source must read it."""
-    return settings.value_format in ("envelope", "cloudevents")
+    """Whether a shape has the event's time in it, so that the source must read it."""
+    return any(each.value_format in ("envelope", "cloudevents") for each in variants(settings))
+
+
+def needs_json(settings: MessageSettings) -> bool:
+    """Whether a shape has the payload as a part of a JSON value."""
+    return any(each.value_format != "payload" for each in variants(settings))
+
+
+def _by_types(settings: MessageSettings) -> Encode:
+    """Each pair of types in the shape that its rules choose."""
+
+    @lru_cache(_MOST_TYPES)
+    def of(aggregate_type: str, event_type: str) -> Encode:
+        return _encode(of_types(settings, aggregate_type, event_type))
+
+    return lambda event: of(event.aggregate_type, event.event_type)(event)
+
+
+def _encode(settings: MessageSettings) -> Encode:
+    names = parsed.header_names(settings)
+    usual = list(names)[:3] == list(USUAL[:3]) and "aggregate-id" not in names
+    if settings.value_format == "payload" and usual and not settings.tombstones:
+        return _plain(names)
+    return _shaped(names, settings)
 
 
 def _plain(names: dict[str, str]) -> Encode:
@@ -229,32 +250,3 @@ def _json(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_json, value)) + "]"
     return _quote(value)
-
-
-class Router:
-    """Topics by the map of event types, and by the template for all that it does not name."""
-
-    def __init__(self, settings: MessageSettings) -> None:
-        self._default = TopicTemplate(settings.topic)
-        self._map = parsed.topic_map(settings)
-
-    def topic(self, aggregate_type: str, event_type: str) -> str:
-        """Return the topic; raise `IllegalTopicError` if Kafka would refuse its name."""
-        return self._map.get(event_type, self._default).topic(aggregate_type, event_type)
-
-    def topic_or_empty(self, aggregate_type: str, event_type: str) -> str:
-        """Return the topic; empty if Kafka would refuse its name."""
-        try:
-            return self.topic(aggregate_type, event_type)
-        except IllegalTopicError:
-            return ""
-
-
-def patterns(settings: MessageSettings) -> list[str]:
-    """Shell patterns, one of which every topic of these settings matches."""
-    return sorted(
-        {
-            template.pattern
-            for template in (TopicTemplate(settings.topic), *parsed.topic_map(settings).values())
-        }
-    )

@@ -17,6 +17,7 @@ from typing import Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from outbox_pipelines.config.rules import Router
 from outbox_pipelines.config.topics import IllegalTopicError
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import UnavailableError
@@ -27,7 +28,7 @@ from outbox_pipelines.relay.core.outcomes import Kind, Refusal, ShardLostError
 from outbox_pipelines.relay.core.producers import Gate
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.batch_size import BatchSize
-from outbox_pipelines.relay.kafka.message import Encoder, Headers, Router
+from outbox_pipelines.relay.kafka.message import Encoder, Headers
 from outbox_pipelines.relay.kafka.topic_lookups import Topics, TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observers import Report, observer
 from outbox_pipelines.settings import ProcessSettings

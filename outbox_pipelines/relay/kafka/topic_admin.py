@@ -27,10 +27,10 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.cimpl import NewTopic
 
+from outbox_pipelines.config.rules import Router
 from outbox_pipelines.core.outages import is_refused_by_kafka
 from outbox_pipelines.errors import RefusedError, UnavailableError
 from outbox_pipelines.relay.kafka import client, client_errors
-from outbox_pipelines.relay.kafka.message import patterns
 from outbox_pipelines.settings import MessageSettings
 
 _ANSWER_SECONDS: Final = 10.0
@@ -75,7 +75,7 @@ class TopicAdmin:
     def __init__(self, settings: MessageSettings) -> None:
         self._brokers = settings.require_kafka()
         self._creates = settings.create_topics
-        self._patterns = settings.create_topics_pattern.split() or patterns(settings)
+        self._patterns = settings.create_topics_pattern.split() or Router(settings).patterns
         self._most = settings.create_topics_max
         self._partitions = settings.topic_partitions
         self._replication = settings.topic_replication

@@ -7,10 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final
 
+from outbox_pipelines.config import rules
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.parked import (
     CRASHED,
@@ -42,10 +44,12 @@ class ParkedTable:
         self._shard = shard
         self._retry_seconds = settings.retry_seconds
         self._large = LargeEvent(large)
-        blocking = ["waiting", "retrying"]
-        if settings.on_dead_letter == "block":
-            blocking += ["failed", "replaying"]
-        self._blocking = {"blocking": blocking}
+        by_event_type, by_aggregate_type = rules.own(settings, "on_dead_letter")
+        self._blocking = {
+            "blocks": settings.on_dead_letter == "block",
+            "event_blocks": _blocks(by_event_type),
+            "aggregate_blocks": _blocks(by_aggregate_type),
+        }
 
     def take_over(self, *, crashed: bool) -> list[TakenOver]:
         """Update the events that were being tried when the previous relay ended; return them."""
@@ -128,9 +132,7 @@ class ParkedTable:
                 self._shard.execute(parking_sql.SUSPECTED, given)
         self._shard.count(len(seqs))
 
-    def record(
-        self, tried: Sequence[Tried], pauses: Sequence[float], *, most: int
-    ) -> list[tuple[int, str, int]]:
+    def record(self, tried: Sequence[Tried], pauses: Sequence[float]) -> list[tuple[int, str, int]]:
         """Write verdicts; return seq, state and attempts of those that were refused."""
         by_verdict: dict[Verdict, list[tuple[Tried, float]]] = {verdict: [] for verdict in Verdict}
         for one, pause in zip(tried, pauses, strict=True):
@@ -141,8 +143,9 @@ class ParkedTable:
         with self._shard.transaction():
             self._shard.execute(parking_sql.RELEASED, {"seqs": published})
             self._shard.execute(parking_sql.ACCEPTED, {"seqs": accepted})
-            refused = _columns(by_verdict[Verdict.REFUSED]) | {"most": most}
-            rows = self._shard.execute(parking_sql.REFUSED, refused)
+            refused = by_verdict[Verdict.REFUSED]
+            last = [one.attempt.is_last for one, _ in refused]
+            rows = self._shard.execute(parking_sql.REFUSED, _columns(refused) | {"last": last})
             self._shard.execute(parking_sql.POSTPONED, _columns(postponed))
         self._shard.count(len(published))
         return [(seq, state, attempts) for seq, state, attempts in rows]
@@ -159,6 +162,11 @@ class ParkedTable:
     def _parked(self, query: Any, parameters: dict[str, Any]) -> list[ParkedEvent]:
         rows = self._shard.execute(query, parameters)
         return [ParkedEvent(_contentless(row), *row[_EVENT:]) for row in rows]
+
+
+def _blocks(after: dict[str, str]) -> str:
+    """Return which types block after a dead letter, as JSON."""
+    return json.dumps({name: each == "block" for name, each in after.items()})
 
 
 def _contentless(row: tuple[Any, ...]) -> Event:

@@ -17,9 +17,17 @@ SELECT count(*), min(seq) FILTER (WHERE times > 1) FROM (
     WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq = ANY (%(seqs)s::bigint[])
     GROUP BY seq) AS present"""
 
+# Whether a parked event holds back those behind it: a dead letter does if its types are told to, each of them
+# by a rule of its own, or all.
+_BLOCKS: Final[LiteralString] = """(
+    {0}.state IN ('waiting', 'retrying') OR {0}.state IN ('failed', 'replaying') AND coalesce(
+        (%(event_blocks)s::jsonb ->> {0}.event_type)::boolean,
+        (%(aggregate_blocks)s::jsonb ->> {0}.aggregate_type)::boolean,
+        %(blocks)s))"""
+
 BLOCKED: Final[LiteralString] = f"""
-SELECT DISTINCT aggregate_type, aggregate_id FROM outbox_parked
-WHERE state = ANY (%(blocking)s) AND {MINE}"""
+SELECT DISTINCT aggregate_type, aggregate_id FROM outbox_parked p
+WHERE {_BLOCKS.format("p")} AND {MINE}"""
 
 # In exactly_once an event is parked ahead of the position. It is not changed before the position covers it:
 # otherwise a relay would read it again after a crash, although it was published.
@@ -51,7 +59,7 @@ SELECT {NAMES}, state, attempts,
 FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
 CROSS JOIN LATERAL (
     SELECT *, {_COVERED} AS covered FROM outbox_parked p
-    WHERE {_OF_AGGREGATE.format("p")} AND p.state = ANY (%(blocking)s)
+    WHERE {_OF_AGGREGATE.format("p")} AND {_BLOCKS.format("p")}
     ORDER BY p.seq LIMIT 1) AS head"""
 
 # Events with no blocking event before them: up to the next one that must be tried alone.
@@ -65,7 +73,7 @@ CROSS JOIN LATERAL (
       AND p.seq < coalesce((
           SELECT min(b.seq) FROM outbox_parked b
           WHERE {_OF_AGGREGATE.format("b")}
-            AND b.state = ANY (%(blocking)s) AND b.state <> 'waiting'), 9223372036854775807)
+            AND {_BLOCKS.format("b")} AND b.state <> 'waiting'), 9223372036854775807)
     ORDER BY p.seq LIMIT %(limit)s) AS waiting"""
 
 # Dead letters to be tried again: the first of each aggregate.
@@ -93,10 +101,11 @@ REFUSED: Final = """
 UPDATE outbox_parked p
 SET attempts = attempts + 1, last_error = r.error, trying = false, crashes = 0,
     next_attempt_at = clock_timestamp() + make_interval(secs => r.pause),
-    state = CASE WHEN state = 'replaying' OR attempts + 1 >= %(most)s THEN 'failed' ELSE 'retrying' END,
-    failed_at = CASE WHEN state = 'replaying' OR attempts + 1 >= %(most)s THEN clock_timestamp() END,
-    command_due = (state = 'replaying' OR attempts + 1 >= %(most)s) AND %(command)s
-FROM unnest(%(seqs)s::bigint[], %(errors)s::text[], %(pauses)s::float8[]) AS r (seq, error, pause)
+    state = CASE WHEN state = 'replaying' OR r.last THEN 'failed' ELSE 'retrying' END,
+    failed_at = CASE WHEN state = 'replaying' OR r.last THEN clock_timestamp() END,
+    command_due = (state = 'replaying' OR r.last) AND %(command)s
+FROM unnest(%(seqs)s::bigint[], %(errors)s::text[], %(pauses)s::float8[], %(last)s::boolean[])
+     AS r (seq, error, pause, last)
 WHERE p.seq = r.seq AND p.state IN ('retrying', 'replaying')
 RETURNING p.seq, p.state, p.attempts"""
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from outbox_pipelines.config.rules import Router
 from outbox_pipelines.config.topics import IllegalTopicError
 from outbox_pipelines.core import log
 from outbox_pipelines.core.event import Event
@@ -31,7 +32,7 @@ from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.outcomes import Kind
 from outbox_pipelines.relay.core.parked import Attempt, Tried, Verdict
 from outbox_pipelines.relay.kafka import client, client_errors
-from outbox_pipelines.relay.kafka.message import Encode, Encoder, Headers, Router
+from outbox_pipelines.relay.kafka.message import Encode, Encoder, Headers
 from outbox_pipelines.relay.kafka.topic_lookups import Topics, TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observers import Report, observer
 from outbox_pipelines.settings import ProcessSettings

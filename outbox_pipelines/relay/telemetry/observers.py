@@ -17,13 +17,14 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaError, Message
 
 from outbox_pipelines import __version__
 from outbox_pipelines.config import parsed
+from outbox_pipelines.config.rules import of_types
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.kafka import client_errors
@@ -112,11 +113,15 @@ def _spans(settings: MessageSettings) -> Observe:
             f"OUTBOX_TRACING needs {error.name}: pip install 'outbox-pipelines[tracing]', or unset it"
         ) from None
     extract = TraceContextTextMapPropagator().extract
-    name = parsed.header_names(settings).get("traceparent")
-    ours = {"tracestate": "tracestate"} | ({name: "traceparent"} if name else {})
+
+    @lru_cache(10_000)
+    def ours(aggregate_type: str, event_type: str) -> dict[str, str]:
+        name = parsed.header_names(of_types(settings, aggregate_type, event_type)).get("traceparent")
+        return {"tracestate": "tracestate"} | ({name: "traceparent"} if name else {})
 
     def observe(event: Event, topic: str, headers: Headers, report: Report) -> tuple[Report, Headers]:
-        carried = {ours[header]: str(value) for header, value in headers if header in ours}
+        names = ours(event.aggregate_type, event.event_type)
+        carried = {names[header]: str(value) for header, value in headers if header in names}
         if "traceparent" not in carried:
             return report, headers
         parent = extract(carried)
@@ -151,7 +156,9 @@ def _spans(settings: MessageSettings) -> Observe:
                 span.set_status(trace.StatusCode.ERROR, client_errors.describe(error))
             span.end()
 
-        return told, [(header, passed_on if header == name else value) for header, value in headers]
+        return told, [
+            (header, passed_on if names.get(header) == "traceparent" else value) for header, value in headers
+        ]
 
     return observe
 

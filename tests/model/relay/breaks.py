@@ -525,11 +525,11 @@ def frees_too_early(patch: Patch) -> None:
 def outage_counts(patch: Patch) -> None:
     recorded = parked.ModelTable.record
 
-    def counted(self: parked.ModelTable, tried: Any, pauses: Any, *, most: int) -> Any:
+    def counted(self: parked.ModelTable, tried: Any, pauses: Any) -> Any:
         tried = [
             Tried(one.attempt, Verdict.REFUSED) if one.verdict is Verdict.UNKNOWN else one for one in tried
         ]
-        return recorded(self, tried, pauses, most=most)
+        return recorded(self, tried, pauses)
 
     patch(parked.ModelTable, "record", counted)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.blocked import Aggregate
-from outbox_pipelines.relay.core.parked import Attempt, ParkedEvent, TakenOver, Tried, Verdict
+from outbox_pipelines.relay.core.parked import Attempt, ParkedEvent, RetryPolicy, TakenOver, Tried, Verdict
 from outbox_pipelines.relay.core.quarantine import Quarantine
 from outbox_pipelines.relay.core.retries import MAX_CRASHES, Retries
 from tests.model.explore import Key
@@ -185,9 +185,7 @@ class ModelTable:
                 if row is not None and row.state == "waiting":
                     row.state, row.trying, row.due = "retrying", False, self._now
 
-    def record(
-        self, tried: Sequence[Tried], pauses: Sequence[float], *, most: int
-    ) -> list[tuple[int, str, int]]:
+    def record(self, tried: Sequence[Tried], pauses: Sequence[float]) -> list[tuple[int, str, int]]:
         with self._process.call("record"):
             self._session.require()
             found: list[tuple[int, str, int]] = []
@@ -205,7 +203,7 @@ class ModelTable:
                 elif row.state in ("retrying", "replaying"):
                     row.attempts, row.crashes, row.trying = row.attempts + 1, 0, False
                     row.due = self._now + pause
-                    if row.state == "replaying" or row.attempts >= most:
+                    if row.state == "replaying" or one.attempt.is_last:
                         self._die(seq, row)
                     else:
                         row.state = "retrying"
@@ -296,8 +294,7 @@ class ModelRetries(Retries):
             clock=process.clock,
             topic_of=_topic,
             jitter=_once,
-            most_attempts=ATTEMPTS,
-            retry_seconds=1.0,
+            policy_of=_policy,
             batch_bytes=1_000_000,
             on_dead_letter=_ignored,
             on_crash=_ignored,
@@ -346,6 +343,10 @@ class _Counters:
 
 def _topic(aggregate_type: str, event_type: str) -> str:
     return aggregate_type
+
+
+def _policy(aggregate_type: str, event_type: str) -> RetryPolicy:
+    return RetryPolicy(ATTEMPTS, 1.0)
 
 
 def _once() -> float:

@@ -75,13 +75,14 @@ class SettlingRecording:
         ports: dict[str, Any] = {
             name: Played(tape, name)
             for name in (
-                *("blocked", "prober", "topics", "clock", "topic_of", "jitter", "may_isolate", "pause"),
+                *("blocked", "prober", "topics", "clock", "topic_of", "policy_of", "jitter", "may_isolate"),
+                "pause",
                 *("on_dead_letter", "on_crash", "on_settled", "breaker", "is_stopped", "shard"),
             )
         }
         queue = _PlayedQueue(tape)
         quarantine = Quarantine(ports["topics"], ports["blocked"], ports["clock"])
-        names = ("clock", "topic_of", "jitter", "may_isolate", "on_dead_letter", "on_crash")
+        names = ("clock", "topic_of", "policy_of", "jitter", "may_isolate", "on_dead_letter", "on_crash")
         table: Any = _PlayedTable(tape, "table")
         counters: Any = SimpleNamespace(published=lambda events: None, rejected=lambda reasons: None)
         retries = Retries(

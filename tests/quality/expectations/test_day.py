@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from outbox_pipelines.config.fields import Rule
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.expectations import archived_day, checkpoint, day_suite, sample
 from outbox_pipelines.quality.rules import Status
@@ -96,6 +97,18 @@ def test_a_name_is_not_empty(tmp_path: Path) -> None:
     rows = [{**event(n), name: ""} for n, name in enumerate(names)]
     found = wrong(archived_day.validate(write(tmp_path, rows), DAY))
     assert found == {"types_known": (Status.WARN, [row["id"] for row in rows])}
+
+
+@pytest.mark.parametrize(("one", "all_others"), [(True, False), (False, True)])
+def test_a_payload_may_be_null_where_it_is_a_tombstone(tmp_path: Path, one: bool, all_others: bool) -> None:
+    """Guards against tombstones that are reported, or null payloads of other types that are not."""
+    rows = [event(n, event_type=name, payload="null") for n, name in enumerate(("order.gone", "order.paid"))]
+    rules = {"order.gone": Rule(tombstones=one)}
+    settings = write(tmp_path, rows).model_copy(update={"tombstones": all_others, "event_types": rules})
+    wrong_row = rows[1 if one else 0]
+    assert wrong(archived_day.validate(settings, DAY)) == {
+        "payloads_valid": (Status.WARN, [str(wrong_row["id"])])
+    }
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import psycopg
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from outbox_pipelines.config import parsed
+from outbox_pipelines.config.rules import Router
 from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.topic_ends import read_to_ends
@@ -26,7 +27,6 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.kafka.client import LOG, consumer_config
-from outbox_pipelines.relay.kafka.message import Router
 from outbox_pipelines.relay.read.slot import pgoutput, slot_sql
 from outbox_pipelines.relay.read.slot.stream import InUseError, SlotLostError, Stream, borrowed
 from outbox_pipelines.settings import MessageSettings, OutboxSettings
