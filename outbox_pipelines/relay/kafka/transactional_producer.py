@@ -118,8 +118,8 @@ def begin(
     except KafkaException as error:
         reason: KafkaError = error.args[0]
         if (advice := _ADVICE.get(reason.code())) is not None:
-            values = {"seconds": settings.transaction_seconds, "id": where.transactional_id}
-            raise SetupError(f"exactly_once: {reason.str()}: {advice.format(**values)}") from None
+            advice = advice.format(seconds=settings.transaction_seconds, id=where.transactional_id)
+            raise SetupError(f"exactly_once: {reason.str()}: {advice}") from None
         raise UnavailableError(f"Kafka does not start transactions: {reason.str()}") from None
     return producer
 
