@@ -145,7 +145,7 @@ class Reading(NamedTuple):
 
 
 def _reading(texts: LiteralString, by_tx: LiteralString = "", by_seq: LiteralString = "") -> Reading:
-    within: LiteralString = f"""{_TICK} AND seq > %(last_seq)s {by_tx}"""
+    within: LiteralString = f"{_TICK} {by_tx}"
     edges: LiteralString = f"""
 SELECT (SELECT seq FROM outbox WHERE {within} ORDER BY tx, seq LIMIT 1),
        (SELECT seq FROM outbox WHERE {within} ORDER BY tx DESC, seq DESC LIMIT 1)"""
@@ -225,7 +225,7 @@ PID: Final = "SELECT pg_backend_pid()"
 IS_WORKED_FOR: Final = """
 SELECT EXISTS (
     SELECT FROM pg_stat_activity
-    WHERE pid = %(pid)s AND state = 'active' AND application_name LIKE 'outbox relay: %%'
+    WHERE pid = %(pid)s AND state = 'active'
 )"""
 
 # Any role that may connect may also take this lock. No relay gets the shard then, and none has it.
@@ -244,17 +244,17 @@ WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
 # The session of the relay that has this shard, while it does nothing. If two looks find the same, it has done
 # nothing between them.
 IDLE_OWNER: Final = """
-SELECT a.pid, a.backend_start::text, a.state_change::text
+SELECT a.pid, a.state_change::text
 FROM outbox_shards s
 JOIN pg_locks l ON l.pid = s.pid AND l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND l.classid = hashtext(%(lock)s)::bigint & 4294967295 AND l.objid = s.shard
 JOIN pg_stat_activity a ON a.pid = s.pid AND a.state = 'idle'
 WHERE s.shard = %(shard)s AND s.owner IS NOT NULL"""
+# Since that moment it is idle: a statement, or another session with its number, has another one.
 END_IDLE: Final = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-WHERE pid = %(pid)s AND backend_start::text = %(start)s
-  AND state = 'idle' AND state_change::text = %(since)s"""
+WHERE pid = %(pid)s AND state_change::text = %(since)s"""
 
 # Transaction ids have a meaning in one database only.
 IDENTITY: Final = """

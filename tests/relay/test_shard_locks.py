@@ -10,7 +10,8 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from outbox_pipelines.relay import relay_sql
+from outbox_pipelines.config.table_mapping import Mapping
+from outbox_pipelines.relay import adoption, relay_sql
 from tests.conftest import Outbox, wait_until
 
 _LOCK: Final = "a lock of tests"
@@ -156,12 +157,32 @@ def test_only_an_idle_session_that_has_not_changed_is_ended(outbox: Outbox) -> N
         owner.execute(_TAKE, [_LOCK, 0])
         connection.execute(_OWNED_BY, [pid])
         cursor = psycopg.ClientCursor(connection)
-        ((found, start, since),) = cursor.execute(relay_sql.IDLE_OWNER, _GIVEN).fetchall()
+        ((found, since),) = cursor.execute(relay_sql.IDLE_OWNER, _GIVEN).fetchall()
         assert found == pid
-        given = {"pid": pid, "start": start, "since": since}
-        for stranger in ({"start": since}, {"since": start}, {"pid": other.info.backend_pid}):
+        given = {"pid": pid, "since": since}
+        assert cursor.execute(relay_sql.IS_WORKED_FOR, given).fetchall() == [(False,)]
+        own = {"pid": connection.info.backend_pid}
+        assert cursor.execute(relay_sql.IS_WORKED_FOR, own).fetchall() == [(True,)]
+        for stranger in ({"since": "earlier"}, {"pid": other.info.backend_pid}):
             assert cursor.execute(relay_sql.END_IDLE, given | stranger).fetchall() == []
         assert cursor.execute(relay_sql.END_IDLE, given).fetchall() == [(True,)]
         with pytest.raises(psycopg.OperationalError):
             owner.execute("SELECT 1")
         other.execute("SELECT 1")
+
+
+def test_a_table_that_is_adopted(outbox: Outbox) -> None:
+    """Guards against events that are published before the rows of the table, or a table that is not found."""
+    named = (("public", "events"), ("public", "others"), ("shop", "events"))
+    mappings = [Mapping(schema, name, {}, {}) for schema, name in named]
+    with outbox.connect() as connection:
+        connection.execute(
+            "INSERT INTO outbox_adopted (relation, schema, name, kept_as) "
+            "VALUES (1, 'public', 'events', 'events_before')"
+        )
+        for state in ("prepared", "draining", "adopted", "returning", "finished"):
+            connection.execute("UPDATE outbox_adopted SET state = %s", [state])
+            assert (adoption.draining(connection) is not None) is (state == "draining")
+            kept = "events_before" if state in ("draining", "adopted") else "events"
+            found = [adoption.followed(connection, each).table for each in mappings]
+            assert found == [kept, "others", "events"]

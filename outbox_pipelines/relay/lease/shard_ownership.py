@@ -177,10 +177,10 @@ class ShardOwnership(Ownership):
             if not row or row != seen:
                 self._idle[shard] = row, now
             elif now - since > 2 * self._settings.lease_seconds:
-                pid, start, changed = row
+                pid, changed = row
                 # The session belongs to another role: an operator must end it.
                 with suppress(psycopg.errors.InsufficientPrivilege):
-                    self.execute(relay_sql.END_IDLE, {"pid": pid, "start": start, "since": changed})
+                    self.execute(relay_sql.END_IDLE, {"pid": pid, "since": changed})
 
     def intruder(self) -> tuple[int, str] | None:
         if why := adoption.draining(self._connection):
