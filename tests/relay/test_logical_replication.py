@@ -10,7 +10,7 @@ import pytest
 from outbox_pipelines.database import schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.relay import service
+from outbox_pipelines.relay import relay_sql, service
 from outbox_pipelines.settings import Settings, load_settings
 from tests.conftest import Outbox, password_of, wait_until
 
@@ -53,3 +53,28 @@ def test_a_replicated_outbox_is_not_relayed(tmp_path: Path, outbox: Outbox) -> N
         assert len(outbox.messages()) == 3
     finally:
         postgres.stop()
+
+
+def test_which_subscription_fills_an_outbox(outbox: Outbox) -> None:
+    """Guards against one of another table, which would stop the relay, and the name of another one."""
+    made = "CREATE SUBSCRIPTION {} CONNECTION '' PUBLICATION p WITH (connect = false, slot_name = NONE)"
+    with outbox.connect(autocommit=False) as connection:
+        connection.execute("CREATE TABLE other (id int) PARTITION BY RANGE (id)")
+        connection.execute("CREATE TABLE part PARTITION OF other DEFAULT")
+        connection.execute("SET LOCAL allow_system_table_mods = on")
+        row = connection.execute(
+            "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox'::regclass"
+        ).fetchone()
+        assert row is not None
+        leaf = str(row[0])
+        for name, table, found in (("a", "part", []), ("b", "outbox", [("b",)]), ("c", leaf, [("c",)])):
+            connection.execute(made.format(name).encode())
+            connection.execute(
+                "INSERT INTO pg_subscription_rel (srsubid, srrelid, srsubstate) "
+                "SELECT oid, %s::regclass, 'r' FROM pg_subscription WHERE subname = %s",
+                [table, name],
+            )
+            assert connection.execute(relay_sql.SUBSCRIPTION).fetchall() == found
+            if found:
+                connection.execute("DELETE FROM pg_subscription_rel WHERE srrelid = %s::regclass", [table])
+        connection.rollback()

@@ -230,17 +230,25 @@ def test_large_payloads_make_small_batches(outbox: Outbox, connection: psycopg.C
 def test_goes_on_inside_a_tick_where_the_position_says(
     outbox: Outbox, connection: psycopg.Connection[Any], batch_events: int
 ) -> None:
-    """Guards against a successor that takes a new target: it would skip late rows with a low seq."""
-    start = _source(connection).now()
-    with outbox.connect(autocommit=False) as slow, outbox.connect() as quick:
+    """Guards against a successor that takes a new target: it would skip late rows with a low seq.
+
+    Also against late rows of the tick itself that are read again.
+    """
+    with (
+        outbox.connect(autocommit=False) as early,
+        outbox.connect(autocommit=False) as slow,
+        outbox.connect() as quick,
+    ):
+        first = _write(early, 5)
+        start = _source(connection).now()
         late = _write(slow, 5)
         written = _write(quick, 60)
+        early.commit()
         target = _source(connection).now()
         slow.commit()
-        position = Position(start, target, written[24])
-        source = _source(connection, position, batch_events=batch_events)
-        found = _seqs(_all(source))
-    assert found == written[25:] + late
+        for last_seq, rest in ((first[2], first[3:] + written), (written[24], written[25:])):
+            source = _source(connection, Position(start, target, last_seq), batch_events=batch_events)
+            assert _seqs(_all(source)) == rest + late
 
 
 @pytest.mark.parametrize("shards", [1, 3])
