@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
+import re
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ FINDERS: Final = {
     "outbox_pipelines/days/partitions/close.py:_close": ("test_close",),
     "outbox_pipelines/relay/kafka/client.py": ("test_client_settings", "test_routing"),
     "outbox_pipelines/relay/kafka/progress_topic.py": ("test_progress_topic", "test_exactly_once"),
+    "outbox_pipelines/relay/relay_sql.py:MINE_BY": ("test_a_shard_reads_its_own_rows",),
     "outbox_pipelines/relay/relay_sql.py:MOST_METADATA": ("test_sizes",),
     "outbox_pipelines/relay/": ("test_client_settings", "test_transactional_producer", "test_exactly_once"),
     "outbox_pipelines/core/session.py:": ("test_session_settings",),
@@ -173,9 +175,9 @@ def _made(file: str, name: str, text: str, content: str, edit: sql.Edit, begin: 
 def _pieces(content: str, edit: sql.Edit) -> tuple[str, ...]:
     """Return the part of a statement around an edit that no placeholder interrupts, and the longest one."""
     stops = [0]
-    for token in sql.tokens(content):
-        if token.text.startswith("{"):
-            stops += [token.start, token.stop]
+    # Also within a literal.
+    for placeholder in re.finditer(r"\{\{?[^{}]*\}?\}", content):
+        stops += placeholder.span()
     stops.append(len(content))
     parts = [(content[a:b], a, b) for a, b in zip(stops[::2], stops[1::2], strict=True)]
     own = [part for part, a, b in parts if a <= edit.start <= b]
