@@ -251,8 +251,8 @@ def test_what_setup_looks_at(outbox: Outbox) -> None:
 
 def test_what_a_new_slot_waits_for(outbox: Outbox) -> None:
     """Guards against a message that names a session for which no slot waits, or not the oldest one."""
-    # Other tests have transactions, too.
-    statement = slot_sql.LONGEST_TRANSACTIONS.replace("LIMIT 1", "")
+    # Other tests have transactions, too: not the first row, but the first 199.
+    statement = f"{slot_sql.LONGEST_TRANSACTIONS}99".encode()
     with ExitStack() as stack:
         reading, first, second, maker, own = (
             stack.enter_context(outbox.connect(autocommit=False)) for _ in range(5)
