@@ -1,4 +1,4 @@
-"""Compare the event catalog with the table: find written event types that are undocumented or retired.
+"""Compare the event catalog with the table: written types that are undocumented, retired or misrouted.
 
 Invariants:
 - Only attached days are read: a type that is never seen can be in the archive.
@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from outbox_pipelines.catalog.document import Catalog, EventType, require_catalog
+from outbox_pipelines.config.rules import Router
 from outbox_pipelines.database import connect
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.settings import MessageSettings
@@ -31,7 +32,7 @@ GROUP BY event_type
 ORDER BY event_type"""
 
 
-Status = Literal["ok", "undocumented", "retired", "deprecated", "proposed", "never seen"]
+Status = Literal["ok", "undocumented", "retired", "misrouted", "deprecated", "proposed", "never seen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ class Compared:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether an operator must act: the type is written, but undocumented or retired."""
-        return self.status in ("undocumented", "retired")
+        """Whether an operator must act: what is written, or its topic, is not what is documented."""
+        return self.status in ("undocumented", "retired", "misrouted")
 
 
 def compare(settings: MessageSettings) -> list[Compared]:
@@ -72,31 +73,35 @@ def compare(settings: MessageSettings) -> list[Compared]:
     require_schema(settings)
     with connect(settings, name="outbox catalog") as connection:
         connection.execute(TUNE)
-        return beside(catalog, (Seen(*row) for row in connection.execute(TYPES)))
+        return beside(catalog, (Seen(*row) for row in connection.execute(TYPES)), Router(settings))
 
 
-def beside(catalog: Catalog, table: Iterable[Seen]) -> list[Compared]:
-    """Compare the event catalog with the given types of the table."""
+def beside(catalog: Catalog, table: Iterable[Seen], router: Router) -> list[Compared]:
+    """Compare the event catalog with the given types of the table, and with the topics of the settings."""
     seen = {each.event_type: each for each in table}
     documented = catalog.events
     return [
         Compared(
             name,
             documented[name].lifecycle if name in documented else None,
-            _status(documented.get(name), seen.get(name)),
+            _status(name, documented.get(name), seen.get(name), router),
             seen.get(name),
         )
         for name in sorted(documented.keys() | seen)
     ]
 
 
-def _status(documented: EventType | None, seen: Seen | None) -> Status:
+def _status(name: str, documented: EventType | None, seen: Seen | None, router: Router) -> Status:
     if documented is None:
         return "undocumented"
-    if seen is None:
-        return "never seen" if documented.lifecycle == "active" else "ok"
     if documented.lifecycle == "retired":
         until = documented.retired_on
         # Older rows stay until their day is dropped.
-        return "ok" if until is not None and seen.last_at.date() < until else "retired"
+        is_over = seen is None or (until is not None and seen.last_at.date() < until)
+        return "ok" if is_over else "retired"
+    kinds = seen.aggregate_types if seen else filter(None, [documented.aggregate_type])
+    if documented.topic and any(router.topic_or_empty(kind, name) != documented.topic for kind in kinds):
+        return "misrouted"
+    if seen is None:
+        return "never seen" if documented.lifecycle == "active" else "ok"
     return "ok" if documented.lifecycle == "active" else documented.lifecycle

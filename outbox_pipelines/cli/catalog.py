@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,9 @@ def catalog() -> None:
 def check(settings: Settings, as_json: bool) -> None:
     """Show every event type that is documented or found in the table's attached days.
 
-    Exits with 1 if an event type is written that is undocumented or retired. An active type that does not
-    occur in the table is shown but does not fail the check.
+    Exits with 1 if an event type is written that is undocumented or retired, or if the settings name another
+    topic than the catalog. An active type that does not occur in the table is shown but does not fail the
+    check.
     """
     from outbox_pipelines.catalog.comparison import compare
 
@@ -67,8 +69,57 @@ def render(settings: Settings, output: Path | None, as_html: bool) -> None:
     click.echo(f"{output}: {len(found.events)} event types")
 
 
+@catalog.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.argument("old", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+def diff(old: Path, new: Path, as_json: bool) -> None:
+    """Show what the event catalog NEW changes, and whom it breaks. Needs no database.
+
+    Writers are broken by a schema that is narrower: what they write, and what is archived, may not fit it.
+    Consumers are broken by one that is wider, and by a type or topic that is removed. Exits with 1 if a
+    change breaks either. In CI: git show main:catalog.yaml > old.yaml && outbox catalog diff old.yaml catalog.yaml
+    """
+    from outbox_pipelines.catalog.changes import changes
+    from outbox_pipelines.catalog.document import read_catalog
+
+    read = []
+    for path in (old, new):
+        try:
+            read.append(read_catalog(path))
+        except ValueError as error:
+            raise SetupError(f"{path}: {error}") from None
+    found = changes(*read)
+    if as_json:
+        objects = [
+            {
+                "event_type": each.event_type,
+                "change": each.what,
+                "breaks": sorted(each.breaks),
+                "whom": each.whom,
+            }
+            for each in found
+        ]
+        click.echo(json.dumps(objects, indent=2, ensure_ascii=False))
+    else:
+        rows = [("event type", "change", "breaks")]
+        rows += [
+            (each.event_type, each.what, f"{' and '.join(sorted(each.breaks))}{_named(each.whom)}")
+            for each in found
+        ]
+        click.echo(_columns(rows) if found else "no difference")
+    if any(each.breaks for each in found):
+        sys.exit(1)
+
+
+def _named(whom: tuple[str, ...]) -> str:
+    return f" ({', '.join(whom)})" if whom else ""
+
+
 _REMEDIES = {
     "undocumented": "is written but not documented: add it to the event catalog",
+    "misrouted": "is documented for another topic than the settings name: correct `topic` in the catalog, or "
+    "the relay's settings",
     "retired": "is retired but still written: stop its writer, or set retired_on if these rows are older",
 }
 
@@ -101,11 +152,16 @@ def _table(compared: list[Compared]) -> str:
                 "" if each.status == "ok" else each.status.upper() if each.is_wrong else each.status,
             )
         )
+    return _columns(rows, right=1)
+
+
+def _columns(rows: Sequence[tuple[str, ...]], *, right: int | None = None) -> str:
+    """Return the rows in columns, one of which is aligned to the right."""
     cells = [[plain(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if n == 1 else cell.ljust(width)
+            cell.rjust(width) if n == right else cell.ljust(width)
             for n, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in cells

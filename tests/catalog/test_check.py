@@ -22,7 +22,9 @@ def test_the_table_is_compared_with_the_event_catalog(database: Database, write:
         insert(connection)
         insert(connection, event_type="order.lost")
     path = str(write(CATALOG))
-    done = database.outbox("catalog", "check", "--json", OUTBOX_CATALOG_FILE=path)
+    done = database.outbox(
+        "catalog", "check", "--json", OUTBOX_CATALOG_FILE=path, OUTBOX_TOPIC="order-events"
+    )
     assert done.exit_code == 1
     assert done.stderr == "outbox: order.lost is written but not documented: add it to the event catalog\n"
     lost, placed, shipped = json.loads(done.stdout)
@@ -32,6 +34,30 @@ def test_the_table_is_compared_with_the_event_catalog(database: Database, write:
     assert placed["first_at"].startswith(f"{early}T00:00:00")
     assert placed["last_at"] > placed["first_at"]
     assert (shipped["status"], shipped["events"], shipped["first_at"]) == ("never seen", 0, None)
+
+
+def test_the_settings_name_the_documented_topic(database: Database, write: Write) -> None:
+    """Guards against consumers that look for events in a topic which the relay does not send them to."""
+    path = str(write(CATALOG))
+    rule = "order.placed=orders"
+    assert (
+        database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=path, OUTBOX_EVENT_TYPES=rule).exit_code == 0
+    )
+    with database.connect() as connection:
+        insert(connection)
+    done = database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=path, OUTBOX_EVENT_TYPES=rule)
+    assert (done.exit_code, "MISROUTED" in done.stdout) == (1, True)
+    assert done.stderr.startswith(
+        "outbox: order.placed is documented for another topic than the settings name"
+    )
+    assert database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=path).exit_code == 0
+    path = str(
+        write(CATALOG.replace("topic: order-events", "topic: order-events\n    aggregate_type: order"))
+    )
+    with database.connect() as connection:
+        insert(connection, aggregate_type="invoice")
+    found = database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=path)
+    assert (found.exit_code, "MISROUTED" in found.stdout) == (1, True)
 
 
 def test_what_is_never_seen_is_only_said(database: Database, write: Write) -> None:
