@@ -78,7 +78,9 @@ def diff(old: Path, new: Path, as_json: bool) -> None:
 
     Writers are broken by a schema that is narrower: what they write, and what is archived, may not fit it.
     Consumers are broken by one that is wider, and by a type or topic that is removed. Exits with 1 if a
-    change breaks either. In CI: git show main:catalog.yaml > old.yaml && outbox catalog diff old.yaml catalog.yaml
+    change breaks either.
+
+    In CI: git show main:catalog.yaml > old.yaml && outbox catalog diff old.yaml catalog.yaml
     """
     from outbox_pipelines.catalog.changes import changes
     from outbox_pipelines.catalog.document import read_catalog
