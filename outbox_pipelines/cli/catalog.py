@@ -50,15 +50,27 @@ def check(settings: Settings, as_json: bool) -> None:
 
 @catalog.command()
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="File (default: stdout).")
-@click.option("--html", "as_html", is_flag=True, help="Render one HTML file instead of Markdown.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["markdown", "html", "asyncapi"]),
+    default="markdown",
+    show_default=True,
+    help="A page, or an AsyncAPI 3.0 document (JSON) of what the relay sends with these settings.",
+)
+@click.option("--api-version", default="1.0.0", show_default=True, help="Version in the AsyncAPI document.")
 @click.pass_obj
-def render(settings: Settings, output: Path | None, as_html: bool) -> None:
+def render(settings: Settings, output: Path | None, kind: str, api_version: str) -> None:
     """Render the event catalog: a table of all types, then each type with its fields. Needs no database."""
-    from outbox_pipelines.catalog import page
+    from outbox_pipelines.catalog import asyncapi, page
     from outbox_pipelines.catalog.document import require_catalog
 
     found = require_catalog(settings)
-    text = page.page(found) if as_html else page.markdown(found)
+    if kind == "asyncapi":
+        document = asyncapi.document(found, settings, version=api_version)
+        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    else:
+        text = page.page(found) if kind == "html" else page.markdown(found)
     if output is None:
         click.echo(plain_lines(text) if sys.stdout.isatty() else text, nl=False)
         return

@@ -157,7 +157,7 @@ def test_text_of_rows_controls_no_terminal(place: Place, tmp_path: Path) -> None
 ON_TERMINAL = (
     ["archive", "query", "--csv", "SELECT * FROM events"],
     ["catalog", "render"],
-    ["catalog", "render", "--html"],
+    ["catalog", "render", "--format", "html"],
 )
 
 
