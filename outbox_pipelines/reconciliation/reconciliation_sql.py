@@ -75,7 +75,6 @@ WHERE bucket = ANY (%(buckets)s) AND event_id >= %(first)s::uuid AND event_id < 
 
 TABLES: Final = """
 SET TimeZone = 'UTC';
-SET enable_progress_bar = false;
 CREATE SEQUENCE kind_numbers;
 CREATE TABLE kinds (
     kind UINTEGER DEFAULT nextval('kind_numbers'), aggregate_type VARCHAR, event_type VARCHAR,

@@ -33,13 +33,13 @@ WHERE attrelid = to_regclass(%(leaf)s) AND attnum > 0 AND NOT attisdropped AND a
 ORDER BY attnum"""
 
 # How values of users' types are printed, in addition to what `session` sets.
-PRINT: Final = "SET lc_monetary = 'C'; SET xmlbinary = 'base64'"
+PRINT: Final = "SET lc_monetary = 'C'"
 
 # A sort with limited memory. More parallel workers would take cores from the application.
 TUNE: Final = "SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 1"
 
 # The numbers of shards that the outbox had while the day's events were published.
-DIVISIONS: Final = "SELECT DISTINCT shards FROM outbox_progress ORDER BY shards"
+DIVISIONS: Final = "SELECT DISTINCT shards FROM outbox_progress"
 
 # Progress is written after the event, by the same database's clock: rows from before the day are not needed.
 PROGRESS: Final = """

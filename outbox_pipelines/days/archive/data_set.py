@@ -138,8 +138,7 @@ class Archive:
             }
         )
         weakref.finalize(connection, shutil.rmtree, spilled, ignore_errors=True)
-        # A progress bar would be mixed with the rows.
-        connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
+        connection.execute("SET TimeZone = 'UTC'")
         # A file's name is derived from its content, so cached metadata stays valid.
         connection.execute("SET parquet_metadata_cache = true")
         if self._store.root is None:

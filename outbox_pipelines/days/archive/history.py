@@ -65,7 +65,6 @@ def history(settings: DaySettings, aggregate_type: str, aggregate_id: str) -> li
     aggregate = {"aggregate_type": aggregate_type, "aggregate_id": aggregate_id}
     # The days are read before and after: one that changes in between is also read from the archive.
     with connect(settings, name="outbox archive history") as connection, connection.transaction():
-        connection.execute("SET LOCAL TimeZone = 'UTC'")
         before = _attached(connection)
         of_table = connection.execute(archive_sql.HISTORY, aggregate).fetchall()
         attached = before & _attached(connection)

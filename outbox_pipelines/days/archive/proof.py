@@ -128,8 +128,6 @@ def _read(
         TemporaryDirectory(prefix="outbox-archive-") as spilled,
         duckdb.connect(config=config | {"temp_directory": spilled}) as connection,
     ):
-        # A progress bar would be mixed with a command's output.
-        connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
         try:
             return connection.execute(query, {"file": str(file), **given}).fetchall()
         except duckdb.OutOfMemoryException as error:

@@ -86,7 +86,7 @@ def sum_of_file(store: Store, name: str, columns: dict[str, str]) -> Sum | None:
     query = _FILE_SUM.replace("{texts}", ", ".join(_TEXT.replace("{name}", column) for column in quoted))
     try:
         with store.local(name) as file, duckdb.connect() as connection:
-            connection.execute("SET enable_progress_bar = false; SET threads = 2")
+            connection.execute("SET threads = 2")
             row = connection.execute(query, {"file": str(file)}).fetchone()
     except (FileNotFoundError, duckdb.Error):
         return None

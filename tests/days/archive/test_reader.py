@@ -46,6 +46,8 @@ def test_all_that_is_archived_comes_in_each_shape(tmp_path: Path) -> None:
     assert dataset.to_table(columns=["event_date"]).column(0).unique().to_pylist() == archive.days
     counts = archive.query("SELECT event_date, count(*) FROM events GROUP BY 1 ORDER BY 1").fetchall()
     assert counts == [(ONE, 10), (TWO, 10), (THREE, 10)]
+    # Not the zone of the machine.
+    assert archive.query("SELECT current_setting('TimeZone')").fetchall() == [("UTC",)]
 
 
 def test_the_types_of_a_frame(tmp_path: Path) -> None:
