@@ -104,6 +104,7 @@ def test_tables_that_lack_their_guard(catalog: _Catalog) -> None:
     with catalog.connection.transaction(force_rollback=True):
         catalog("DROP TABLE partition_owners")
         assert catalog(queries.TABLES) == [(False,)]
+        catalog("DROP TABLE inbox")
         assert catalog(queries.FOREIGN) == [(False,)]
     catalog("CREATE TABLE other (a int)")
     catalog("DROP TRIGGER handled_guard ON inbox")

@@ -205,17 +205,23 @@ def test_the_first_of_each_key(place: Place) -> None:
             ).fetchall()
             names[seq] = name
 
-        def heads(*, block: bool) -> list[str]:
-            given = {"source": "billing", "block": block, **all_types}
+        def heads(*, block: bool = False, **types: object) -> list[str]:
+            given = {"source": "billing", "block": block, **all_types, **types}
             return [names[seq] for seq, *_ in connection.execute(queries.HEADS.encode(), given)]
 
         def behind(name: str) -> list[str]:
             (at,) = (seq for seq, its in names.items() if its == name)
             return [names[seq] for seq, *_ in connection.execute(queries.NEXT.encode(), {"seq": at})]
 
-        assert heads(block=False) == ["another topic", "first", "behind it", "last"]
+        every = ["another topic", "first", "behind it", "last"]
+        assert heads() == every
         assert heads(block=True) == ["another topic", "first", "last"]
+        # The handler of their type, or that of all types without one, is left alone.
+        assert heads(held="{x}") == []
+        assert heads(named="{x}", other_held=True) == every
+        assert heads(named="{y}", other_held=True) == []
         assert behind("done") == ["first"]
+        assert behind("dead") == ["behind it"]
         assert behind("discarded") == ["last"]
         assert behind("not due") == []
 

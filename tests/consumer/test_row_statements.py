@@ -193,8 +193,12 @@ def test_messages_that_are_received(rows: _Rows) -> None:
     )
     assert shown == [(5, 60, 1, "why"), (6, 60, 1, "why")]
     assert rows(queries.RECEIVE, **many, **given) == []
+    # One of them is new.
+    ids = [UUID(int=n) for n in (8, 9, 6)]
+    found = rows(queries.RECEIVE, **many | {"ids": ids, "kept_ids": ids}, **given)
+    assert [name for _, name in found] == [str(UUID(int=6))]
     order = rows("SELECT right(event_id::text, 1) FROM processed_events_other ORDER BY ctid")
-    assert order == [("8",), ("9",)]
+    assert order == [("8",), ("9",), ("6",)]
     one = {"id": UUID(int=7), "source": "billing", "bucket": -1, "content": None}
     assert [rows(queries.RECORD_ID, **one) for _ in range(2)] == [[(True,)], []]
 
@@ -204,6 +208,10 @@ def test_the_mark_of_a_handler_ends_with_its_transaction(rows: _Rows) -> None:
     shown = "SELECT coalesce(current_setting('outbox.handling', true), '')"
     given = {"source": "billing", "block": False, "topic": "t", "key": "a", "bucket": -1, "content": None}
     assert rows(queries.RELEASE) == [(None,)]
+    # As where the handler has committed, and a pooler has given another session.
+    with pytest.raises(psycopg.errors.InvalidTextRepresentation, match=f'"{queries.NOT_OURS}"'):
+        rows.connection.execute(queries.RELEASE_AND_COMMIT.encode())
+    rows.connection.rollback()
     rows(queries.RECORD, **given, id=UUID(int=1))
     assert rows(shown) == [("on",)]
     assert rows(queries.RELEASE) == [(True,)]
