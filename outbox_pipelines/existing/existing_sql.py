@@ -114,7 +114,7 @@ JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
 JOIN pg_inherits i ON i.inhparent = p.partrelid JOIN pg_class c ON c.oid = i.inhrelid
 CROSS JOIN LATERAL (
     SELECT (regexp_match(pg_get_expr(c.relpartbound, c.oid), 'TO \(''([^'']+)''\)'))[1]) AS b (until)
-WHERE p.partrelid = %(oid)s::oid AND p.partstrat = 'r' AND p.partnatts = 1 AND p.partdefid = 0
+WHERE p.partrelid = %(oid)s::oid AND p.partstrat = 'r' AND p.partdefid = 0
   AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype, 'date'::regtype)
 HAVING NOT bool_or(b.until IS NULL)
    AND max(b.until::timestamptz) < clock_timestamp() + interval '7 days'"""

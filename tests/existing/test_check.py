@@ -68,7 +68,14 @@ def test_a_table_with_nothing_to_correct(table: Table) -> None:
 @pytest.mark.parametrize(
     ("change", "severity", "statement"),
     [
-        ("DROP INDEX events_seq_idx", "warning", 'CREATE INDEX CONCURRENTLY ON public.events ("seq") WHERE'),
+        (
+            # Beside indexes that do not help.
+            "DROP INDEX events_seq_idx; CREATE INDEX ON events (id) WHERE published_at IS NULL; "
+            "CREATE INDEX ON events (seq) WHERE headers IS NULL; CREATE INDEX ON events (published_at, seq); "
+            "CREATE TABLE other (a int, seq int)",
+            "warning",
+            'CREATE INDEX CONCURRENTLY ON public.events ("seq") WHERE',
+        ),
         ("ALTER TABLE events DROP headers", "error", 'ADD COLUMN "headers" jsonb'),
         ("ALTER TABLE events DROP id", "error", 'ADD COLUMN "id" uuid NOT NULL DEFAULT gen_random_uuid()'),
         ("ALTER TABLE events DROP retry_count", "error", 'ADD COLUMN "retry_count" int NOT NULL DEFAULT 0'),
@@ -141,12 +148,14 @@ DROP INDEX events_seq_idx"""
 
 def test_each_partition_gets_its_index(make_table: Make) -> None:
     """Guards against CREATE INDEX CONCURRENTLY on a partitioned table, which PostgreSQL refuses."""
-    table = make_table(PARTITIONED, textbook.PUBLISHED_AT_MAPPING)
+    bounds = "FOR VALUES FROM (MINVALUE) TO ('2020-01-01')"
+    nested = f"{bounds} PARTITION BY RANGE (created_at); CREATE TABLE events_nested PARTITION OF events_past "
+    table = make_table(PARTITIONED.replace(bounds, nested + bounds), textbook.PUBLISHED_AT_MAPPING)
     _change(table, "DROP INDEX events_seq_idx")
     statements = _clean_after_statements(table)
     assert [re.findall(r"ON (\S+)", statement) for statement in statements] == [
-        ["public.events_past"],
         ["public.events_now"],
+        ["public.events_nested"],
     ]
 
 
@@ -169,6 +178,12 @@ def test_the_newest_partition_ends(make_table: Make, bounds: str, words: str) ->
     table = make_table(
         PARTITIONED.replace("FOR VALUES FROM ('2020-01-01') TO (MAXVALUE)", bounds),
         textbook.PUBLISHED_AT_MAPPING,
+    )
+    # Of another table.
+    _change(
+        table,
+        "CREATE TABLE other (at timestamptz) PARTITION BY RANGE (at); "
+        "CREATE TABLE other_past PARTITION OF other FOR VALUES FROM ('2019-01-01') TO ('2019-02-01')",
     )
     said = [finding["text"] for finding in _findings(table) if "newest partition" in finding["text"]]
     assert len(said) == bool(words)
