@@ -79,15 +79,20 @@ FINDERS: Final = {
     "outbox_pipelines/core/session.py:": ("test_session_settings",),
     "outbox_pipelines/database/__init__.py": ("test_session_settings", "test_pooler"),
     "outbox_pipelines/consumer/kafka_clients.py:": ("consumer/test_reading", "a_copy_of_a_dead_letter"),
+    "outbox_pipelines/consumer/dedupe_table.py:": ("consumer/test_dedupe_table",),
     "outbox_pipelines/consumer/": ("consumer/test_membership", "consumer/test_consumer", "test_dead_letters"),
     "outbox_pipelines/days/partitions/": ("test_purge",),
+    "outbox_pipelines/existing/table_statements.py:": (
+        "existing/test_statement_rows",
+        "existing/test_shapes",
+    ),
     # DuckDB's statements are not recorded.
     "outbox_pipelines/days/archive/archive_sql.py:FILE_": ("archive/test_proof", "archive/test_archive"),
-    "outbox_pipelines/days/archive/data_set.py:": ("archive/test_query", "archive/test_views", "test_plots"),
+    "outbox_pipelines/days/archive/data_set.py:": ("archive/test_query", "archive/test_reader", "test_views"),
     "outbox_pipelines/days/archive/proof.py:": ("archive/test_proof", "archive/test_rendering"),
-    "outbox_pipelines/days/archive/question.py:": ("archive/test_query",),
+    "outbox_pipelines/days/archive/question.py:": ("archive/test_query", "archive/test_views"),
     "outbox_pipelines/days/archive/rendering.py:": ("archive/test_rendering",),
-    "outbox_pipelines/days/archive/rows.py:": ("archive/test_restore", "archive/test_proof"),
+    "outbox_pipelines/days/archive/rows.py:": ("archive/test_archive_rows",),
     "outbox_pipelines/days/archive/": ("test_restore",),
 }
 

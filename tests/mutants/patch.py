@@ -26,7 +26,7 @@ def apply(file: str, source: str) -> list[tuple[Any, Any]]:
     """Let this process behave as if `file` contained `source`.
 
     Returns:
-        The constants that have changed, each as it was and as it is.
+        The constants that have changed, each as it was and as it is; no numbers, which others may equal.
     """
     if file.endswith(".sql"):
         _replace_script(Path(__file__).parents[2] / file, source)
@@ -66,17 +66,26 @@ def _renew(module: ModuleType, source: str, done: set[str], found: list[tuple[An
     )
     exec(compile(source, str(module.__file__), "exec"), new.__dict__)
     changed = list(_update(vars(module), vars(new), module.__name__, vars(module).__setitem__))
-    found += changed
+    found += [(old, fresh) for _, old, fresh in changed if not _is_shared(old)]
     _clear(module)
-    for old, fresh in changed:
+    for constant, old, fresh in changed:
         for other in [each for name, each in sys.modules.items() if name.startswith(_OURS)]:
             if other is module or not hasattr(other, "__dict__"):
                 continue
-            hits = [name for name, value in list(vars(other).items()) if value is old]
+            hits = [
+                name
+                for name, value in list(vars(other).items())
+                if value is old and (name == constant or not _is_shared(old))
+            ]
             for name in hits:
                 setattr(other, name, fresh)
             if hits and other.__name__ not in done and other.__name__.startswith("outbox_pipelines"):
                 _renew(other, Path(str(other.__file__)).read_text(encoding="utf-8"), done, found)
+
+
+def _is_shared(value: Any) -> bool:
+    """Return whether constants that have nothing to do with each other may be this one object."""
+    return value is None or isinstance(value, int | float) or len(value) < 2
 
 
 def _clear(module: ModuleType) -> None:
@@ -85,7 +94,9 @@ def _clear(module: ModuleType) -> None:
             each.cache_clear()
 
 
-def _update(old: Any, new: Any, module: str, put: Callable[[str, Any], None]) -> Iterator[tuple[Any, Any]]:
+def _update(
+    old: Any, new: Any, module: str, put: Callable[[str, Any], None]
+) -> Iterator[tuple[str, Any, Any]]:
     """Change what differs in a namespace, in place where possible; yield each constant that was replaced."""
     for name, fresh in list(new.items()):
         if name.startswith("__") or name not in old:
@@ -99,12 +110,12 @@ def _update(old: Any, new: Any, module: str, put: Callable[[str, Any], None]) ->
             list(_update(vars(was), vars(fresh), module, partial(setattr, was)))
         elif isinstance(was, _PLAIN) and isinstance(fresh, _PLAIN) and was != fresh:
             put(name, fresh)
-            yield was, fresh
+            yield name, was, fresh
 
 
 def _functions(was: Any, fresh: Any, module: str) -> Iterator[tuple[FunctionType, FunctionType]]:
     """Yield the functions of two equal definitions: methods, properties, commands, what decorators wrap."""
-    for part in ("__func__", "fget", "callback", "__wrapped__"):
+    for part in ("__func__", "fget", "func", "callback", "__wrapped__"):
         if hasattr(was, part) and hasattr(fresh, part):
             yield from _functions(getattr(was, part), getattr(fresh, part), module)
     if (

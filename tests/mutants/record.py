@@ -31,7 +31,6 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 def _is_left_out(item: pytest.Item) -> bool:
     return bool(
         item.get_closest_marker("thorough")
-        or item.get_closest_marker("slow")
         or _OWN_SERVERS.intersection(getattr(item, "fixturenames", ()))
         # The same on another version of PostgreSQL.
         or "machine" in item.nodeid.rpartition("[")[2]

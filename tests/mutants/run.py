@@ -81,12 +81,13 @@ class Covering:
         found: list[str] = []
         left = self._budget
         place = (mutant.file, mutant.name)
-        # First what has found mutants of this constant; then what is fast, sends little else and is named
-        # after it.
+        # First what has found mutants of this constant; then what is fast, sends little else, is named after
+        # it and is in the folder of the same name.
         words = {word.lower() for word in mutant.name.strip("_").split("_") if len(word) > 3}
+        folder = Path(mutant.file).parent.as_posix().replace("outbox_pipelines", "tests", 1) + "/"
 
         def rank(name: str) -> tuple[int, float]:
-            named = 1 + 3 * any(word in name for word in words)
+            named = (1 + 3 * any(word in name for word in words)) * (1 + 3 * name.startswith(folder))
             return -self._kills[*place, name], self._seconds[name] * self._sends[name] / named
 
         for name in sorted(names, key=rank):
