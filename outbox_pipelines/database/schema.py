@@ -164,6 +164,8 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relname LIKE 'outbox%%' AND row_security_active(c.oid)"""
 _RECORDED: Final = "SELECT description FROM outbox_migrations ORDER BY name DESC LIMIT 1"
 _ENSURE_PARTITIONS: Final = "SELECT outbox_ensure_partitions(%(days)s)"
+# Until the day before yesterday, where it begins: none (0005).
+_NO_DAYS: Final = "SET LOCAL outbox.first_days = -2"
 # Of the session: it lasts over the transactions of a migration.
 LOCK: Final = "SELECT pg_advisory_lock(hashtext('outbox migrate'))"
 # Roles that a REVOKE, or the owner of the schema, has left without the schema: for them no table or function
@@ -408,6 +410,7 @@ def _differences(connection: Connection, schema: str, applied: list[Path]) -> li
         name = sql.Identifier(scratch)
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
         connection.execute(sql.SQL("SET LOCAL search_path = {}, pg_temp").format(name))
+        connection.execute(_NO_DAYS)
         _apply(connection, applied)
         wanted = set(_describe(connection, scratch))
     return [f"missing: {line}" for line in sorted(wanted - present)] + [

@@ -43,6 +43,17 @@ def test_check_is_clean_and_changes_nothing(database: Database) -> None:
     assert not database.rows("SELECT FROM pg_namespace WHERE nspname LIKE 'outbox_check%'")
 
 
+def test_the_comparison_makes_no_days(database: Database) -> None:
+    """Guards against a copy with two weeks of partitions, which take more time than all else."""
+    database.rows(
+        "CREATE FUNCTION refuse_days() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF EXISTS (SELECT FROM pg_event_trigger_ddl_commands() WHERE object_identity ~ '_[0-9]{8}$') "
+        "THEN RAISE EXCEPTION 'a day'; END IF; END $$"
+    )
+    database.rows("CREATE EVENT TRIGGER refuse_days ON ddl_command_end EXECUTE FUNCTION refuse_days()")
+    assert schema.drift(database.settings) == []
+
+
 def test_check_of_an_empty_database_names_what_is_missing(empty: Database) -> None:
     """Guards against a check that applies what it finds missing, or calls an empty database clean."""
     checked = empty.outbox("migrate", "--check")
