@@ -31,7 +31,10 @@ def _holds_vacuum_back(table: Table) -> bool:
     return bool(rows)
 
 
-def test_kafka_becomes_unavailable_and_comes_back(own_table: tuple[Postgres, Kafka, Table]) -> None:
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_kafka_becomes_unavailable_and_comes_back(
+    own_table: tuple[Postgres, Kafka, Table], is_killed: bool
+) -> None:
     """Guards against attempts burnt by an outage, events doubled by it, and claims that stay open through it:
     they would hold vacuum back."""
     _, kafka, table = own_table
@@ -39,7 +42,7 @@ def test_kafka_becomes_unavailable_and_comes_back(own_table: tuple[Postgres, Kaf
     environment = table.environment | {"OUTBOX_BREAKER_SECONDS": "1"}
     with faults.process(command("relay"), environment) as relay:
         _wait_until_relayed(table)
-        kafka.kill()
+        (kafka.kill if is_killed else kafka.freeze)()
         table.fill(5_000)
         wait_until(lambda: table_measurements.read(table.settings).shards_without_kafka == 1)
         wait_until(lambda: not _holds_vacuum_back(table), what="no open transaction")
@@ -49,7 +52,7 @@ def test_kafka_becomes_unavailable_and_comes_back(own_table: tuple[Postgres, Kaf
             connection.execute("UPDATE events SET headers = '{}'")
             connection.execute("VACUUM (VERBOSE) events")
         assert "0 are dead but not yet removable" in "".join(notices)
-        kafka.start()
+        (kafka.start if is_killed else kafka.thaw)()
         _wait_until_relayed(table)
         wait_until(lambda: table_measurements.read(table.settings).shards_without_kafka == 0)
         assert relay.poll() is None

@@ -178,7 +178,8 @@ def test_a_late_addition_of_a_partition(distant: Outbox, requests: Requests, fol
     _assert_each_once(distant, 503)
 
 
-@pytest.mark.parametrize("end", [Server.kill, pytest.param(Server.stop, marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("end", [Server.kill, Server.stop])
 def test_a_coordinator_that_is_restarted_while_it_ends_a_transaction(
     distant: Outbox, servers: own.Servers, requests: Requests, end: Callable[[Server], None]
 ) -> None:

@@ -85,22 +85,24 @@ def test_kafka_is_frozen_for_a_while(own_servers: tuple[Postgres, Kafka, Outbox]
         _assert_all_arrived(outbox, 11)
 
 
-def test_the_database_restarts(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
+def test_the_database_restarts(own_servers: tuple[Postgres, Kafka, Outbox], is_short: bool) -> None:
     """Guards against a relay that must be started again by hand."""
     postgres, _, outbox = own_servers
     with faults.relay(outbox) as relay:
-        for n in range(3):
+        restarts = 1 if is_short else 3
+        for n in range(restarts):
             outbox.write(n)
             _wait_until_relayed(outbox)
             postgres.stop()
             postgres.start()
-        outbox.write(3)
-        _assert_all_arrived(outbox, 4)
+        outbox.write(restarts)
+        _assert_all_arrived(outbox, restarts + 1)
         assert relay.poll() is None
         os.kill(relay.pid, signal.SIGTERM)
         assert relay.wait(patience(20)) == 0
 
 
+@pytest.mark.extended
 def test_both_become_unavailable(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
     """Guards against a relay that waits for one while the other one comes back."""
     postgres, kafka, outbox = own_servers

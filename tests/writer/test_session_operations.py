@@ -9,7 +9,7 @@ import inspect
 import itertools
 import pickle
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import pytest
@@ -180,11 +180,13 @@ UNRELATED = {
 }
 
 
-@pytest.fixture
-def engine(kept: Database) -> sqlalchemy.Engine:
-    engine = targets.engine(kept)
+@pytest.fixture(scope="module")
+def engine(kept: Database) -> Iterator[sqlalchemy.Engine]:
+    """Of all tests, with a pool: a thousand sessions would open a connection each."""
+    engine = sqlalchemy.create_engine(targets.url("psycopg", kept))
     Base.metadata.create_all(engine)
-    return engine
+    yield engine
+    engine.dispose()
 
 
 def test_each_method_of_the_session_is_tried() -> None:
