@@ -251,7 +251,7 @@ JOIN pg_locks l ON l.pid = s.pid AND l.locktype = 'advisory' AND l.objsubid = 2 
     AND l.classid = hashtext(%(lock)s)::bigint & 4294967295 AND l.objid = s.shard
 JOIN pg_stat_activity a ON a.pid = s.pid AND a.state = 'idle'
 WHERE s.shard = %(shard)s AND s.owner IS NOT NULL"""
-# Since that moment it is idle: a statement, or another session with its number, has another one.
+# A session that has worked since, or another one with the same number, has a later moment.
 END_IDLE: Final = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE pid = %(pid)s AND state_change::text = %(since)s"""

@@ -418,6 +418,8 @@ def test_blocked_aggregates(rows: _Rows) -> None:
         return sorted(rows.execute(parking_sql.BLOCKED, **_ONE | shard, **_NO_RULES))
 
     assert found() == [("order", "retrying"), ("order", "waiting")]
+    with_dead_letters = rows.execute(parking_sql.BLOCKED, **_ONE, **_NO_RULES | {"blocks": True})
+    assert {name for _, name in with_dead_letters} == {*_STATES} - {"discarded"}
     assert sorted(found(shards=2, shard=0) + found(shards=2, shard=1)) == found()
 
 

@@ -240,6 +240,8 @@ def test_goes_on_inside_a_tick_where_the_position_says(
         outbox.connect() as quick,
     ):
         first = _write(early, 5)
+        # Without a later one that has ended, it would not be late at the start.
+        quick.execute("SELECT pg_current_xact_id()")
         start = _source(connection).now()
         late = _write(slow, 5)
         written = _write(quick, 60)
