@@ -32,7 +32,7 @@ from tests.mutants.run import Covering, Result, Runner
 BUILD: Final = catalog.ROOT / "build" / "mutants"
 EQUAL: Final = Path(__file__).parent / "equal.toml"
 KILLED: Final = Path(__file__).parent / "killed.txt"
-_AREAS: Final = ("partitions", "relay", "marked", "archive", "consumer")
+_AREAS: Final = ("partitions", "relay", "cdc", "marked", "archive", "consumer")
 # A slower test is too slow to run for each mutant.
 _TEST_SECONDS: Final = 20
 _NOT_FOUND: Final = ("survived", "untested")
@@ -62,8 +62,6 @@ def main(arguments: list[str] | None = None) -> int:
         if given.save:
             _save(every, known)
             continue
-        if not _is_recorded(area):
-            _record(area, given.seconds)
         # A seed alone decides the order.
         random.Random(given.seed).shuffle(mutants)
         asked = [
@@ -78,6 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
                 if known.get(each.id, {}).get("outcome") in _NOT_FOUND and each.id not in _reasons()
             ]
         if asked:
+            if not _is_recorded(area):
+                _record(area, given.seconds)
             # Mutants of a constant in a row.
             places = {(each.file, each.name): n for n, each in reversed(list(enumerate(asked)))}
             asked.sort(key=lambda each: places[each.file, each.name])
@@ -90,7 +90,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("areas", nargs="*", choices=[*catalog.AREAS], metavar="AREA")
     parser.add_argument("--list", action="store_true", help="only list the mutants")
-    parser.add_argument("--record", action="store_true", help="record anew which tests send which statement")
+    parser.add_argument("--record", action="store_true", help="record again which tests send which statement")
     parser.add_argument("--sample", type=int, default=0, help="only so many, drawn by the seed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mutant", default="", help="only mutants whose id this regular expression finds")
