@@ -31,6 +31,7 @@ from outbox_pipelines.quality import status_text
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.telemetry import exporter
 from outbox_pipelines.settings import load_settings
+from tests import forks
 from tests.conftest import clean_environment, command, wait_until
 from tests.days.archive.reading import three_days
 from tests.quality.test_rules import SHARD, WELL
@@ -193,7 +194,7 @@ def _on_a_terminal(*arguments: str, **environment: str) -> str:
     """Run the command with a terminal as its stdout; return what it gets."""
     terminal, stdout = os.openpty()
     with os.fdopen(terminal, "rb", buffering=0) as shown:
-        process = subprocess.Popen(
+        process = forks.Popen[bytes](
             [*command(), *arguments], stdout=stdout, env=clean_environment() | environment
         )
         os.close(stdout)
@@ -214,8 +215,8 @@ def test_what_is_exact_in_a_file_is_escaped_on_a_terminal(tmp_path: Path) -> Non
     query = ["archive", "query", "SELECT '" + hostile + "' AS x"]
     assert _on_a_terminal(*query, "--csv", **settings) == f'x\n"{harmless}"\n'
     for form in ("--csv", "--json"):
-        exact = subprocess.run(
-            [*command(), *query, form], env=clean_environment() | settings, capture_output=True, check=True
+        exact = forks.run(
+            [*command(), *query, form], env=clean_environment() | settings, capture_output=True
         ).stdout.decode()
         if form == "--csv":
             assert exact == f'x\n"{hostile}"\n'

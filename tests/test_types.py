@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.slow
+# `make lint` checks the same calls, in the suite and the examples.
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 RIGHT = """
 from collections.abc import Coroutine

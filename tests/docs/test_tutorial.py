@@ -9,6 +9,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Outbox, clean_environment
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
@@ -41,6 +43,7 @@ def _same(text: str) -> Counter[str]:
     return Counter(text.splitlines())
 
 
+@pytest.mark.extended
 def test_the_tutorial(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against a newcomer whose third command fails."""
     for language, text in _FENCE.findall(TEXT):

@@ -85,7 +85,7 @@ def go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-@pytest.fixture(params=["fastapi_shop", "django_shop", "go_shop"])
+@pytest.fixture(params=["fastapi_shop", pytest.param("django_shop", marks=pytest.mark.extended), "go_shop"])
 def shop(request: pytest.FixtureRequest, database: Database) -> Shop:
     # Named here too, so that pytest knows of both servers.
     shop: Shop = request.getfixturevalue(request.param)

@@ -100,12 +100,14 @@ def test_the_app_is_up_to_date(manage: Manage) -> None:
     assert planned.splitlines()[-1].endswith(f"up to {files()[-1].stem}")
 
 
+@pytest.mark.extended
 def test_a_script(manage: Manage, empty: Database) -> None:
     """Guards against `sqlmigrate` output that is empty, or that has doubled percent signs."""
     empty.rows(manage("sqlmigrate", "outbox_pipelines", "0001").stdout)
     assert is_as_migrate_makes_it(empty)
 
 
+@pytest.mark.extended
 def test_several_databases(manage: Manage, empty: Database, tmp_path: Path) -> None:
     """Guards against a syntax error on SQLite; an outbox where the project's router allows none."""
     (tmp_path / "settings.py").write_text(f"""{SETTINGS}
@@ -127,6 +129,7 @@ DATABASE_ROUTERS = [Router()]
     assert is_as_migrate_makes_it(empty)
 
 
+@pytest.mark.extended
 def test_the_test_runner(manage: Manage, tmp_path: Path) -> None:
     """Guards against a flush between tests that truncates what refuses it; a test database without outbox."""
     (tmp_path / "tests.py").write_text("""

@@ -154,6 +154,7 @@ def test_alembic(make: Make, tmp_path: Path) -> None:
     _there_and_back(adopted, lambda: run("upgrade", "head"), lambda: run("downgrade", "1"))
 
 
+@pytest.mark.extended
 def test_alembic_as_a_script(make: Make, tmp_path: Path) -> None:
     """Guards against a script that leaves the switch out without a word."""
     done = _alembic(make(guides.A), tmp_path)("upgrade", "head", "--sql")

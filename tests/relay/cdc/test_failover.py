@@ -76,7 +76,10 @@ def _is_synchronized(pair: Pair, standby: psycopg.Connection[tuple[object, ...]]
 
 
 # Each mode with one of both, since they do not depend on each other.
-@pytest.mark.parametrize(("delivery", "has_slot"), [("at_least_once", True), ("exactly_once", False)])
+@pytest.mark.parametrize(
+    ("delivery", "has_slot"),
+    [("at_least_once", True), pytest.param("exactly_once", False, marks=pytest.mark.extended)],
+)
 def test_a_standby_takes_over(tmp_path: Path, stack: Stack, delivery: str, has_slot: bool) -> None:
     """Guards against events that a failover loses, repeats without a bound, or waits for the slot with."""
     standby_settings = {"primary_slot_name": _STANDBY_SLOT, "hot_standby_feedback": "on"}
