@@ -148,6 +148,8 @@ def test_an_event_recorded_between_look_and_lock_is_kept(
     """Guards against a day emptied of what came a moment ago."""
     straggler = at(20)
     record(database, at(20), handled_days_ago=19)
+    is_locked: list[Any] = []
+    shown = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND mode = 'AccessExclusiveLock'"
     with database.connect() as connection:
         looked = threading.Event()
         execute = connection.execute
@@ -156,11 +158,15 @@ def test_an_event_recorded_between_look_and_lock_is_kept(
             if query == queries.LOCK_TIMEOUT and not looked.is_set():
                 looked.set()
                 record(database, straggler)
-            return execute(query, *given, **named)
+            found = execute(query, *given, **named)
+            if looked.is_set():
+                is_locked.extend(execute(shown).fetchall())
+            return found
 
         monkeypatch.setattr(connection, "execute", between)
         assert prune(connection, timedelta(days=14)).emptied == ()
-        assert looked.is_set()
+        # The second look comes after the lock.
+        assert is_locked[:2] == [(0,), (1,)]
     assert not record(database, straggler)
 
 

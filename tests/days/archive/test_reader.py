@@ -28,8 +28,9 @@ def _seqs(relation: duckdb.DuckDBPyRelation) -> list[int]:
     return sorted(seq for (seq,) in relation.project("seq").fetchall())
 
 
-def test_all_that_is_archived_comes_in_each_shape(tmp_path: Path) -> None:
+def test_all_that_is_archived_comes_in_each_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a reader that misses days, columns or the day itself."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
     three_days(tmp_path)
     archive = open_archive(str(tmp_path))
     assert archive.days == [ONE, TWO, THREE]
