@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outbox_pipelines.cli.options import TEXT
 from outbox_pipelines.core.text import plain, plain_lines
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
@@ -58,7 +59,9 @@ def check(settings: Settings, as_json: bool) -> None:
     show_default=True,
     help="A page, or an AsyncAPI 3.0 document (JSON) of what the relay sends with these settings.",
 )
-@click.option("--api-version", default="1.0.0", show_default=True, help="Version in the AsyncAPI document.")
+@click.option(
+    "--api-version", type=TEXT, default="1.0.0", show_default=True, help="Version in the AsyncAPI document."
+)
 @click.pass_obj
 def render(settings: Settings, output: Path | None, kind: str, api_version: str) -> None:
     """Render the event catalog: a table of all types, then each type with its fields. Needs no database."""
