@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox_pipelines.cli.options import SECONDS
+from outbox_pipelines.config import parsed
 from outbox_pipelines.core.text import plain
-from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import kinds
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def setup_command(settings: Settings, seconds: float) -> None:
     """
     from outbox_pipelines.relay.read.slot.slot_setup import set_up
 
-    _refuse_marked_table(settings)
+    parsed.refuse_existing_table(settings)
     made = set_up(settings, seconds=seconds, say=_say)
     click.echo("nothing to do: relays read from the slot already" if made is None else "relays read from it")
 
@@ -55,7 +54,7 @@ def drop_command(settings: Settings, seconds: float) -> None:
     """Drop the slot and the publication; running relays continue between snapshots without a gap."""
     from outbox_pipelines.relay.read.slot.slot_setup import remove
 
-    _refuse_marked_table(settings)
+    parsed.refuse_existing_table(settings)
     if not remove(settings, seconds=seconds, say=_say, publication=True):
         click.echo("there was no slot")
 
@@ -67,7 +66,7 @@ def status_command(settings: Settings, as_json: bool) -> None:
     """Show the slot: who reads it, how much log it keeps, what threatens it. Exit 1 if a person must act."""
     from outbox_pipelines.relay.read.slot.slot_cutover import read
 
-    _refuse_marked_table(settings)
+    parsed.refuse_existing_table(settings)
     found = read(settings)
     if as_json:
         shown = {
@@ -101,20 +100,12 @@ def cutover(settings: Settings, target: str, dry_run: bool, seconds: float) -> N
     """
     from outbox_pipelines.relay.read.slot import slot_cutover
 
-    _refuse_marked_table(settings)
+    parsed.refuse_existing_table(settings)
     if dry_run:
         for line in slot_cutover.plan(settings, target):
             _say(line)
     else:
         slot_cutover.run(settings, target, seconds=seconds, say=_say)
-
-
-def _refuse_marked_table(settings: Settings) -> None:
-    if not kinds.of(settings).has_positions:
-        raise SetupError(
-            "change data capture is for the append-only outbox, and OUTBOX_TABLE names an existing "
-            "table: see `outbox adopt`"
-        )
 
 
 def _show(found: Slots) -> None:

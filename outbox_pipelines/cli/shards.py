@@ -9,6 +9,7 @@ import sys
 import click
 
 from outbox_pipelines.cli.options import SECONDS, settings_of
+from outbox_pipelines.config import parsed
 from outbox_pipelines.core import log
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings
@@ -24,7 +25,9 @@ def shards(context: click.Context, as_json: bool) -> None:
 
     if context.invoked_subcommand is not None:
         return
-    found = outbox_measurements.read(settings_of(context)).shards
+    settings = settings_of(context)
+    parsed.refuse_existing_table(settings)
+    found = outbox_measurements.read(settings).shards
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(shard) for shard in found], indent=2))
     else:
@@ -52,6 +55,7 @@ def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
     from outbox_pipelines.cli.dead_letters import actor
     from outbox_pipelines.relay.lease.resharding import NotAllThereError, change
 
+    parsed.refuse_existing_table(settings)
     try:
         changed = change(
             settings,

@@ -18,6 +18,18 @@ def mapping(settings: fields.Outbox) -> Mapping | None:
     return read_mapping(settings.table) if settings.table else None
 
 
+def refuse_existing_table(settings: fields.Outbox) -> None:
+    """Raise `SetupError` if the settings are those of an existing table.
+
+    Its schema may have the append-only outbox of other settings, whose days and shards are not its own.
+    """
+    if settings.table:
+        raise SetupError(
+            "this is for the append-only outbox, and OUTBOX_TABLE names the existing table "
+            f"{mapping(settings)}: name another outbox, or see docs/existing-tables.md"
+        )
+
+
 def kafka_config(settings: fields.Outbox) -> dict[str, Any]:
     """Return the user's own settings of Kafka's client.
 

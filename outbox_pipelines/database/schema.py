@@ -20,6 +20,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines.config import parsed
 from outbox_pipelines.core import sequence
 from outbox_pipelines.core.scripts import files
 from outbox_pipelines.core.secret import first_line
@@ -301,7 +302,9 @@ def require_schema(settings: OutboxSettings) -> None:
     """Raise `SetupError` if the schema or a part of it is missing; cheap enough for each start of a relay.
 
     Objects that were added manually (such as an index) are allowed; `outbox migrate --check` reports them.
+    Settings of an existing table are refused: its database may have the append-only outbox of another one.
     """
+    parsed.refuse_existing_table(settings)
     with connect(settings, name="outbox: schema") as connection:
         _require_utf8(connection)
         applied = _applied(connection)

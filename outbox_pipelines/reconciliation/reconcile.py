@@ -15,11 +15,9 @@ from pathlib import Path
 
 from outbox_pipelines.config.consumers import Consumer
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import day_events, ids, messages, processed, reconciliation_sql, report
 from outbox_pipelines.reconciliation.report import Report, Side
 from outbox_pipelines.reconciliation.workspace import Workspace, workspace
-from outbox_pipelines.relay import kinds
 from outbox_pipelines.settings import DaySettings, Settings
 
 
@@ -42,11 +40,9 @@ def reconcile(
         UnavailableError: a database, the archive or Kafka does not answer.
     """
     started = time.monotonic()
-    if not kinds.of(settings).has_days:
-        raise SetupError("only the pipeline's own tables can be reconciled: unset OUTBOX_TABLE")
+    require_schema(settings)
     settings.require_kafka()
     wanted = processed.chosen(settings, names)
-    require_schema(settings)
     with workspace() as space:
         source, is_over = day_events.load(settings, day, space, progress)
         count, span = _span(space, day)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from outbox_pipelines.cli.main import cli
-from outbox_pipelines.cli.quality import of_hour
-from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.expectations import hour
 from outbox_pipelines.settings import load_settings
 from tests.schema.servers import Database
@@ -91,13 +88,3 @@ def test_the_command_prints_what_is_wrong(database: Database, tmp_path: Path) ->
         result.output.splitlines()
     )
     assert Path(result.output.splitlines()[-1].removeprefix("pages: ")).is_file()
-
-
-def test_an_existing_table_has_none() -> None:
-    settings = load_settings().model_copy(update={"table": {"name": "events"}})
-    assert of_hour.callback is not None
-    with (
-        click.Context(of_hour, obj=settings),
-        pytest.raises(SetupError, match="has no measurements of the last"),
-    ):
-        of_hour.callback()
