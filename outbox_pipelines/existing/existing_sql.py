@@ -105,8 +105,8 @@ LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 CROSS JOIN LATERAL (SELECT pg_get_expr(d.adbin, d.adrelid)) AS shown (given)
 WHERE a.attrelid = %(oid)s::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 
-# The end of the newest partition by time, if it is near and no default one takes the rows after it. Times
-# without a zone are UTC, as in the session.
+# The end of the newest partition by time, if it is near and no default one takes the rows after it: such a
+# one has no end here. Times without a zone are UTC, as in the session.
 ENDING: Final = r"""
 SELECT to_char(max(b.until::timestamptz), 'YYYY-MM-DD HH24:MI'), max(b.until::timestamptz) < clock_timestamp()
 FROM pg_partitioned_table p
@@ -114,7 +114,7 @@ JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
 JOIN pg_inherits i ON i.inhparent = p.partrelid JOIN pg_class c ON c.oid = i.inhrelid
 CROSS JOIN LATERAL (
     SELECT (regexp_match(pg_get_expr(c.relpartbound, c.oid), 'TO \(''([^'']+)''\)'))[1]) AS b (until)
-WHERE p.partrelid = %(oid)s::oid AND p.partstrat = 'r' AND p.partdefid = 0
+WHERE p.partrelid = %(oid)s::oid
   AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype, 'date'::regtype)
 HAVING NOT bool_or(b.until IS NULL)
    AND max(b.until::timestamptz) < clock_timestamp() + interval '7 days'"""
@@ -174,7 +174,7 @@ SELECT (SELECT format('%%I.%%I', n.nspname, c.relname)
 ), EXISTS (
     SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
     WHERE i.indrelid = leaf AND i.indisvalid AND i.indpred IS NULL AND a.attname = %(key)s)
-FROM (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass) WHERE isleaf AND relid <> %(oid)s::oid
+FROM (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass) WHERE isleaf
       UNION ALL
       SELECT oid FROM pg_class WHERE oid = %(oid)s::oid AND relkind = 'r') AS leaves (leaf)"""
 

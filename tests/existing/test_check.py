@@ -72,6 +72,7 @@ def test_a_table_with_nothing_to_correct(table: Table) -> None:
             # Beside indexes that do not help.
             "DROP INDEX events_seq_idx; CREATE INDEX ON events (id) WHERE published_at IS NULL; "
             "CREATE INDEX ON events (seq) WHERE headers IS NULL; CREATE INDEX ON events (published_at, seq); "
+            "CREATE INDEX ON events (seq) WHERE published_at IS NOT NULL; "
             "CREATE TABLE other (a int, seq int)",
             "warning",
             'CREATE INDEX CONCURRENTLY ON public.events ("seq") WHERE',
