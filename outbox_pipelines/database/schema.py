@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -159,6 +159,8 @@ _IS_THERE: Final = "SELECT to_regclass('outbox_migrations') IS NOT NULL"
 _RECORD: Final = """
 UPDATE outbox_migrations SET description = %(lines)s
 WHERE name = (SELECT max(name) FROM outbox_migrations) AND description IS DISTINCT FROM %(lines)s"""
+# Without the position of a shard, its events would count as published: relays pass over them, and days close.
+_SHARDS: Final = "SELECT count(*) = max(shards) FROM outbox_shards"
 _HIDDEN: Final = """
 SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.relname), current_user::text
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -298,6 +300,14 @@ def drift(settings: OutboxSettings) -> list[str]:
             connection.rollback()
 
 
+def no_position(schema: str) -> SetupError:
+    """Return the error of an outbox that lacks rows of `outbox_shards`: nothing says what is published."""
+    return SetupError(
+        f"the outbox in schema {schema!r} (OUTBOX_SCHEMA) lacks rows of outbox_shards, so its tables were "
+        "restored without their rows: restore the dump as a whole"
+    )
+
+
 def require_schema(settings: OutboxSettings) -> None:
     """Raise `SetupError` if the schema or a part of it is missing; cheap enough for each start of a relay.
 
@@ -311,6 +321,10 @@ def require_schema(settings: OutboxSettings) -> None:
         if missing := [file.stem for file in files() if file.stem not in applied]:
             where = f"schema {settings.db_schema!r} (OUTBOX_SCHEMA)"
             raise SetupError(f"{where} lacks {', '.join(missing)}: run `outbox migrate`")
+        # A role that may not read the positions relays nothing, and closes no day.
+        with suppress(psycopg.errors.InsufficientPrivilege):
+            if connection.execute(_SHARDS).fetchone() != (True,):
+                raise no_position(settings.db_schema)
         hidden = connection.execute(_HIDDEN, {"schema": settings.db_schema}).fetchone()
         if hidden is not None and hidden[0]:
             tables, role = hidden

@@ -17,6 +17,7 @@ from psycopg.rows import dict_row
 from outbox_pipelines.core import sequence
 from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.database import connect
+from outbox_pipelines.database.schema import no_position
 from outbox_pipelines.debezium import connector_reading
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import quality_sql
@@ -66,10 +67,7 @@ def read(settings: DaySettings) -> Measurements:
         of_debezium = None if reported is None else connector_reading.combine(settings, connection, reported)
     assert row is not None
     if row["slots"] is None:
-        raise SetupError(
-            f"the outbox in schema {settings.db_schema!r} (OUTBOX_SCHEMA) has no shards, so its tables were "
-            "restored without their rows: restore the dump as a whole"
-        )
+        raise no_position(settings.db_schema)
     age, whose = row["old_transaction"] or (0.0, None)
     return Measurements(
         shards=[ShardStatus(**shard) for shard in row["shards"]],

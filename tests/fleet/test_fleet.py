@@ -96,6 +96,22 @@ def _errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
+def test_an_outbox_that_loses_its_position_is_named(
+    outboxes: list[Outbox], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against an outbox without a shard that counts as wholly relayed, in silence."""
+    emptied, sound = outboxes[:2]
+    with fleet([emptied, sound]):
+        for outbox in (emptied, sound):
+            outbox.write("a")
+            _wait_for(outbox, "a")
+        with emptied.connect() as connection:
+            connection.execute("DELETE FROM outbox_shards")
+        wait_until(lambda: any("lacks rows of outbox_shards" in line for line in _errors(caplog)))
+        sound.write("b")
+        _wait_for(sound, "a", "b")
+
+
 def test_none_is_an_error(outboxes: list[Outbox]) -> None:
     """Guards against a process that runs for ever and relays nothing."""
     for outbox in outboxes:

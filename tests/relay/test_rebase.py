@@ -121,6 +121,26 @@ def test_tables_without_their_rows(outbox: Outbox) -> None:
     assert shown.stderr.endswith("restored without their rows: restore the dump as a whole\n")
 
 
+@pytest.mark.parametrize("rows", ["", " WHERE shard = 1"])
+def test_a_missing_position(outbox: Outbox, rows: str) -> None:
+    """Guards against unpublished events that count as published, in a day that closes."""
+    write(outbox, ("a", {"n": 1}))
+    with outbox.connect() as connection:
+        connection.execute(
+            "INSERT INTO outbox_shards (shard, shards, done, system_identifier, database) "
+            "SELECT 1, 2, done, system_identifier, database FROM outbox_shards; "
+            "UPDATE outbox_shards SET shards = 2"
+        )
+        connection.execute(f"DELETE FROM outbox_shards{rows}".encode())
+    for command in (("relay", "--until-empty"), ("partitions", "close")):
+        done = outbox.outbox(*command)
+        assert done.returncode == 2
+        assert done.stderr.endswith(
+            "lacks rows of outbox_shards, so its tables were restored without their "
+            "rows: restore the dump as a whole\n"
+        )
+
+
 def test_old_ids_that_this_database_has_given_out_too(outbox: Outbox) -> None:
     """Guards against a history that is published again, if a busy database takes over an old dump."""
     outbox.write("published", "published")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from outbox_pipelines.database import Connection, connect, refuse_standby
+from outbox_pipelines.database.schema import no_position
 from outbox_pipelines.relay import kinds, relay_sql
 from outbox_pipelines.relay.fleet import fleet_sql
 from outbox_pipelines.relay.lease.owner_session import limit_silence
@@ -56,7 +57,10 @@ class Standby:
         """Return the shards of the outbox."""
         if self._table is not None:
             return [0]
-        return [shard for (shard,) in self._connection.execute(relay_sql.SHARD_NUMBERS).fetchall()]
+        found = [shard for (shard,) in self._connection.execute(relay_sql.SHARD_NUMBERS).fetchall()]
+        if not found:
+            raise no_position(self._settings.db_schema)
+        return found
 
     def looks(self, shards: Iterable[int]) -> Iterator[Look]:
         """Yield whether each of these is free."""

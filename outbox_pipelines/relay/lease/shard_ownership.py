@@ -21,6 +21,7 @@ from typing import Any
 import psycopg
 
 from outbox_pipelines.database import Connection, connect, refuse_standby, require_own_session
+from outbox_pipelines.database.schema import no_position
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import adoption, relay_sql
 from outbox_pipelines.relay.core.outcomes import ShardLostError
@@ -108,6 +109,8 @@ class ShardOwnership(Ownership):
         if now - self._candidates_at > 1.0:
             self._candidates_at = now
             found = [row[0] for row in self.execute(relay_sql.SHARD_NUMBERS, {})]
+            if not found:
+                raise no_position(self._schema)
             if self._given is not None and self._given not in found:
                 raise NoSuchShardError(
                     f"shard {self._given} does not exist; there are {len(found)} shards: see `outbox shards`"
