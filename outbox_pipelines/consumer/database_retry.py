@@ -3,7 +3,7 @@
 Invariants:
 - A wait counts as no attempt. If a connection is lost after the handler was called, the attempt counts: the
   event may be what crashed the server's process.
-- A start waits too, but not for what waiting does not help; a run that ends by itself reports the outage.
+- A start waits too, but not for what waiting does not help; a run until empty reports the outage.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _FIXED: Final = {
     "tasks.max": "1",
     "plugin.name": "pgoutput",
     "publication.autocreate.mode": "disabled",
-    # From the slot's first position on; what is older is the matter of whoever made the slot.
+    # From the slot's first position on; what is older concerns the owner of the slot.
     "snapshot.mode": "no_data",
     # Those who drop the slot know whether its events are published.
     "slot.drop.on.stop": "false",

@@ -6,7 +6,7 @@ Invariants:
 - `dg check yaml` and editors know every attribute.
 """
 
-# No postponed annotations here: Dagster reads those of the fields as they stand.
+# No postponed annotations here: Dagster reads those of the fields as written.
 import logging
 import re
 from contextlib import suppress

@@ -177,7 +177,7 @@ def _state(backlogs: list["Backlog"]) -> Status:
 
 def _verdict(backlogs: list["Backlog"]) -> dict[str, Any]:
     state = _state(backlogs)
-    told = [
+    lines = [
         f"{each.source}: {each.waiting:,} waiting"
         + (f" for up to {each.oldest_seconds:,.0f} s" if each.oldest_seconds is not None else "")
         + (f", {each.dead_letters:,} dead letters" if each.dead_letters else "")
@@ -186,7 +186,7 @@ def _verdict(backlogs: list["Backlog"]) -> dict[str, Any]:
     return {
         "passed": state is Status.OK,
         "severity": dg.AssetCheckSeverity.ERROR if state is Status.ERROR else dg.AssetCheckSeverity.WARN,
-        "description": markdown("; ".join(told)) or "OUTBOX_DRAIN_CONSUMERS names no consumer",
+        "description": markdown("; ".join(lines)) or "OUTBOX_DRAIN_CONSUMERS names no consumer",
         "metadata": _numbers(backlogs),
     }
 

@@ -4,7 +4,7 @@ Invariants:
 - It defines the asset `outboxes` and its sensor only; each outbox stays with its component.
 """
 
-# No postponed annotations here: Dagster reads those of the fields as they stand.
+# No postponed annotations here: Dagster reads those of the fields as written.
 from dataclasses import dataclass
 from typing import Any
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - No writer waits for it, except for a default partition: that one is locked for at most 40 ms at a time.
-- Each month is made whole, in one transaction, or not at all; and once, whoever makes it.
+- Each month is made whole, in one transaction, or not at all; and once, even if several processes make it.
 - The first one begins where the newest partition ends, so that there is neither a gap nor an overlap. The
   others are months of UTC.
 """
@@ -132,7 +132,7 @@ def ensure(settings: DaySettings, ahead: int | None = None) -> Made:
         ahead: the number of months after the current one; by default `months_ahead` of the settings.
 
     Raises:
-        SetupError: the table has no months, somebody else makes them, or one cannot be made before
+        SetupError: the table has no months, another program makes them, or one cannot be made before
             something is corrected. Those before it are made.
         NotReadyError: transactions held what has to be locked through all attempts; another run makes them.
     """

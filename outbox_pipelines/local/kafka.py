@@ -177,7 +177,7 @@ class _Recorded(Kafka):
 def record_startup(jar_cache: Path = DEFAULT_JARS) -> Path:
     """Make the cache with which brokers start in half the CPU time, unless another process does or did it.
 
-    Returns its path. It takes as long as three starts, so it pays off for whoever starts several.
+    Returns its path. It takes as long as three starts, so it pays off if several are started.
 
     Raises:
         SetupError: the broker from which it is made did not start.

@@ -1,4 +1,4 @@
-"""Sends messages to the addresses of OUTBOX_ALERTS, each by itself.
+"""Sends messages to the addresses of OUTBOX_ALERTS, each separately.
 
 Invariants:
 - What an address has not accepted is kept for it alone, and sent again before what is new.

@@ -87,7 +87,7 @@ class Host:
     """The process of a relay that is alone."""
 
     patience = 1.0
-    """How many times as long the publishing thread waits for events, before it looks after other things."""
+    """How many times as long the publishing thread waits for events, before it does other work."""
 
     report_poll = REPORT_POLL
     """How often the publishing thread looks for new events while acknowledgments are awaited, in seconds."""

@@ -44,7 +44,7 @@ AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "consumer": (("consumer/*.py",), ("consumer", "model/consumer/test_database.py")),
     "archive": (("days/archive/*.py",), ("days/archive", "days/partitions")),
     "schema": (("sql/*.sql",), ("schema", "relay", "days/partitions")),
-    "cdc": (("relay/read/slot/*.py",), ("relay/cdc",)),
+    "cdc": (("relay/read/slot/*.py",), ("relay/slot",)),
 }
 
 # Dictionaries and calls of settings: every entry is removed, and changed.
@@ -71,7 +71,7 @@ _CALLS: Final = ("connect", "producer", "dict", "Consumer", "Producer", "AdminCl
 # that do, for a file or one name in it.
 FINDERS: Final = {
     "outbox_pipelines/days/partitions/close.py:_close": ("test_close",),
-    "outbox_pipelines/relay/kafka/client.py": ("test_client_settings", "test_routing"),
+    "outbox_pipelines/relay/kafka/client.py": ("test_client_settings",),
     "outbox_pipelines/relay/kafka/progress_topic.py": ("test_progress_topic", "test_exactly_once"),
     "outbox_pipelines/relay/relay_sql.py:MINE_BY": ("test_a_shard_reads_its_own_rows",),
     "outbox_pipelines/relay/relay_sql.py:MOST_METADATA": ("test_sizes",),

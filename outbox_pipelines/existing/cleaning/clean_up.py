@@ -1,4 +1,4 @@
-"""One clean-up: the partitions that can be dropped, whoever makes them, then the rows that remain.
+"""One clean-up: the partitions that can be dropped, whatever makes them, then the rows that remain.
 
 Invariants:
 - At most one runs for a table. It can be killed anywhere, and the next one continues.

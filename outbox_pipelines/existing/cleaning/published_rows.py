@@ -197,7 +197,7 @@ def delete_all(deleter: Deleter) -> None:
 
 
 _FILE_ROWS: Final = 100_000
-# The server writes commits that nobody waits for within 0.6 s; others within its 15 s.
+# The server writes commits that no session waits for within 0.6 s; others within its 15 s.
 _MOST_SECONDS_TO_DISK: Final = 60.0
 _PAUSE_TO_DISK: Final = 0.05
 # Names that no column can have.
@@ -238,7 +238,7 @@ def _write(connection: Connection, store: Store, target: Target, leaf: Leaf, blo
     waiting = _waiting(target)
     unproven = f"{waiting}.unproven"
     with store.workplace(datetime.now(UTC).date()) as directory, connection.transaction():
-        # The sum is of the rows that were written, whatever changes meanwhile.
+        # The sum is of the rows that were written, whatever changes in between.
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         file = directory / "rows.parquet"
         archive.write(connection, columns, rows, file)

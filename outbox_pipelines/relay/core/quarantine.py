@@ -4,7 +4,7 @@ Invariants:
 - While a topic is unavailable, what waits for it costs nothing: no statement, no message. A missing topic is
   looked for by `Topics`; one that refuses messages is tried with one event at a time.
 - When a topic is available again, all that waited for it is looked after at once.
-- For the thread that looks after parked events.
+- For the thread that retries parked events.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class Retries:
         """For the publishing thread to take."""
 
     def begin(self, *, crashed: bool) -> None:
-        """Takes up what the predecessor left; to be called before anything is published.
+        """Resume the predecessor's unfinished work; to be called before anything is published.
 
         Args:
             crashed: whether it ended without giving the shard back.

@@ -290,7 +290,7 @@ class IdempotentProducer:
         try:
             self._producer.list_topics("", timeout=1.0)
         except KafkaException as error:
-            # A client that was told of no broker at a bad moment never finds one again, and says nothing
+            # A client that heard of no broker at a bad moment never finds one again, and says nothing
             # (confluentinc/librdkafka#5301).
             self._unanswered += 1
             if self._unanswered == _MOST_UNANSWERED:

@@ -4,7 +4,7 @@ Invariants:
 - Each request covers any number of topics. Every call waits for its answer, with a time limit.
 - A missing topic is created only if its name matches the operator's pattern, and only while fewer topics
   match than the operator allows.
-- After a question without an answer, the next one is put by a new client: a client that was told of no broker
+- After a question without an answer, the next one is put by a new client: a client that heard of no broker
   at a bad moment never finds one again (confluentinc/librdkafka#5301). Who asks keeps the client until the
   answer: another thread may replace it, and the future of a client that is gone is never done.
 """

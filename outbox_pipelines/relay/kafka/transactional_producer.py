@@ -1,4 +1,4 @@
-"""Kafka's client in exactly_once: it fences its predecessors, and takes up what the last one has left.
+"""Kafka's client in exactly_once: it fences its predecessors, and resumes the work of the last one.
 
 Invariants:
 - The transactional id is derived from database, schema and shard, so that a successor fences its predecessor.

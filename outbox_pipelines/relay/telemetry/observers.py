@@ -69,7 +69,7 @@ def observer(settings: ProcessSettings) -> Observe | None:
 def _line(event: Event, topic: str, headers: Headers, report: Report) -> tuple[Report, Headers]:
     """Log whether Kafka has the event."""
 
-    def told(error: KafkaError | None, message: Message) -> None:
+    def on_report(error: KafkaError | None, message: Message) -> None:
         report(error, message)
         fields = {
             "id": event.id,
@@ -94,7 +94,7 @@ def _line(event: Event, topic: str, headers: Headers, report: Report) -> tuple[R
                 "%s is not in %s: %s", event, topic, error.str(), extra=fields | {"error": error.name()}
             )
 
-    return told, headers
+    return on_report, headers
 
 
 def _spans(settings: MessageSettings) -> Observe:
@@ -146,7 +146,7 @@ def _spans(settings: MessageSettings) -> Observe:
         context = span.get_span_context()
         passed_on = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
-        def told(error: KafkaError | None, message: Message) -> None:
+        def on_report(error: KafkaError | None, message: Message) -> None:
             report(error, message)
             if error is None:
                 span.set_attribute("messaging.destination.partition.id", str(message.partition()))
@@ -156,7 +156,7 @@ def _spans(settings: MessageSettings) -> Observe:
                 span.set_status(trace.StatusCode.ERROR, client_errors.describe(error))
             span.end()
 
-        return told, [
+        return on_report, [
             (header, passed_on if names.get(header) == "traceparent" else value) for header, value in headers
         ]
 

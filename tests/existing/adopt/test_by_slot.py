@@ -41,7 +41,7 @@ from tests.existing.adopt.debezium_table import (
     insert_and_delete,
     published,
 )
-from tests.relay.cdc.readers import leaving
+from tests.relay.slot.readers import leaving
 
 _READER = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s"
 

@@ -14,8 +14,8 @@ from outbox_pipelines.relay.read.slot.slot_setup import remove, set_up
 from outbox_pipelines.relay.read.slot.stream import InUseError, borrowed
 from outbox_pipelines.relay.start import start_at
 from tests.conftest import Outbox, wait_until
-from tests.relay.cdc.readers import NAME, leaving, stuck
-from tests.relay.cdc.slots import make
+from tests.relay.slot.readers import NAME, leaving, stuck
+from tests.relay.slot.slots import make
 
 _WAITS = """
 SELECT count(*) FROM pg_stat_activity

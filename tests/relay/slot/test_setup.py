@@ -22,7 +22,7 @@ from outbox_pipelines.relay.read.slot.slot_setup import remove, set_up, slot_nam
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, may_log_in, wait_until
-from tests.relay.cdc.slots import make
+from tests.relay.slot.slots import make
 
 
 def _slots(outbox: Outbox) -> list[str]:

@@ -22,8 +22,8 @@ from outbox_pipelines.relay.read.slot.stream import Stream
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
 from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
-from tests.relay.cdc.slots import make
 from tests.relay.parked import numbers, numbers_by_key, parked_rows, write
+from tests.relay.slot.slots import make
 from tests.relay.threads import owners, quick, running, wait_until_relayed
 from tests.relay.topic import NOISE, create_topic
 

@@ -12,8 +12,8 @@ import pytest
 from outbox_pipelines.relay.read.slot.slot_cutover import read
 from tests import forks
 from tests.conftest import Outbox, clean_environment, wait_until
-from tests.relay.cdc.test_switch import writing
 from tests.relay.parked import numbers_by_key
+from tests.relay.slot.test_switch import writing
 from tests.relay.threads import owners, quick, running, wait_until_relayed
 
 _PROGRAM = """

@@ -27,8 +27,8 @@ from outbox_pipelines.relay.read.slot.stream import SlotLostError
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until
-from tests.relay.cdc.slots import Reading, begins, between_snapshots, make, reading
 from tests.relay.faults import seed
+from tests.relay.slot.slots import Reading, begins, between_snapshots, make, reading
 
 Connection = psycopg.Connection[Any]
 

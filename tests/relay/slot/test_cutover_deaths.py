@@ -18,8 +18,8 @@ from outbox_pipelines.relay.read.slot.slot_cutover import read
 from outbox_pipelines.settings import Settings
 from tests import forks
 from tests.conftest import Outbox, clean_environment, wait_until
-from tests.relay.cdc.test_switch import writing
 from tests.relay.parked import numbers_by_key
+from tests.relay.slot.test_switch import writing
 from tests.relay.threads import quick, running, wait_until_relayed
 from tests.relay.topic import create_topic
 
