@@ -390,7 +390,8 @@ class Topics:
                 if self._new or self._end:
                     return
                 self._admin.provoke(name)
-                self._searches[name].create_at = create_again_at
+                with self._word:
+                    self._searches[name].create_at = create_again_at
         if due:
             self._look(due)
 
