@@ -35,9 +35,8 @@ def _place(command: Any) -> Any:
             default=REFERENCE,
             show_default=True,
             callback=_reference,
-            help="Where the workers find its password, by one of their config providers: "
-            "'${file:/secrets/outbox.properties:password}' with config.providers=file, '${env:NAME}' with "
-            "config.providers=env. The password itself is never written; '' for a role without one.",
+            help="Where the workers find its password, by one of their config providers. The password "
+            "itself is never written; '' for a role without one.",
         ),
         click.option("--slot", type=TEXT, help="Name of the slot (default: debezium_DATABASE_SCHEMA)."),
         click.option("--publication", type=TEXT, help="Name of the publication (default: that of the slot)."),

@@ -67,7 +67,7 @@ _FIXED: Final = {
     # The topic's own limit decides, which can be raised while the connector runs.
     "producer.override.max.request.size": "16777216",
 }
-REFERENCE: Final = "${env:OUTBOX_DATABASE_PASSWORD}"
+REFERENCE: Final = "${file:/secrets/outbox.properties:password}"
 """Where workers find the database's password, if nothing else is said."""
 _REFERENCE: Final = re.compile(r"\$\{[^{}:]+:[^{}]+\}")
 _NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
@@ -101,8 +101,7 @@ def connector(
     Args:
         slot: the slot that it reads; also the prefix of its own topics.
         publication: with the table, for inserts, under the name of its root.
-        password: the database's, or a reference to it such as ``${file:/secrets/outbox:password}``; empty for
-            none.
+        password: the database's, or a reference to it such as `REFERENCE`; empty for none.
         host, port, user: where workers reach the database and as whom, if not as in OUTBOX_DSN.
 
     Raises:
@@ -205,9 +204,8 @@ def reference(text: str) -> str:
     """
     if text and not _REFERENCE.fullmatch(text):
         raise ValueError(
-            "write a reference that the workers resolve, such as "
-            "'${file:/secrets/outbox.properties:password}' or '${env:NAME}', in single quotes; the password "
-            "itself would be readable in Kafka Connect"
+            f"write a reference that the workers resolve, such as '{REFERENCE}', in single quotes; the "
+            "password itself would be readable in Kafka Connect"
         )
     return text
 
