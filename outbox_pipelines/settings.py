@@ -14,7 +14,7 @@ import difflib
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -30,6 +30,7 @@ from outbox_pipelines.config.file import (
     read_config_file,
     setting_names,
 )
+from outbox_pipelines.config.tables import EntriesError
 from outbox_pipelines.core.secret import (
     Secret,
     has_password,
@@ -172,6 +173,9 @@ class Values:
     """By field: the variable, or the file and its line."""
     mistakes: tuple[str, ...] = ()
     """What is wrong with the file, a line each."""
+    config: ConfigFile | None = None
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By field whose value is from the file: where it is there."""
 
     def checked(self) -> Settings:
         """Return the settings.
@@ -196,13 +200,19 @@ class Values:
         return list(self.mistakes)
 
     def _lines(self, error: ValidationError) -> list[str]:
-        return [self._one_line(problem) for problem in error.errors()]
+        return [line for problem in error.errors() for line in self._lines_of(problem)]
 
-    def _one_line(self, problem: Any) -> str:
+    def _lines_of(self, problem: Any) -> list[str]:
         location = str(problem["loc"][0]) if problem["loc"] else "settings"
         name = location.lower().removeprefix("outbox_") if location.startswith("OUTBOX_") else location
         name = setting_names().get(name, name)
         origin = self.origins.get(name, variable(name))
+        cause = problem.get("ctx", {}).get("error")
+        place = self.places.get(name)
+        if self.config is not None and place is not None:
+            if isinstance(cause, EntriesError):
+                return [redacted(f"{self.config.at(place, where)} {why}") for where, why in cause.each]
+            origin = self.config.at(place, tuple(map(str, problem["loc"][1:])))
         given = problem["input"]
         # A table may be long, and what is wrong in it is named.
         is_shown = name not in _NOT_SHOWN and len(problem["loc"]) == 1 and not isinstance(given, dict)
@@ -211,7 +221,7 @@ class Values:
         if name in fields.RULES and len(problem["loc"]) > 1:
             _, event_type, *steps = problem["loc"]
             within = " ".join((f" [{event_type}]", *map(str, steps))) + ":"
-        return redacted(f"{origin}{shown}{within} {problem['msg'].removeprefix('Value error, ')}")
+        return [redacted(f"{origin}{shown}{within} {problem['msg'].removeprefix('Value error, ')}")]
 
 
 def variable(field: str) -> str:
@@ -228,29 +238,30 @@ def values_of(config: ConfigFile | None, outbox: str | None, given: Mapping[str,
         given: values by field that win over all others, also None.
     """
     environment = {
-        field: os.environ[name]
-        for field in Settings.model_fields
+        name: os.environ[variable(name)]
+        for name in Settings.model_fields
         # An empty variable counts as not set.
-        if os.environ.get(name := variable(field))
+        if os.environ.get(variable(name))
     }
     entries = own = Entries()
     if config is not None:
         entries = config.shared if outbox is None else config.of(outbox)
         own = entries if outbox is None else config.outboxes[outbox]
-    values, origins = dict(entries.values), {}
-    for field in entries.values:
-        place = entries.places.get(field)
-        if config is not None and place is not None:
-            origins[field] = f"{config.path} line {config.line(place)}: {place[-1]}"
-    for field, value in environment.items():
-        if outbox is None or (field not in NOT_SHARED and field not in own.values):
-            values[field] = value
-            origins[field] = variable(field)
-    for field, value in given.items():
-        values[field] = value
-        origins.pop(field, None)
+    values = dict(entries.values)
+    places = {name: place for name, place in entries.places.items() if name in values}
+    origins = {name: config.at(place) for name, place in places.items()} if config is not None else {}
+    for name, value in environment.items():
+        if outbox is None or (name not in NOT_SHARED and name not in own.values):
+            values[name] = value
+            origins[name] = variable(name)
+            places.pop(name, None)
+    for name, value in given.items():
+        values[name] = value
+        origins.pop(name, None)
+        places.pop(name, None)
     mistakes = config.shared.mistakes if config is not None else []
-    return Values(values, origins, (*mistakes, *(own.mistakes if outbox is not None else ())))
+    own_mistakes = own.mistakes if outbox is not None else ()
+    return Values(values, origins, (*mistakes, *own_mistakes), config, places)
 
 
 def load_settings(**overrides: Any) -> Settings:

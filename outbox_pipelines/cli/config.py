@@ -43,7 +43,9 @@ def check() -> None:
     if mistakes:
         sys.exit(1)
     where = config_path() or f"no {NAME}: the environment alone"
-    click.echo(plain(f"{where}: {len(all_values)} outbox{'es' if len(all_values) > 1 else ''}, no mistake"))
+    outboxes = f"{len(all_values)} outbox{'es' if len(all_values) > 1 else ''}"
+    is_empty = config_path() and not any(values.places for values in all_values.values())
+    click.echo(plain(f"{where}: {'sets nothing; ' if is_empty else ''}{outboxes}, no mistake"))
 
 
 @config.command()

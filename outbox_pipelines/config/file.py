@@ -42,6 +42,9 @@ _ELSEWHERE: Final = (
     '{name} = {{ file = "PATH" }}'
 )
 _HEADER: Final = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]")
+_STRING: Final = re.compile(
+    r'#[^\n]*|"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'', re.DOTALL
+)
 _KEY: Final = re.compile(r"\s*([\w.\-\"' ]+?)\s*=")
 
 Place = tuple[str, ...]
@@ -68,9 +71,13 @@ class ConfigFile:
     outboxes: dict[str, Entries]
     """By name, in the order of the file."""
 
-    def line(self, place: Place) -> int:
-        """The line on which an entry or a section stands; 1 if it is not found."""
-        return _line(_lines(self.text), place)
+    def at(self, place: Place, within: Place = ()) -> str:
+        """The file, a line and the name of an entry or a section; the line is of what is wrong within it."""
+        lines = _lines(self.text)
+        # `sasl.password = …` is a table in a table, and `"sasl.password" = …` is not.
+        dotted = [part for each in within for part in each.split(".")]
+        line = max(_line(lines, (*place, *within)), _line(lines, (*place, *dotted)))
+        return f"{self.path} line {line}: {place[-1]}"
 
     def of(self, name: str) -> Entries:
         """The entries of an outbox, with those that it shares; its own win."""
@@ -277,7 +284,9 @@ def _lines(text: str) -> dict[Place, int]:
     """The first line of each section and entry. tomllib does not tell it."""
     found: dict[Place, int] = {}
     section: Place = ()
-    for number, line in enumerate(text.splitlines(), 1):
+    # A line of a long string may look like a header.
+    text = _STRING.sub(lambda one: "\n" * one[0].count("\n") or one[0], text)
+    for number, line in enumerate(text.split("\n"), 1):
         if header := _HEADER.match(line):
             section = tuple(_parts(header[1]))
             for length in range(1, len(section) + 1):

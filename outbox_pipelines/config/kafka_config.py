@@ -26,7 +26,7 @@ _VERSION: Final = "the client must learn from the broker itself whether it has i
 _BACKOFF: Final = "the relay tells by it whether the end of a transaction was asked for more than once"
 _BOUND: Final = "the relay bounds what is in flight"
 _OBJECT: Final = "it is an object of a program"
-_REASONS: Final = {
+REASONS: Final = {
     "bootstrap.servers": _ADDRESS,
     "metadata.broker.list": _ADDRESS,
     "acks": "an event counts as published when all replicas in sync have it",
@@ -76,8 +76,8 @@ def reason(name: str) -> str | None:
     """Return why a setting may not be in the file; None if it may."""
     # librdkafka takes each setting of a topic under two names: `acks` is `topic.acks` too.
     for one in name, name.removeprefix("topic."):
-        if one in _REASONS:
-            return _REASONS[one]
+        if one in REASONS:
+            return REASONS[one]
     # Of librdkafka, and of its Python client.
     return "a table has no callback" if name.endswith(("_cb", ".cb", "on_commit")) else None
 

@@ -9,6 +9,8 @@ from pydantic import BaseModel
 
 from outbox_pipelines.config.fields import RULES, SECTIONS, WHOLE, Rule
 from outbox_pipelines.config.file import MAY_BE_PLAIN, SECRET, entry_names
+from outbox_pipelines.config.kafka_config import REASONS
+from outbox_pipelines.config.table_mapping import COLUMNS, ORDERS, STATES
 
 SCHEMA_NAME: Final = "outbox.schema.json"
 _REFERENCE: Final[list[dict[str, Any]]] = [
@@ -20,17 +22,58 @@ _REFERENCE: Final[list[dict[str, Any]]] = [
     }
     for kind in ("env", "file")
 ]
+_TEXT: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
+_TEXTS: Final[dict[str, Any]] = {"type": "array", "items": _TEXT, "minItems": 1}
+
+
+def _table(entries: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": entries, "additionalProperties": False, **more}
+
+
+_WHOLE: Final[dict[str, dict[str, Any]]] = {
+    # A name with dots is a table in a table.
+    "kafka": {
+        "properties": dict.fromkeys(sorted(REASONS), False),
+        "additionalProperties": {"$ref": "#/$defs/KafkaEntry"},
+    },
+    "table": _table(
+        {
+            "name": _TEXT,
+            "order": {"enum": list(ORDERS)},
+            "aggregate_type": _TEXT,
+            "slot": _TEXT,
+            "columns": _table(dict.fromkeys(COLUMNS, _TEXT)),
+            "status": _table(dict.fromkeys(STATES, _TEXT)),
+        },
+        required=["name"],
+    ),
+    "consumers": {
+        "additionalProperties": _table(
+            {
+                **dict.fromkeys(("source", "group", "schema"), _TEXT),
+                "dsn": {"anyOf": [_TEXT, *_REFERENCE]},
+                **dict.fromkeys(("topics", "event_types"), _TEXTS),
+                "handles_others": {"type": "boolean"},
+                "keep_days": {"type": "integer", "minimum": 1},
+            }
+        )
+    },
+}
+_KAFKA_ENTRY: Final[dict[str, Any]] = {
+    "type": ["string", "number", "boolean", "object"],
+    "additionalProperties": {"$ref": "#/$defs/KafkaEntry"},
+}
 
 
 def json_schema() -> dict[str, Any]:
     """Return the schema: each section with its entries, their types, limits, defaults and descriptions."""
-    definitions: dict[str, Any] = {}
+    definitions: dict[str, Any] = {"KafkaEntry": _KAFKA_ENTRY}
     sections: dict[str, Any] = {}
     for section, model in SECTIONS.items():
         sections[section] = _section(section, model, definitions)
     for section, name in WHOLE.items():
         info = next(model.model_fields[name] for model in SECTIONS.values() if name in model.model_fields)
-        sections[section] = {"type": "object", "description": info.description}
+        sections[section] = {"type": "object", "description": info.description, **_WHOLE.get(section, {})}
         if section in RULES:
             # A text is a topic.
             rule = [{"type": "string"}, {"$ref": "#/$defs/Rule"}]

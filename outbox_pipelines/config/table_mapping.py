@@ -35,11 +35,11 @@ WRITTEN: Final = (
     "next_attempt_at",
 )
 COLUMNS: Final = (*REQUIRED, *_OPTIONAL, *WRITTEN)
-_STATES: Final = {"pending": "PENDING", "processed": "PROCESSED", "failed": "FAILED"}
+STATES: Final = {"pending": "PENDING", "processed": "PROCESSED", "failed": "FAILED"}
 _ENTRIES: Final = frozenset({"name", "order", "aggregate_type", "slot", "columns", "status"})
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
 # What orders the rows.
-_ORDERS: Final = ("seq", "created_at", "none")
+ORDERS: Final = ("seq", "created_at", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +108,10 @@ def read_mapping(given: Any) -> Mapping:
     if aggregate_type:
         del columns["aggregate_type"]
     _check_shape(columns)
-    states = _names(content, "status", tuple(_STATES))
+    states = _names(content, "status", tuple(STATES))
     if states and "status" not in columns:
         raise ValueError('has [table.status], but no column: write status = "status" in [table.columns]')
-    states = _STATES | states
+    states = STATES | states
     if len(set(states.values())) < len(states):
         raise ValueError("has one value twice in [table.status]: pending, processed and failed must differ")
     return Mapping(schema, table, columns, states, order, aggregate_type, is_shared)
@@ -136,11 +136,11 @@ def _read_by_slot(content: dict[str, Any], schema: str | None, table: str, named
         del columns["aggregate_type"]
     _check_taken(columns)
     order = "seq" if "seq" in columns else "created_at"
-    return Mapping(schema, table, columns, dict(_STATES), order, aggregate_type, slot=slot)
+    return Mapping(schema, table, columns, dict(STATES), order, aggregate_type, slot=slot)
 
 
 def _order(value: Any, named: dict[str, str]) -> str:
-    if value not in _ORDERS:
+    if value not in ORDERS:
         raise ValueError(
             f'has order = {value!r}: write order = "seq" if an integer column orders the rows, '
             'order = "created_at" if only their times do, or order = "none" if consumers need no order'
@@ -193,7 +193,7 @@ def _names(content: dict[str, Any], section: str, known: tuple[str, ...]) -> dic
         _check_name(name, value)
         return value
 
-    return each_checked(found.items(), one)
+    return each_checked([(section, found)], lambda _, names: each_checked(names.items(), one))[section]
 
 
 def _check_name(what: str, name: str) -> None:

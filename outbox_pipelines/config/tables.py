@@ -50,23 +50,32 @@ def as_table(value: Any) -> dict[str, Any]:
     return table
 
 
+class EntriesError(ValueError):
+    """What is wrong with the entries of a table: the place of each in it, and why."""
+
+    def __init__(self, each: list[tuple[tuple[str, ...], str]]) -> None:
+        super().__init__("; ".join(why for _, why in each))
+        self.each = each
+
+
 def each_checked(
     entries: Iterable[tuple[str, _Value]], check: Callable[[str, _Value], _Checked]
 ) -> dict[str, _Checked]:
     """Return what `check` makes of each entry, by its name.
 
     Raises:
-        ValueError: what it raised for entries; one message for all.
+        EntriesError: what it raised for entries.
     """
     found: dict[str, _Checked] = {}
-    mistakes: list[str] = []
+    mistakes: list[tuple[tuple[str, ...], str]] = []
     for name, value in entries:
         try:
             found[name] = check(name, value)
         except ValueError as error:
-            mistakes.append(str(error))
+            of_entry = error.each if isinstance(error, EntriesError) else [((), str(error))]
+            mistakes += (((name, *place), why) for place, why in of_entry)
     if mistakes:
-        raise ValueError("; ".join(mistakes))
+        raise EntriesError(mistakes)
     return found
 
 
@@ -108,7 +117,11 @@ def resolved(value: Any) -> Any:
             raise ValueError(f"names {where}, which is not set: set it, or correct the name")
         return found
     try:
-        with expanded(where).open(encoding="utf-8") as file:
+        path = expanded(where)
+        # A pipe can be read once, and without a writer it is waited for without end.
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a regular file")
+        with path.open(encoding="utf-8") as file:
             found = file.read(_LONGEST + 1).strip()
     # A path with a NUL is a ValueError.
     except (OSError, ValueError) as error:

@@ -88,12 +88,20 @@ def test_all_mistakes_of_a_section_are_shown_at_once() -> None:
         '[table]\nname = "outbox"\n[table.columns]\nids = "a"\nversion = 1\n'
     )
     found = _outbox("config", "check").output
+    starts = [int(line.split(":")[0].removeprefix("outbox.toml line ")) for line in found.splitlines()]
+    assert sorted(starts) == [2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 21, 22]
     for part in (
         *("has acks", "has retries", "'lags'", "backlog=many", "[a] topic: unknown field", "[c] topic: a "),
         *("'idd'", "header version", "[a] topics", "[a] has an unknown entry 'keep'", "[b] source"),
         *("'ids'", "version = 1 in [table.columns]"),
     ):
         assert found.count(part) == 1, part
+
+
+def test_a_file_without_an_entry_is_said_to_set_nothing() -> None:
+    """Guards against an empty file that a person takes for the one with the settings."""
+    Path("outbox.toml").write_text("# nothing\n")
+    assert _outbox("config", "check").output == "outbox.toml: sets nothing; 1 outbox, no mistake\n"
 
 
 def test_a_right_file_is_read_by_every_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -152,11 +160,16 @@ def test_editors_know_what_the_program_knows() -> None:
     schema = json_schema()
     checked = jsonschema.Draft202012Validator(schema)
     jsonschema.Draft202012Validator.check_schema(schema)
-    entries = [each for section in schema["properties"].values() for each in section.get("properties", {})]
+    sections = {name: each for name, each in schema["properties"].items() if name not in WHOLE}
+    entries = [each for section in sections.values() for each in section.get("properties", {})]
     # Others are sections of their own.
     assert len(entries) == len(Settings.model_fields) - len(WHOLE)
     right = '[outbox]\nkafka = "a"\n[outboxes.x]\ndsn = { env = "X" }\nrelay.batch_events = 3\n'
     right += '[event_types]\n"a.b" = "c"\n[event_types."a.c"]\nmax_attempts = 1\n'
+    right += '[kafka]\nsasl.password = { env = "X" }\n"linger.ms" = 5\nsecurity.protocol = "ssl"\n'
+    right += '[table]\nname = "a.b"\norder = "none"\n[table.columns]\nid = "x"\n'
+    right += '[table.status]\nfailed = "no"\n'
+    right += '[consumers.billing]\ndsn = { file = "x" }\ntopics = ["a"]\nkeep_days = 3\n'
     assert not list(checked.iter_errors(tomllib.loads(right)))
     for wrong in (
         "[relay]\nbatch_events = 0",
@@ -168,6 +181,16 @@ def test_editors_know_what_the_program_knows() -> None:
         "[relays]",
         "[event_types]\na = 1",
         "[aggregate_types.a]\nmax_attempts = 0",
+        '[kafka]\nacks = "0"',
+        "[kafka]\nlinger.ms = [1]",
+        '[table]\norder = "seq"',
+        '[table]\nname = "a"\norder = "x"',
+        '[table]\nname = "a"\ncolumns.idd = "x"',
+        '[table]\nname = "a"\nstatus.pending = 1',
+        "[consumers.a]\nkeep_days = 0",
+        '[consumers.a]\ntopic = "x"',
+        "[consumers.a]\ntopics = []",
+        "consumers.a = 1",
     ):
         assert list(checked.iter_errors(tomllib.loads(wrong))), wrong
 

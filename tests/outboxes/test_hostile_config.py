@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,11 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     """Guards against a stack trace, a process that reads without end, and a file that is ignored."""
     Path("long").write_text("a" * 1_000_001)
     Path("empty").write_text("\n")
+    os.mkfifo("pipe")
     for where, why in {
         "~no_such_user/dsn": "cannot be read",
-        "/dev/zero": "more than 1,000,000 characters",
+        "/dev/zero": "is not a regular file",
+        "pipe": "is not a regular file",
         "long": "more than 1,000,000 characters",
         "empty": "is empty",
         "a\\u0000b": "cannot be read",
@@ -84,6 +87,9 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         assert "outbox.toml is not TOML" in line
     Path("outbox.toml").unlink()
     Path("outbox.toml").symlink_to("nowhere")
+    assert "outbox.toml is not a file" in _outbox("config", "check").output
+    Path("outbox.toml").unlink()
+    Path("outbox.toml").hardlink_to("pipe")
     assert "outbox.toml is not a file" in _outbox("config", "check").output
     Path("outbox.toml").unlink()
     Path("outbox.toml").mkdir()
@@ -107,6 +113,16 @@ def test_a_mistake_is_named_as_it_was_written_and_on_its_line() -> None:
     assert len(lines) == len(starts), lines
     for line in starts:
         assert any(each.startswith(f"outbox.toml line {line}") for each in lines), (line, lines)
+
+
+def test_a_header_in_a_text_is_none() -> None:
+    """Guards against the line of another entry, if a text looks like a header or contains quotes."""
+    lines = _check(
+        "# ''' and \"\"\"\n[outbox]\nkafka = \"#'''\"\n"
+        'schema = """a\n[relay]\nbatch_events = 1\n\\"""\n"""\n'
+        "connector = '''\n[relay]\n'''\n[relay]\nbatch_events = 0\n"
+    )
+    assert any(line.startswith("outbox.toml line 13: batch_events=0") for line in lines), lines
 
 
 def test_true_is_no_number() -> None:
