@@ -1,11 +1,12 @@
-"""`python -m tests.interop.build`: builds the second judge of histories and Dapr's sidecar; prints the paths.
+"""`python -m tests.interop.build`: builds the programs of others that these tests run; prints the paths.
 
 Invariants:
-- A program is in the directory of the local stack, under a name that changes with the files in `daprd/` or
-  `porcupine/`.
+- A program is in the directory of the local stack, under a name that changes with the files it is made of:
+  `daprd/`, `porcupine/`, `asyncapi/`.
 - It appears under its name by a rename, so it is complete or absent.
 - `daprd/go.sum` pins Dapr's module, and the `go.sum` in that module pins everything that Dapr needs;
-  `porcupine/go.sum` pins Porcupine, which needs nothing.
+  `porcupine/go.sum` pins Porcupine, which needs nothing; `asyncapi/package-lock.json` pins AsyncAPI's parser,
+  and no script of a package is run.
 
 Exit codes: 0 success; 2 something is missing, and one line says what.
 """
@@ -32,6 +33,7 @@ from outbox_pipelines.settings import Settings, load_settings
 
 DAPRD: Final = Path(__file__).with_name("daprd")
 PORCUPINE: Final = Path(__file__).with_name("porcupine")
+ASYNCAPI: Final = Path(__file__).with_name("asyncapi")
 MODULE: Final = "github.com/dapr/dapr"
 # Of Dapr's own go.mod.
 OLDEST_GO: Final = (1, 22, 6)
@@ -75,6 +77,30 @@ def porcupine(settings: Settings) -> Path:
     return target
 
 
+def asyncapi(settings: Settings) -> Path:
+    """Return the directory of AsyncAPI's parser, which is installed if it does not exist.
+
+    Raises:
+        SetupError: it cannot be installed; the message says what is missing.
+    """
+    target = place(settings, ASYNCAPI)
+    if target.is_dir():
+        return target
+    if shutil.which("npm") is None:
+        raise SetupError("npm is missing: install Node.js 20 or newer and add it to PATH")
+    home_of(settings).make()
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="asyncapi-") as work:
+        folder = Path(shutil.copytree(ASYNCAPI, Path(work) / "source"))
+        command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+        try:
+            _run(command, folder, os.environ)
+        except subprocess.CalledProcessError as error:
+            problem = last_lines(error.stderr, 3)[:300]
+            raise SetupError(f"AsyncAPI's parser cannot be installed: npm ci failed ({problem})") from None
+        folder.rename(target)
+    return target
+
+
 @contextmanager
 def _building(what: str, settings: Settings, source: Path) -> Iterator[tuple[Path, Mapping[str, str]]]:
     """Let the block complete a copy of the source, in Go's environment; then build it."""
@@ -109,7 +135,10 @@ def _go() -> Mapping[str, str]:
 
 
 def _version(source: Path) -> str:
-    """Of the module that the program is built from."""
+    """Of the module, or the package, that the program is built from."""
+    if (package := source / "package.json").is_file():
+        [version] = json.loads(package.read_text())["dependencies"].values()
+        return str(version)
     found: list[str] = re.findall(r"^require \S+ v(\S+)", (source / "go.mod").read_text(), re.M)
     return found[0]
 
@@ -128,6 +157,7 @@ if __name__ == "__main__":
     try:
         print(porcupine(load_settings()))
         print(daprd(load_settings()))
+        print(asyncapi(load_settings()))
     except SetupError as error:
         print(f"make interop: {error}", file=sys.stderr)
         sys.exit(2)
