@@ -1,8 +1,9 @@
 """When a sensor reports a check again: at a change, otherwise rarely, since such entries are never removed.
 
 Invariants:
-- A changed result is reported at once, at most ten times an hour: the last one of an oscillation is reported
-  late, and never lost.
+- A change for the worse is always reported at once: no failure is hidden by an earlier result.
+- Other changes are reported at once, too, unless ten changes were reported within an hour. Then they wait for
+  an hour at most, and the result of that time is reported.
 - A result that stays the same costs one entry a day; one whose numbers change, one an hour in the long run.
 """
 
@@ -35,6 +36,8 @@ class Reported:
         """Return whether to report this result now."""
         since = now - self.at
         if self._is_changed(status, text):
+            if self.status is not None and status > self.status:
+                return True
             return len(self.changes) < _CHANGES_AN_HOUR or now - self.changes[0] >= HOUR
         if status == 0 or text == self.text:
             return since >= DAY

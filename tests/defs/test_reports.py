@@ -60,3 +60,27 @@ def test_the_end_of_an_oscillation_is_reported() -> None:
     found = a_day(lambda tick: (tick % 2 if tick < 1_000 else 0, "lag"))
     assert [tick for tick in found if tick >= 1_000][:1] <= [1_000 + 120]
     assert len(found) % 2 == 1
+
+
+@pytest.mark.parametrize("better", [0, 1])
+@pytest.mark.parametrize("begin", [0, 1])
+def test_a_failure_is_reported_at_once_after_any_number_of_changes(better: int, begin: int) -> None:
+    """Guards against a check that is green, or warns, for an hour while its result is an error."""
+    last, limited = Reported(), 0
+    for tick in range(TICKS):
+        status, now = (better if (tick + begin) % 2 else 2), 1e9 + tick * EVERY
+        if last.is_due(status, "lag", now):
+            last.report(status, "lag", now)
+        assert last.status is not None
+        assert last.status >= status
+        limited += last.status > status
+    assert limited > TICKS / 3
+
+
+def test_a_limited_check_catches_up_with_its_result() -> None:
+    """Guards against a check that stays red after its recovery, or reports a state that has passed."""
+    states = [0, 1, 2, 1, 0] * 4
+    found = a_day(lambda tick: (states[tick] if tick < len(states) else 0, "lag"))
+    assert found[-1] <= 120 + len(states)
+    last = found[-1]
+    assert last >= len(states)
