@@ -296,5 +296,6 @@ def test_an_aggregate_waits_until_none_of_its_events_is_in_flight(
         assert source.claim(list(blocked.aggregates)) is None
         retries.look_after(may_try=True)
     assert tried == [first]
+    topics.close()
     source.sessions.close()
     ownership.release()
