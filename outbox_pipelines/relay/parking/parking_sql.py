@@ -17,7 +17,7 @@ SELECT count(*), min(seq) FILTER (WHERE times > 1) FROM (
     WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq = ANY (%(seqs)s::bigint[])
     GROUP BY seq) AS present"""
 
-# Whether a parked event holds back those behind it: a dead letter does if its types are told to, each of them
+# Whether a parked event holds back those behind it: a dead letter does if its types say so, each of them
 # by a rule of its own, or all.
 _BLOCKS: Final[LiteralString] = """(
     {0}.state IN ('waiting', 'retrying') OR {0}.state IN ('failed', 'replaying') AND coalesce(
