@@ -277,13 +277,14 @@ FROM outbox_shards WHERE shard = %(shard)s"""
 
 # The epoch fences the previous owner. If the shard was not released, its relay has crashed: the row counts
 # the crashes in a row, and those at the event that was published alone. A process that has lost its session
-# and starts over has not crashed; the events at which earlier ones crashed are still ahead. After `outbox
-# adopt switch`, the rows that were written before it are published first.
+# and starts over has not crashed; the events at which earlier ones crashed are still ahead. An outage of
+# Kafka outlasts an owner: the breaker stays as it is until Kafka answers the next one. After `outbox adopt
+# switch`, the rows that were written before it are published first.
 TAKE: Final = """
 UPDATE outbox_shards s
 SET owner = %(owner)s, pid = pg_backend_pid(), epoch = epoch + 1,
     owned_since = clock_timestamp(), heartbeat = clock_timestamp(),
-    breaker = 'closed', breaker_reason = NULL, barrier_paused = false, barrier_reached = false,
+    barrier_paused = false, barrier_reached = false,
     crashes = CASE WHEN was IS NULL THEN 0 ELSE crashes + (was <> %(owner)s)::int END,
     crash_guard_seq = CASE WHEN was IS NULL THEN NULL ELSE crash_guard_seq END,
     crash_guard_crashes = CASE WHEN was IS NULL OR crash_guard_seq IS NULL THEN 0
@@ -291,7 +292,8 @@ SET owner = %(owner)s, pid = pg_backend_pid(), epoch = epoch + 1,
 FROM (SELECT owner AS was FROM outbox_shards WHERE shard = %(shard)s FOR UPDATE) before
 WHERE shard = %(shard)s AND NOT EXISTS (SELECT FROM outbox_adopted WHERE state = 'draining')
 RETURNING epoch, shards, coalesce(was <> %(owner)s, false), crashes, crash_guard_seq, crash_guard_crashes,
-          s.ctid::text, done::text, target::text, last_seq, tick_id::text, outbox_open_from()::text"""
+          s.ctid::text, done::text, target::text, last_seq, tick_id::text, outbox_open_from()::text,
+          breaker, breaker_reason"""
 
 # While nothing is settled yet, or any more.
 HEARTBEAT: Final = """

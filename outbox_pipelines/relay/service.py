@@ -142,7 +142,9 @@ def _relay(
                 kind.check(settings)
                 blocked = SharedBlockedAggregates()
                 producer = IdempotentProducer(settings)
-                producer.connect()
+                if not has_worked:
+                    # Later the owner waits for Kafka, with its shard: an outage is no missing relay.
+                    producer.connect()
                 place = kind.own(settings, shard, owner)
                 has_worked = True
                 metrics.reached()
@@ -151,9 +153,9 @@ def _relay(
                     break
                 # The worker sends its own heartbeats, but only once it runs.
                 with beating(place.beat, settings.lease_seconds / 5):
+                    metrics.took(place.shard)
                     worker = kind.make_worker(settings, place, producer, blocked, run)
                     on_take(place.shard)
-                    metrics.took(place.shard)
                     has_taken, pauses = True, _pauses()
                     outage.end("outage", "relaying again")
                 with collecting_rarely():

@@ -21,6 +21,7 @@ from uuid import uuid4
 import psycopg
 
 from outbox_pipelines.config.rules import Router, of_types
+from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
@@ -49,6 +50,8 @@ _HURRY_SECONDS: Final = 1.0
 _OFF_SECONDS: Final = 10.0
 # Between two settles: each is a commit, and it bounds the duplicates after a crash.
 _SETTLE_PAUSE: Final = 0.01
+# Between two attempts to recover a shard; each of them waits for Kafka.
+_RECOVERY_PAUSE: Final = 1.0
 
 
 def make_worker(
@@ -60,7 +63,7 @@ def make_worker(
 ) -> Worker:
     """Return a worker for a shard that has been taken."""
     uses_transactions = settings.delivery == "exactly_once" or shard.tick_id is not None
-    if uses_transactions and (fencing := _recovered(settings, shard)) is not None:
+    if uses_transactions and (fencing := _recovered(settings, shard, producer, run)) is not None:
         producer.close()
         producer = fencing
     return Worker(settings, shard, producer, make_publisher(settings, shard, producer, blocked), blocked, run)
@@ -83,13 +86,53 @@ def make_publisher(
     return Publisher(producer, blocked, patience=patience, clock=clock)
 
 
-def _recovered(settings: ProcessSettings, shard: Shard) -> FencingProducer | None:
-    """A producer for exactly_once; None in at_least_once, after believing what the other mode has left."""
-    first = recover(settings, shard, lambda error: None)
+def _recovered(
+    settings: ProcessSettings, shard: Shard, producer: IdempotentProducer, run: Run
+) -> FencingProducer | None:
+    """A producer for exactly_once; None in at_least_once, after believing what the other mode has left.
+
+    While Kafka is unavailable it waits, with the shard: without an owner, the outage would look like a relay
+    that is missing.
+
+    Raises:
+        UnavailableError: the relay is asked to stop, or runs until empty.
+    """
+    started = time.monotonic()
+    run.metrics.breaker(shard.breaker)
+    while True:
+        try:
+            # Sooner than what follows it says that no broker answers.
+            producer.connect()
+            first = recover(settings, shard, lambda error: None)
+            break
+        except UnavailableError as error:
+            if run.must_hand_over(shard, started):
+                run.stop.set()
+            if run.until_empty or run.stop.is_set():
+                raise
+            _show(shard, run, State.OPEN, str(error))
+            producer.idle()
+            run.stop.wait(_RECOVERY_PAUSE)
+    _show(shard, run, State.CLOSED, None)
     if settings.delivery == "exactly_once":
         return FencingProducer(settings, shard, first)
     shard.forget_tick()
     return None
+
+
+def _show(shard: Shard, run: Run, state: State, reason: str | None) -> None:
+    """Show in the database, the metrics and the log whether Kafka is available, if that has changed."""
+    if (state, reason or "") == (shard.breaker, shard.breaker_reason):
+        return
+    before = shard.breaker
+    run.metrics.breaker(state)
+    shard.show_breaker(state, reason)
+    if state is before:
+        return
+    if state is State.OPEN:
+        _LOG.warning("Kafka is unavailable: %s", reason)
+    elif state is State.CLOSED:
+        _LOG.warning("Kafka is available again")
 
 
 class Worker:
@@ -114,7 +157,10 @@ class Worker:
         self._end = threading.Event()
         self._threads = Threads(self._failed)
         self._settled: deque[Settled] = deque()
-        self._shown = State.CLOSED
+        if shard.breaker is not State.CLOSED:
+            # As the owner before left it: a probe says whether that is still true.
+            run.metrics.breaker(State.OPEN)
+            publisher.breaker.trip(self._started, shard.breaker_reason)
         self._ledger = SharedLedger()
         large, has_passed = threading.Lock(), threading.Event()
         self._marks = _Marks(shard)
@@ -260,16 +306,10 @@ class Worker:
             self._settled.append(settled)
 
     def _tell(self) -> None:
-        """Show the state of the connection to Kafka in the database and the log, if it has changed."""
+        """Show what has changed: whether Kafka is available, and that no event is suspected of a crash."""
         breaker = self._publisher.breaker
-        if breaker.state is not self._shown:
-            self._shown = breaker.state
-            self._run.metrics.breaker(breaker.state)
-            self._shard.show_breaker(breaker.state.value, breaker.reason)
-            if breaker.state is State.OPEN:
-                _LOG.warning("Kafka is unavailable: %s", breaker.reason)
-            elif breaker.state is State.CLOSED:
-                _LOG.warning("Kafka is available again")
+        if breaker.state is not self._shard.breaker:
+            _show(self._shard, self._run, breaker.state, breaker.reason)
         if self._crash_guard.is_over:
             self._crash_guard.is_over = False
             self._shard.calm()

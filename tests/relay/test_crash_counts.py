@@ -80,17 +80,18 @@ def test_crashes_are_counted_at_the_event_that_was_published_alone(shard: _Shard
 
 
 def test_a_new_owner_begins_with_what_is_its_own(shard: _Shard) -> None:
-    """Guards against a shard that shows the state of the relay before."""
+    """Guards against a shard that shows the state of the relay before, except what it said of Kafka."""
     shard.execute(
         "UPDATE outbox_shards SET breaker = 'open', breaker_reason = 'an outage', barrier_paused = true, "
         "barrier_reached = true, heartbeat = now() - interval '1 day', owned_since = now() - interval '1 day'"
     )
-    shard.taken("a")
+    ((*_, breaker, reason),) = shard.execute(relay_sql.TAKE, owner="a")
+    assert (breaker, reason) == ("open", "an outage")
     found = shard.execute(
         "SELECT owner, pid = pg_backend_pid(), breaker, breaker_reason, barrier_paused, barrier_reached, "
         "heartbeat > now() - interval '1 hour', owned_since > now() - interval '1 hour' FROM outbox_shards"
     )
-    assert found == [("a", True, "closed", None, False, False, True, True)]
+    assert found == [("a", True, "open", "an outage", False, False, True, True)]
 
 
 def test_another_shard_is_left_alone(shard: _Shard) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,6 +15,7 @@ from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import service
+from outbox_pipelines.relay.core import transactions
 from outbox_pipelines.relay.run import Totals
 from tests.conftest import Outbox, patience, wait_until
 from tests.relay import faults
@@ -24,6 +26,10 @@ from tests.relay.topic import NOISE, change_topic
 
 def _breaker(outbox: Outbox) -> str:
     return outbox_measurements.read(outbox.settings).shards[0].breaker
+
+
+def _reason(outbox: Outbox) -> str:
+    return outbox_measurements.read(outbox.settings).shards[0].breaker_reason or ""
 
 
 def _wait_until_relayed(outbox: Outbox) -> int:
@@ -83,6 +89,102 @@ def test_kafka_is_frozen_for_a_while(own_servers: tuple[Postgres, Kafka, Outbox]
         kafka.thaw()
         wait_until(lambda: _breaker(outbox) == "closed", seconds=60, what="the breaker to close")
         _assert_all_arrived(outbox, 11)
+
+
+ONCE = {"delivery": "exactly_once", "transaction_seconds": 4.0}
+
+
+def _epoch(outbox: Outbox) -> int:
+    with outbox.connect() as connection:
+        ((epoch,),) = connection.execute("SELECT epoch FROM outbox_shards").fetchall()
+    return int(epoch)
+
+
+def _assert_waits_for_kafka(outbox: Outbox) -> None:
+    (shard,) = outbox_measurements.read(outbox.settings).shards
+    assert (shard.owner is not None, shard.breaker) == (True, "open"), shard
+    assert shard.heartbeat_seconds is not None
+    assert shard.heartbeat_seconds < outbox.settings.lease_seconds
+
+
+def test_a_transaction_in_doubt_keeps_the_shard_until_kafka_is_back(
+    own_servers: tuple[Postgres, Kafka, Outbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against an outage shown as a relay that is missing, and against events published twice."""
+    _, kafka, outbox = own_servers
+    monkeypatch.setattr(transactions, "_ABORT_SECONDS", 1.0)
+    # The abort that fails opens the breaker, long before its patience ends.
+    with running(quick(outbox, **ONCE, breaker_seconds=600.0)):
+        outbox.write(1)
+        _wait_until_relayed(outbox)
+        before = _epoch(outbox)
+        kafka.freeze()
+        outbox.write(*range(8))
+        wait_until(lambda: _epoch(outbox) > before, seconds=60, what="the shard to be taken again")
+        _assert_waits_for_kafka(outbox)
+        assert "cannot be ended" in _reason(outbox)
+        wait_until(lambda: "no broker" in _reason(outbox), seconds=60, what="an attempt to recover")
+        _assert_waits_for_kafka(outbox)
+        kafka.thaw()
+        wait_until(lambda: _breaker(outbox) == "closed", seconds=60, what="the breaker to close")
+        _assert_all_arrived(outbox, 9)
+    assert len(outbox.messages()) == 9
+
+
+@pytest.mark.parametrize(
+    ("more", "is_shown"),
+    [({}, True), (ONCE, True), (ONCE, False)],
+    ids=["at_least_once", "exactly_once", "exactly_once, before the outage is noticed"],
+)
+def test_a_successor_takes_the_shard_in_an_outage(
+    own_servers: tuple[Postgres, Kafka, Outbox], more: dict[str, Any], is_shown: bool
+) -> None:
+    """Guards against an outage that is over in the status because the relay that noticed it has died."""
+    _, kafka, outbox = own_servers
+    environment = {f"OUTBOX_{name.upper()}": str(value) for name, value in more.items()}
+    patience = {} if is_shown else {"breaker_seconds": 600.0}
+    with faults.relay(outbox, OUTBOX_BREAKER_SECONDS="1", **environment) as first:
+        outbox.write(1)
+        _wait_until_relayed(outbox)
+        before = _epoch(outbox)
+        with running(quick(outbox, **more, **patience)):
+            wait_until(
+                lambda: outbox_measurements.read(outbox.settings).shards[0].successor_waits,
+                seconds=60,
+                what="a standby",
+            )
+            kafka.freeze()
+            outbox.write(*range(8))
+            if is_shown:
+                wait_until(lambda: _breaker(outbox) == "open", seconds=60, what="the breaker to open")
+            first.kill()
+            wait_until(lambda: _epoch(outbox) > before, seconds=60, what="the successor")
+            if not is_shown:
+                wait_until(lambda: _breaker(outbox) == "open", seconds=60, what="the breaker to open")
+            _assert_waits_for_kafka(outbox)
+            kafka.thaw()
+            wait_until(lambda: _breaker(outbox) == "closed", seconds=60, what="the breaker to close")
+            _assert_all_arrived(outbox, 9)
+
+
+def test_the_database_restarts_while_kafka_is_unavailable(
+    own_servers: tuple[Postgres, Kafka, Outbox],
+) -> None:
+    """Guards against a shard without a relay until Kafka is back."""
+    postgres, kafka, outbox = own_servers
+    with faults.relay(outbox, OUTBOX_BREAKER_SECONDS="1"):
+        outbox.write(1)
+        _wait_until_relayed(outbox)
+        before = _epoch(outbox)
+        kafka.freeze()
+        outbox.write(*range(8))
+        wait_until(lambda: _breaker(outbox) == "open", seconds=60, what="the breaker to open")
+        postgres.stop()
+        postgres.start()
+        wait_until(lambda: _epoch(outbox) > before, seconds=60, what="the shard to be taken again")
+        _assert_waits_for_kafka(outbox)
+        kafka.thaw()
+        _assert_all_arrived(outbox, 9)
 
 
 def test_the_database_restarts(own_servers: tuple[Postgres, Kafka, Outbox], is_short: bool) -> None:

@@ -348,6 +348,8 @@ class TransactionalPublisher(Publisher):
     def _abort(self) -> None:
         self._producer.purge()
         if problem := self._transactions.abort(_ABORT_SECONDS):
+            # Until the next one has recovered the shard.
+            self.breaker.trip(self._clock(), f"a transaction cannot be ended: {problem}")
             raise ShardLostError(f"a transaction ended in doubt: {problem}")
         self._producer.flush(_LAST_REPORTS_SECONDS)
         if self._producer.in_flight:

@@ -20,6 +20,7 @@ from outbox_pipelines.core import sequence
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.relay import relay_sql
+from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.core.parked import DEATH_PAUSE, LONGEST_PAUSE
 from outbox_pipelines.relay.lease.shard_ownership import ShardOwnership
@@ -50,6 +51,9 @@ class Shard(ShardOwnership):
     def __init__(self, settings: RelaySettings, shard: int | None, owner: str) -> None:
         self.tick_id: str | None = None
         """Of the current tick, or the last one, in exactly_once."""
+        self.breaker = State.CLOSED
+        self.breaker_reason = ""
+        """What the row says of Kafka, first as the owner before left it."""
         self._ctid = ""
         self._position: Position | None = None
         self._progress_at = 0.0
@@ -60,7 +64,8 @@ class Shard(ShardOwnership):
         super().__init__(settings, shard, owner)
 
     def _adopt(self, row: list[Any]) -> None:
-        self._ctid, done, target, last_seq, self.tick_id, self._open_from = row
+        self._ctid, done, target, last_seq, self.tick_id, self._open_from, breaker, reason = row
+        self.breaker, self.breaker_reason = State(breaker), reason or ""
         self._position = Position(Snapshot.parse(done), Snapshot.parse(target) if target else None, last_seq)
 
     @property
@@ -131,9 +136,10 @@ class Shard(ShardOwnership):
         self.execute(relay_sql.CALM, {})
         self.crashes, self.crash_guard_seq, self.crash_guard_crashes = 0, None, 0
 
-    def show_breaker(self, state: str, reason: str | None) -> None:
+    def show_breaker(self, state: State, reason: str | None) -> None:
         """Record in the database whether Kafka is available."""
-        self.execute(relay_sql.BREAKER, {"state": state, "reason": reason})
+        self.execute(relay_sql.BREAKER, {"state": state.value, "reason": reason})
+        self.breaker, self.breaker_reason = state, reason or ""
 
     def read_parked(
         self, seqs: Sequence[int], may_take_large: Callable[[], bool]
