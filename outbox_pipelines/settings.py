@@ -245,7 +245,9 @@ def values_of(config: ConfigFile | None, outbox: str | None, given: Mapping[str,
     }
     entries = own = Entries()
     if config is not None:
-        entries = config.shared if outbox is None else config.of(outbox)
+        # What needs no outbox, such as the local stack, takes a name for `{outbox}` as if it were one.
+        name = str(given.get("name") or environment.get("name") or Settings.model_fields["name"].default)
+        entries = config.for_all(name) if outbox is None else config.of(outbox)
         own = entries if outbox is None else config.outboxes[outbox]
     values = dict(entries.values)
     places = {name: place for name, place in entries.places.items() if name in values}

@@ -17,7 +17,7 @@ import click
 
 from outbox_pipelines.core import log
 from outbox_pipelines.outboxes import Outboxes, load_outboxes
-from outbox_pipelines.settings import Settings, load_settings
+from outbox_pipelines.settings import Settings, make_settings
 
 _NAME: Final = "outbox_pipelines.outbox"
 _HELP: Final = "Outbox to use (name from outbox.toml; default: the only one)."
@@ -62,7 +62,8 @@ def add_to(
 def chosen(context: click.Context) -> tuple[Outboxes, str | None]:
     """Return the outboxes, and the name that was given with the command; configure the log."""
     outboxes = load_outboxes()
-    log.configure(next(iter(outboxes.settings.values()), None) or load_settings())
+    # If none can be used, the command says why, and the log has nothing to add.
+    log.configure(next(iter(outboxes.settings.values()), None) or make_settings())
     return outboxes, context.meta.get(_NAME)
 
 

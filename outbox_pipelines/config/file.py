@@ -79,10 +79,16 @@ class ConfigFile:
         line = max(_line(lines, (*place, *within)), _line(lines, (*place, *dotted)))
         return f"{self.path} line {line}: {place[-1]}"
 
+    def for_all(self, name: str) -> Entries:
+        """The entries of all outboxes, as they apply to one of this name; if there is only one, its own."""
+        if not self.outboxes:
+            return self.shared
+        values = {key: _filled(value, name) for key, value in self.shared.values.items()}
+        return Entries(values, self.shared.places, self.shared.mistakes)
+
     def of(self, name: str) -> Entries:
         """The entries of an outbox, with those that it shares; its own win."""
-        own = self.outboxes[name]
-        shared = {key: _filled(value, name) for key, value in self.shared.values.items()}
+        own, shared = self.outboxes[name], self.for_all(name).values
         values = {key: value for key, value in shared.items() if key not in NOT_SHARED} | own.values
         # A wrong name is one mistake, not two.
         if OUTBOX_NAME.fullmatch(name):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from outbox_pipelines.cli.main import cli
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.outboxes import Outboxes, load_outboxes
-from outbox_pipelines.settings import make_settings
+from outbox_pipelines.settings import load_settings, make_settings
 
 FILE = """
 [outbox]
@@ -112,6 +114,31 @@ def test_a_wrong_file_is_an_error(
     """Guards against a file that seems to list nothing."""
     with pytest.raises(SetupError, match=error):
         _load(text, tmp_path, monkeypatch)
+
+
+def test_a_template_for_all_is_no_mistake_where_no_outbox_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a command that names a right line beside the wrong one."""
+    _load(f'{FILE}[topics]\ntopic = "{{outbox}}.{{aggregate_type}}"', tmp_path, monkeypatch)
+    monkeypatch.setenv("OUTBOX_RETRY_SECONDS", "soon")
+    for arguments in (("status", "--all"), ("status", "--outbox", "orders"), ("relay", "--outbox", "orders")):
+        done = CliRunner().invoke(cli, arguments)
+        assert done.exit_code == 2
+        assert "OUTBOX_RETRY_SECONDS=soon:" in done.output
+        assert "unknown field" not in done.output
+
+
+def test_a_command_without_an_outbox_takes_a_template_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a local stack, or an outbox of Dagster's definitions, that refuses a right file."""
+    _load(f'{FILE}[topics]\ntopic = "{{outbox}}.{{aggregate_type}}"', tmp_path, monkeypatch)
+    monkeypatch.setenv("OUTBOX_LOCAL_DIR", str(tmp_path))
+    done = CliRunner().invoke(cli, ["local", "env"])
+    assert (done.exit_code, "no local servers running" in done.output) == (1, True)
+    assert load_settings(name="returns").topic == "returns.{aggregate_type}"
+    assert load_settings().topic == "environment.{aggregate_type}"
 
 
 def test_one_of_several_must_be_chosen(loaded: Outboxes) -> None:
