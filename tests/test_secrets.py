@@ -343,6 +343,23 @@ def test_one_place_makes_errors_safe(capsys: pytest.CaptureFixture[str]) -> None
     assert repr(Secret("")) == "''"
 
 
+def test_a_remedy_that_names_a_secret_is_whole(tmp_path: Path, clean: pytest.MonkeyPatch) -> None:
+    """Guards against a remedy that cannot be typed, because a part of it looks like a secret."""
+    clean.chdir(tmp_path)
+    names = ("sasl.password", "ssl.key.password", "sasl.jaas.config", "sasl.oauthbearer.client.secret")
+    lines = [f'{name} = "hunter2"' for name in names]
+    (tmp_path / "outbox.toml").write_text("\n".join(["[kafka]", *lines]))
+    secret._known.clear()
+    shown = CliRunner().invoke(cli, ["config", "check"]).output
+    assert not leaks(shown)
+    for name in names:
+        assert f'write {name} = {{ env = "VARIABLE" }} or {name} = {{ file = "PATH" }}\n' in shown
+    # What only looks like one is a value.
+    for value in ('{ env = hunter2"', '{env = "hunter2"', '{file="hunter2"}', "{hunter2", '"{ env = x"'):
+        assert "***" in redacted(f"password = {value}"), value
+    assert redacted('password={ env = "A" } password=hunter2') == 'password={ env = "A" } password=***'
+
+
 def test_a_secret_of_a_secret_is_the_same() -> None:
     """Guards against a copy of settings whose password has become ***."""
     assert Secret(Secret("dbname=shop")).reveal() == "dbname=shop"

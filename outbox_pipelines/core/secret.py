@@ -45,8 +45,11 @@ _NAME: Final = (
     r"(?:(?:passw(?:or)?d|passwd|pwd|secret|credential|jaas\.config"
     r"|api[_-]?key|access[_-]?key)[\w.-]{0,64}|token)"
 )
+# A reference, as `outbox.toml` has it, is where a secret stands, and none.
+_REFERENCE: Final = r'\{ (?:env|file) = "'
 _NAMED: Final = re.compile(
-    rf"(?i)({_NAME}['\"]?\s{{0,8}}[=:]\s{{0,8}})('[^']{{0,1024}}'|\"[^\"]{{0,1024}}\"|[^\s,;&]+)"
+    rf"(?i)({_NAME}['\"]?\s{{0,8}}[=:]\s{{0,8}})"
+    rf"(?!{_REFERENCE})('[^']{{0,1024}}'|\"[^\"]{{0,1024}}\"|[^\s,;&]+)"
 )
 _BARE: Final = re.compile(r"postgres(?:ql)?:///?")
 _URL: Final = re.compile(r"postgres(?:ql)?://([^/?]*)(.*)\Z", re.DOTALL)
