@@ -172,20 +172,25 @@ def _act(
     if not everything and not any(given.values()):
         raise click.UsageError("name ids, give a filter, or use --all")
     with store(settings) as letters:
+        letters.check_action(action, given)
         count = letters.find(given, limit=1, discarded=False).total
         if count and not (dry_run or yes):
             if not sys.stdin.isatty():
-                raise click.UsageError(f"{action} {count:,} dead letters? Without a terminal, add --yes")
-            click.confirm(f"{action} {count:,} dead letters?", abort=True, err=True)
+                raise click.UsageError(f"{action} {_counted(count)}? Without a terminal, add --yes")
+            click.confirm(f"{action} {_counted(count)}?", abort=True, err=True)
         number = 0 if dry_run else letters.act(action, given, actor=actor(), reason=reason)
     if as_json:
         click.echo(json.dumps({"action": action, "dry_run": dry_run, "found": count, "done": number}))
     elif dry_run:
-        click.echo(f"{count:,} dead letters would be {_PAST[action]}")
+        click.echo(f"{_counted(count)} would be {_PAST[action]}")
     else:
-        click.echo(f"{number:,} dead letters {_PAST[action]}")
+        click.echo(f"{_counted(number)} {_PAST[action]}")
     if not (count if dry_run else number):
         sys.exit(1)
+
+
+def _counted(count: int) -> str:
+    return f"{count:,} dead letter{'' if count == 1 else 's'}"
 
 
 def actor() -> str:

@@ -162,12 +162,7 @@ class DeadLetters:
         Args:
             limit: rows at most; the counts are of all.
             discarded: return discarded ones instead.
-
-        Raises:
-            SetupError: ids are given without a source, and several sources have them.
         """
-        # Also before the confirmation of `act`; a list has no ids.
-        self._require_one_source(given)
         which = _selected(given, "discarded" if discarded else "failed") | {"limit": limit}
         counts = _rows(self._connection, queries.COUNT_DEAD_LETTERS, which)
         rows = _rows(self._connection, queries.LIST_DEAD_LETTERS, which)
@@ -193,10 +188,11 @@ class DeadLetters:
         """
         which = _selected(given) | {"actor": actor, "reason": reason}
         with self._connection.transaction():
-            self._require_one_source(given)
+            self.check_action(action, given)
             return self._connection.execute(_ACT[action], which).rowcount
 
-    def _require_one_source(self, given: Mapping[str, Any]) -> None:
+    def check_action(self, action: Action, given: Mapping[str, Any]) -> None:
+        """Raise `SetupError` if ids are given without a source, and several sources have them."""
         which = _selected(given)
         if not which["ids"] or which["source"] is not None:
             return

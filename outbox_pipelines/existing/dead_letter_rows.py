@@ -60,13 +60,16 @@ class DeadLetterRows:
         note = f"(not shown: more than {_MOST_SHOWN:,} bytes)"
         return [{"id": given, "row": note} if row is None else json.loads(row) for (row,) in rows]
 
-    def act(self, action: Action, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        """Make dead letters pending, as if they had never been tried; return how many."""
+    def check_action(self, action: Action, given: Mapping[str, Any]) -> None:
         if action == "discard":
             raise SetupError(
                 "an existing table has no place for discarded dead letters: delete the rows, or mark them as "
                 "published, in your application"
             )
+
+    def act(self, action: Action, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
+        """Make dead letters pending, as if they had never been tried; return how many."""
+        self.check_action(action, given)
         with self._opened(given) as (connection, statements, conditions):
             return connection.execute(statements(existing_sql.REPLAY), conditions).rowcount
 

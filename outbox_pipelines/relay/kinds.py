@@ -53,6 +53,9 @@ class Store(Protocol):
     def show(self, given: Any) -> list[dict[str, Any]]:
         """Return everything known about the dead letters with this id."""
 
+    def check_action(self, action: Any, given: Mapping[str, Any]) -> None:
+        """Raise what `act` would raise for these conditions, before it asks how many there are."""
+
     def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
         """Replay or discard dead letters; return how many.
 

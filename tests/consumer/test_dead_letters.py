@@ -104,7 +104,7 @@ def test_discarded_ones_are_not_handled_and_can_be_seen(
 ) -> None:
     [message_id, *others] = [each for (each,) in place.rows("SELECT message_id::text FROM inbox")]
     command = ("consumer", "dead-letters", "discard", message_id, "--reason", "a test order", "--yes")
-    assert operator.outbox(*command).output == "1 dead letters discarded\n"
+    assert operator.outbox(*command).output == "1 dead letter discarded\n"
     assert operator.outbox(*command).exit_code == 1
     assert place.inbox() == {"failed": 5, "discarded": 1}
     told = operator.outbox("consumer", "dead-letters", "list", "--discarded", "--json")
@@ -139,9 +139,9 @@ def test_ids_of_several_sources_need_a_source(place: Place, operator: Database, 
     assert place.rows("SELECT count(*) FROM inbox WHERE state = 'failed'") == [(2,)]
     both = ("--all", "--source", "billing", "--reason", "x", "--dry-run")
     done = operator.outbox("consumer", "dead-letters", action, *both)
-    assert (done.exit_code, done.output) == (0, f"1 dead letters would be {action}ed\n")
+    assert (done.exit_code, done.output) == (0, f"1 dead letter would be {action}ed\n")
     done = operator.outbox(*command, "--source", "billing", "--yes")
-    assert (done.exit_code, done.output) == (0, f"1 dead letters {action}ed\n")
+    assert (done.exit_code, done.output) == (0, f"1 dead letter {action}ed\n")
     assert place.inbox("shipping") == {"failed": 1}
     # The other one is the only dead letter that is left with this id.
     assert operator.outbox(*command, "--yes").exit_code == 0

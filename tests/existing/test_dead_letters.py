@@ -84,7 +84,7 @@ def test_they_are_listed_shown_and_replayed(make_table: Make, shape: str) -> Non
     for option in ("--aggregate-id", "--error"):
         refused = _run(table, *replay, "--event-type", "order.placed", option, "")
         assert (refused.returncode, "the text is empty" in refused.stderr) == (2, True)
-    assert _run(table, *replay, ids[1], ids[2], ids[3]).stdout == "1 dead letters replayed\n"
+    assert _run(table, *replay, ids[1], ids[2], ids[3]).stdout == "1 dead letter replayed\n"
     assert table.drain().events == 2
     assert sorted(json.loads(message.value or "")["n"] for message in table.messages()) == [1, 2]
     assert json.loads(_run(table, "list", "--json").stdout)["total"] == 1
@@ -101,9 +101,11 @@ def test_what_the_table_cannot_do_is_refused(make_table: Make) -> None:
         table.fill(1)
         with table.connect() as connection:
             connection.execute("UPDATE events SET retry_count = 5, last_error = 'outbox: dead letter: x'")
-        refused = _run(table, *arguments, *(("--yes",) if "discard" in arguments else ()))
-        assert refused.returncode == 2
-        assert message in refused.stderr
+        # A dry run too, and before a person is asked.
+        for options in (("--yes",), ("--dry-run",), ()) if "discard" in arguments else ((),):
+            refused = _run(table, *arguments, *options)
+            assert (refused.returncode, refused.stdout) == (2, "")
+            assert message in refused.stderr
     without = make_table(guides.C.ddl, guides.C.mapping)
     for text in ("", "large"):
         with pytest.raises(SetupError, match="has no last_error, so --error cannot select"):

@@ -234,7 +234,7 @@ def test_a_reader_may_not_act(outbox: Outbox, letters: list[str]) -> None:
             given = {"OUTBOX_DSN": dsn}
             assert outbox.outbox("status", **given).returncode == 0
             done = outbox.outbox("dead-letters", "discard", letters[2], "--reason", "x", "--yes", **given)
-            assert done.stdout == "1 dead letters discarded\n", done.stderr
+            assert done.stdout == "1 dead letter discarded\n", done.stderr
             modest = Outbox(outbox.settings.model_copy(update={"dsn": dsn}))
             with outbox.connect() as other:
                 other.execute("UPDATE outbox_parked SET state = 'replaying' WHERE aggregate_id = 'a'")
