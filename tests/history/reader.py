@@ -2,6 +2,8 @@
 
 Invariants:
 - For one thread. An unavailable broker is waited for, without an error.
+- The end of a partition is that of its log, not what a read_committed consumer is shown of it: a transaction
+  that a killed relay has left open hides what others have committed after it, until the broker aborts it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, OffsetSpec
 
 from tests.conftest import patience
 from tests.history.business import account_of
@@ -36,12 +38,15 @@ class Reader:
         self.messages: list[Message] = []
         self.tokens: set[str] = set()
         self._kinds = {topic: kind for kind, topic in topics.items()}
+        self._kafka = kafka
         self._consumer = Consumer(
             {
                 "bootstrap.servers": kafka,
                 "group.id": uuid.uuid4().hex,
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
+                # A reader that is sent to the end would miss messages without a word.
+                "auto.offset.reset": "error",
                 "isolation.level": "read_committed",
                 "reconnect.backoff.max.ms": 500,
             }
@@ -53,7 +58,9 @@ class Reader:
             if topic in found
             for partition in found[topic].partitions
         ]
-        self._unread = {(place.topic, place.partition) for place in partitions}
+        self._partitions = [(place.topic, place.partition) for place in partitions]
+        self._ends: dict[tuple[str, int], int] = {}
+        """By partition, where its end was reached last."""
         self._consumer.assign(partitions)
 
     def poll(self, seconds: float) -> None:
@@ -63,7 +70,11 @@ class Reader:
             if error is None:
                 self._take(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                self._unread.discard((message.topic(), message.partition()))
+                topic, partition, offset = message.topic(), message.partition(), message.offset()
+                assert topic is not None
+                assert partition is not None
+                assert offset is not None
+                self._ends[topic, partition] = offset
 
     def _take(self, message: Any) -> None:
         body = json.loads(message.value())
@@ -87,13 +98,30 @@ class Reader:
         self._consumer.close()
 
     def read_to_end(self) -> None:
-        """Returns when the end of every partition was reached once."""
+        """Returns when every partition was read as far as its log goes now."""
+        goals = self._logs()
         seen, deadline = -1, 0.0
-        while self._unread:
+        while unread := [place for place, goal in goals.items() if self._ends.get(place, -1) < goal]:
             if len(self.messages) > seen:
                 seen, deadline = len(self.messages), time.monotonic() + patience(60)
-            assert time.monotonic() < deadline, f"nothing more of {sorted(self._unread)} in time"
+            assert time.monotonic() < deadline, f"nothing more of {sorted(unread)} in time"
             self.poll(0.1)
+
+    def _logs(self) -> dict[tuple[str, int], int]:
+        """The offset of the end of each partition's log, also behind an open transaction."""
+        if not self._partitions:
+            return {}
+        client = AdminClient({"bootstrap.servers": self._kafka})
+        latest = {TopicPartition(*place): OffsetSpec.latest() for place in self._partitions}  # type: ignore[no-untyped-call]
+        deadline = time.monotonic() + patience(60)
+        while True:
+            asked = client.list_offsets(latest, request_timeout=30)
+            try:
+                found = {place: answer.result(60).offset for place, answer in asked.items()}
+            except KafkaException:
+                assert time.monotonic() < deadline, "no answer about the ends of the topics in time"
+                continue
+            return {(place.topic, place.partition): offset for place, offset in found.items()}
 
 
 def read(kafka: str, topics: Mapping[str, str]) -> list[Message]:
