@@ -38,7 +38,10 @@ def migrate(settings: Settings, check: bool, grants_file: Path | None) -> None:
         click.echo("the schema is up to date")
         return
     applied = schema.migrate(settings)
-    click.echo(f"applied {', '.join(applied)}" if applied else "nothing to do")
-    if wanted is not None:
-        for line in grants.apply(settings, wanted):
-            click.echo(plain(line))
+    if applied:
+        click.echo(f"applied {', '.join(applied)}")
+    lines = grants.apply(settings, wanted) if wanted is not None else []
+    for line in lines:
+        click.echo(plain(line))
+    if not (applied or lines):
+        click.echo("nothing to do")

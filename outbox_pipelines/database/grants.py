@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -100,9 +101,8 @@ def _kind(path: Path, role: str, given: Any) -> tuple[str, dict[str, Any]]:
 def apply(settings: OutboxSettings, grants: Grants, *, check: bool = False) -> list[str]:
     """Give each role of `grants` the rights of its kinds, and no other right on the outbox.
 
-    With `check`, all is rolled back.
-
-    Returns which rights were missing or too many, and which other roles have rights on the outbox.
+    Returns how many rights of each role were changed, and which other roles have rights on the outbox. With
+    `check`, all is rolled back, and each right that is missing or too many is named instead.
 
     Raises:
         SetupError: a role or a kind does not exist, or a right cannot be granted or revoked; nothing
@@ -130,8 +130,16 @@ def apply(settings: OutboxSettings, grants: Grants, *, check: bool = False) -> l
         except psycopg.errors.InsufficientPrivilege as error:
             raise SetupError(f"{first_line(error)}; nothing was changed") from None
         after = _rights(connection)
-        lines = [f"role {role} lacks {right}" for role, right in sorted(after - before)]
-        lines += [f"role {role} has more than its kind: {right}" for role, right in sorted(before - after)]
+        granted, revoked = after - before, before - after
+        if check:
+            lines = [f"role {role} lacks {right}" for role, right in sorted(granted)]
+            lines += [f"role {role} has more than its kind: {right}" for role, right in sorted(revoked)]
+        else:
+            counts = [Counter(role for role, _ in changed) for changed in (granted, revoked)]
+            lines = [
+                f"role {role}: rights granted: {counts[0][role]}, revoked: {counts[1][role]}"
+                for role in sorted(counts[0] | counts[1])
+            ]
         others = {role for role, right in after if role not in grants and " on schema " not in right}
         for role in sorted(others):
             remedy = f"add it, {role} = [] if it is to have none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,23 @@ def test_check_names_what_is_missing_and_what_is_too_many(database: Database, fi
     assert not database.value("SELECT has_table_privilege(%s, 'outbox_days', 'DELETE')", role)
     assert not database.value("SELECT has_column_privilege(%s, 'outbox', 'payload', 'UPDATE')", role)
     assert _grants(database, file, content, "--check").output == "the schema is up to date\n"
+
+
+def test_what_was_changed_is_printed(database: Database, file: Path) -> None:
+    """Guards against rights that are reported as missing when they have just been given."""
+    role, other = database.role(), database.role()
+    done = _grants(database, file, f"{role} = 'writer'")
+    [granted] = re.findall(rf"^role {role}: rights granted: (\d+), revoked: 0\n$", done.output)
+    assert int(granted) > 3
+    assert _grants(database, file, f"{role} = 'writer'").output == "nothing to do\n"
+    added = _grants(database, file, f"{role} = ['writer', 'analyst']").output
+    assert re.fullmatch(rf"role {role}: rights granted: [1-9]\d*, revoked: 0\n", added)
+    removed = _grants(database, file, f"{role} = 'writer'").output
+    assert re.fullmatch(rf"role {role}: rights granted: 0, revoked: [1-9]\d*\n", removed)
+    unnamed = _grants(database, file, f"{other} = []").output
+    assert re.fullmatch(rf"role {role} has rights on the outbox and is not in the file: .*\n", unnamed)
+    refused = _grants(database, file, f"{role} = 'reader'")
+    assert (refused.exit_code, refused.output.count("\n")) == (2, 1)
 
 
 def test_options_several_kinds_and_none(database: Database, file: Path) -> None:
