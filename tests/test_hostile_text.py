@@ -244,6 +244,28 @@ def test_a_terminal_that_cannot_show_it_gets_escapes() -> None:
     assert rb"\u2026" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("dead-letters", "replay", "--all", "--reason", "\udcff"),
+        ("dead-letters", "list", "--event-type=\udcff"),
+        ("archive", "history", "order", "\udcff"),
+        ("consumer", "dead-letters", "replay", "--all", "--reason", "\udcff"),
+        ("status", "--outbox", "\udcff"),
+    ],
+)
+def test_a_command_line_that_is_not_utf_8_is_refused_in_one_line(command: tuple[str, ...]) -> None:
+    """Guards against a traceback from whatever writes the text first: a driver, or the terminal."""
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 2
+    assert re.fullmatch(r"outbox: .*\\udcff on the command line is not UTF-8 text: .*\n", done.output)
+
+
+def test_a_command_of_the_local_stack_gets_its_line_as_it_is() -> None:
+    done = CliRunner().invoke(cli, ["local", "run", "--", "no-such-command", "\udcff"])
+    assert "command not found: no-such-command" in done.output
+
+
 def test_a_password_in_a_wrong_place_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a connection string as a name, and a password behind a broker's colon."""
     outboxes = tmp_path / "outbox.toml"

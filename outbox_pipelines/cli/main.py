@@ -85,6 +85,18 @@ class _Cli(click.Group):
             with formatter.section(title):
                 formatter.write_dl([(str(each.name), text) for each, text in commands])
 
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(context, args)
+        # What `local run` gets is for another program.
+        for each in rest if command is not local else ():
+            try:
+                each.encode()
+            except UnicodeEncodeError:
+                raise SetupError(f"{each} on the command line is not UTF-8 text: write it in UTF-8") from None
+        return name, command, rest
+
     def invoke(self, context: click.Context) -> object:
         import psycopg
 
