@@ -51,6 +51,12 @@ _NOT_SHOWN: Final = SECRET | {
     *("archive", "consumers", "db_schema", "kafka", "kafka_config", "runbook_url", "table", "ui_url"),
 }
 
+# In place of a library's words, which do not say what to write.
+_WHY: Final = {
+    "string_type": "is not a text: write it in quotes",
+    "path_type": "is not a path: write it in quotes",
+}
+
 
 class OutboxSettings(fields.Lease, fields.Outbox):
     """What every part may know: the outbox and its servers."""
@@ -221,7 +227,8 @@ class Values:
         if name in fields.RULES and len(problem["loc"]) > 1:
             _, event_type, *steps = problem["loc"]
             within = " ".join((f" [{event_type}]", *map(str, steps))) + ":"
-        return [redacted(f"{origin}{shown}{within} {problem['msg'].removeprefix('Value error, ')}")]
+        why = _WHY.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
+        return [redacted(f"{origin}{shown}{within} {why}")]
 
 
 def variable(field: str) -> str:

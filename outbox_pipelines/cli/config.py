@@ -59,7 +59,9 @@ def show(outbox: str | None, as_json: bool) -> None:
     if outbox not in all_values:
         names = ", ".join(name for name in all_values if name is not None)
         wrong = f"no outbox {outbox}" if outbox else "several outboxes"
-        raise SetupError(f"{wrong}: choose {f'with --outbox NAME: {names}' if names else 'none'}")
+        if not names:
+            raise SetupError(f"{wrong}: {NAME} lists no outboxes; leave out --outbox")
+        raise SetupError(f"{wrong}: choose with --outbox NAME: {names}")
     values = all_values[outbox]
     settings = values.checked()
     found = {

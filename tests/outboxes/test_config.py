@@ -104,6 +104,20 @@ def test_a_file_without_an_entry_is_said_to_set_nothing() -> None:
     assert _outbox("config", "check").output == "outbox.toml: sets nothing; 1 outbox, no mistake\n"
 
 
+def test_what_is_wrong_is_said_in_words_for_a_person() -> None:
+    """Guards against a library's words, and a choice among none."""
+    Path("outbox.toml").write_text("[outbox]\nkafka = 9092\n[days]\nexpectations = 3\n")
+    assert _outbox("config", "check").output == (
+        "outbox.toml line 2: kafka is not a text: write it in quotes\n"
+        "outbox.toml line 4: expectations=3: is not a path: write it in quotes\n"
+    )
+    refused = _outbox("config", "show", "--outbox", "nope")
+    assert (refused.exit_code, refused.output) == (
+        2,
+        "outbox: no outbox nope: outbox.toml lists no outboxes; leave out --outbox\n",
+    )
+
+
 def test_a_right_file_is_read_by_every_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against a file that is checked and not used; paths in it are relative to it."""
     (tmp_path / "shop").mkdir()
