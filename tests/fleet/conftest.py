@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import psycopg
@@ -34,19 +34,25 @@ def outboxes(stack: Stack, migrated: str) -> Iterator[list[Outbox]]:
 
 @contextmanager
 def fleet(
-    outboxes: list[Outbox], owner: str | None = None, *, ends: bool = False, **more: object
+    outboxes: list[Outbox],
+    owner: str | None = None,
+    *,
+    ends: bool = False,
+    on_serve: Callable[[str], None] = lambda url: None,
+    **more: object,
 ) -> Iterator[Totals]:
     """A process of a fleet; its totals are known when the block has ended.
 
     Args:
         ends: whether it ends on its own, which is waited for.
+        on_serve: called with the URL of the metrics, with `metrics_port`.
     """
     stop, totals, failures = threading.Event(), Totals(), list[BaseException]()
 
     def run() -> None:
         settings = [outbox.settings.model_copy(update={"retry_seconds": 0.05, **more}) for outbox in outboxes]
         try:
-            totals.events = relay_all(settings, stop=stop, owner=owner).events
+            totals.events = relay_all(settings, stop=stop, owner=owner, on_serve=on_serve).events
         except BaseException as error:  # noqa: BLE001 - raised below
             failures.append(error)
 

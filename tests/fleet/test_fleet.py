@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import urllib.request
+from contextlib import ExitStack
 
 import psycopg
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.fleet import watch
+from outbox_pipelines.relay.lease.owner_session import beating
+from outbox_pipelines.relay.lease.shard import Shard
 from tests.conftest import Outbox, wait_until
 from tests.fleet.conftest import fleet
 from tests.relay.threads import owners
@@ -135,6 +139,33 @@ def test_two_processes_divide_the_outboxes(outboxes: list[Outbox]) -> None:
         for outbox in outboxes:
             outbox.write("b")
             _wait_for(outbox, "a", "b")
+
+
+def test_a_process_that_stands_by_reports_every_outbox(outboxes: list[Outbox]) -> None:
+    """Guards against alerts that vanish, or fire, because the owners of all shards serve no metrics."""
+    names = {outbox.settings.name for outbox in outboxes}
+    of_the_database = ("database_up", "dead_letters", "unpublished_events", "check_status")
+    urls: list[str] = []
+
+    def reported(metric: str) -> set[str]:
+        with urllib.request.urlopen(urls[0], timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        samples = [line for line in lines if line.startswith(f"outbox_{metric}{{")]
+        return {name for name in names for line in samples if f'outbox="{name}"' in line}
+
+    def are_there() -> bool:
+        return bool(urls) and all(reported(metric) == names for metric in of_the_database)
+
+    with ExitStack() as owning:
+        for outbox in outboxes:
+            place = Shard(outbox.settings, 0, "another")
+            owning.callback(place.release)
+            assert place.try_take()
+            owning.enter_context(beating(place.beat, outbox.settings.lease_seconds / 5))
+        with fleet(outboxes, "two", metrics_port=0, on_serve=urls.append):
+            wait_until(are_there, what="the metrics of all outboxes")
+            assert _owners(outboxes) == ["another"] * 3
+            assert reported("shard_owned") == set()
 
 
 def test_an_outbox_gets_a_process_of_its_own(outboxes: list[Outbox]) -> None:

@@ -1,8 +1,8 @@
 """The metrics of a fleet for Prometheus: those of a relay, for several outboxes.
 
 Invariants:
-- A process reports an outbox while it relays one of its shards, or fails to: each is reported, mostly once.
-- Each process reports of every configured outbox that it is configured, also of one that it cannot load.
+- Each process reports every outbox, also one that other processes relay: these may serve no metrics.
+- It also reports of one that it cannot load that it is configured.
 - A scrape asks a part of the databases, in turn, and waits `PATIENCE` for them together. Answers of earlier
   scrapes are reported until they are `OLDEST`.
 """
@@ -44,30 +44,25 @@ class Databases(Collector):
 
     Args:
         errors: by name, why further outboxes cannot be loaded.
-        is_reported: whether this process reports the outbox with this name now.
     """
 
-    def __init__(
-        self, outboxes: Sequence[ProcessSettings], errors: Iterable[str], is_reported: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, outboxes: Sequence[ProcessSettings], errors: Iterable[str]) -> None:
         self._configured = {settings.name: True for settings in outboxes} | dict.fromkeys(errors, False)
         self._readings = [Reading(settings) for settings in outboxes]
-        self._is_reported = is_reported
 
     def describe(self) -> Iterable[Metric]:
         return [configured({}), *families([])]
 
     def collect(self) -> Iterable[Metric]:
-        reported = [reading for reading in self._readings if self._is_reported(reading.settings.name)]
         until = time.monotonic() + PATIENCE
-        most = max(_AT_LEAST, math.ceil(len(reported) / _PART))
-        asked = sorted(reported, key=lambda reading: reading.asked_at)[:most]
-        fresh = max(FRESH, _PACE_SECONDS * len(reported))
+        most = max(_AT_LEAST, math.ceil(len(self._readings) / _PART))
+        asked = sorted(self._readings, key=lambda reading: reading.asked_at)[:most]
+        fresh = max(FRESH, _PACE_SECONDS * len(self._readings))
         for reading in asked:
             reading.begin(fresh)
         for reading in asked:
             reading.wait(until - time.monotonic())
-        known = [reading for reading in reported if reading.asked_at > -math.inf]
+        known = [reading for reading in self._readings if reading.asked_at > -math.inf]
         measured = families((reading.settings, reading.latest(OLDEST)) for reading in known)
         return [configured(self._configured), *measured]
 
@@ -76,7 +71,6 @@ class Databases(Collector):
 def serving(
     outboxes: Sequence[ProcessSettings],
     errors: Iterable[str],
-    is_reported: Callable[[str], bool],
     is_ready: Callable[[], bool],
     on_serve: Callable[[str], None],
 ) -> Iterator[Callable[[ProcessSettings], Metrics]]:
@@ -92,7 +86,7 @@ def serving(
     """
     registry = CollectorRegistry()
     to = Families(registry)
-    registry.register(Databases(outboxes, errors, is_reported))
+    registry.register(Databases(outboxes, errors))
     port = outboxes[0].metrics_port
     assert port is not None
     with metrics_server.serving(registry, outboxes[0].metrics_address, port, is_ready) as url:

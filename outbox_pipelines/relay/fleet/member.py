@@ -116,11 +116,6 @@ class Member:
         self._stands_by = False
         self._thread = threading.Thread(target=self._run, name="outbox-member", daemon=True)
 
-    @property
-    def is_reported(self) -> bool:
-        """Whether this process relays one of its shards, or fails to."""
-        return bool(self._relays) or self._trouble is not None
-
     def start(self) -> None:
         """Begin."""
         self._thread.start()

@@ -57,7 +57,7 @@ def relay_all(
     shared = Shared(len(outboxes), stop, owner)
     members: dict[str, Member] = {}
     with ExitStack() as process:
-        metrics = process.enter_context(_metrics(outboxes, errors or {}, members, states, on_serve))
+        metrics = process.enter_context(_metrics(outboxes, errors or {}, states, on_serve))
         process.enter_context(shared.watcher)
         for settings in outboxes:
             members[settings.name] = Member(
@@ -86,7 +86,6 @@ def relay_all(
 def _metrics(
     outboxes: Sequence[ProcessSettings],
     errors: Iterable[str],
-    members: Mapping[str, Member],
     states: _States,
     on_serve: Callable[[str], None],
 ) -> Iterator[Callable[[ProcessSettings], Metrics]]:
@@ -95,10 +94,7 @@ def _metrics(
         return
     from outbox_pipelines.relay.fleet import fleet_metrics
 
-    def is_reported(name: str) -> bool:
-        return name in members and members[name].is_reported
-
-    with fleet_metrics.serving(outboxes, errors, is_reported, lambda: states.has_reached, on_serve) as made:
+    with fleet_metrics.serving(outboxes, errors, lambda: states.has_reached, on_serve) as made:
         yield made
 
 
