@@ -87,11 +87,12 @@ def test_replayed_ones_are_handled_by_the_consumer_at_work(
 ) -> None:
     """Guards against a replay that waits for a restart, or leaves no trace of who did it."""
     command = ("consumer", "dead-letters", "replay", "--aggregate-id", "1", "--reason", "customer added")
+    # On stderr is what the consumer at work may log.
     told = operator.outbox(*command, "--dry-run")
-    assert (told.exit_code, told.output) == (0, "2 dead letters would be replayed\n")
+    assert (told.exit_code, told.stdout) == (0, "2 dead letters would be replayed\n")
     assert place.inbox() == {"failed": 6}
     told = operator.outbox(*command, "--yes")
-    assert (told.exit_code, told.output) == (0, "2 dead letters replayed\n")
+    assert (told.exit_code, told.stdout) == (0, "2 dead letters replayed\n")
     wait_until(lambda: place.inbox() == {"failed": 4, "processed": 2}, what="their effects")
     assert place.rows("SELECT key, array_agg(n ORDER BY seq) FROM effects GROUP BY key") == [("1", [1, 4])]
     assert place.rows("SELECT action, reason, count(*) FROM inbox_audit GROUP BY 1, 2") == [
@@ -104,19 +105,19 @@ def test_discarded_ones_are_not_handled_and_can_be_seen(
 ) -> None:
     [message_id, *others] = [each for (each,) in place.rows("SELECT message_id::text FROM inbox")]
     command = ("consumer", "dead-letters", "discard", message_id, "--reason", "a test order", "--yes")
-    assert operator.outbox(*command).output == "1 dead letter discarded\n"
+    assert operator.outbox(*command).stdout == "1 dead letter discarded\n"
     assert operator.outbox(*command).exit_code == 1
     assert place.inbox() == {"failed": 5, "discarded": 1}
     told = operator.outbox("consumer", "dead-letters", "list", "--discarded", "--json")
-    assert [row["id"] for row in json.loads(told.output)["rows"]] == [message_id]
-    shown = json.loads(operator.outbox("consumer", "dead-letters", "show", message_id).output)
+    assert [row["id"] for row in json.loads(told.stdout)["rows"]] == [message_id]
+    shown = json.loads(operator.outbox("consumer", "dead-letters", "show", message_id).stdout)
     assert (shown["state"], shown["source"], shown["attempts"]) == ("discarded", "billing", 1)
     assert (shown["headers"]["id"], shown["actions"][0]["reason"]) == (message_id, "a test order")
     assert isinstance(shown["payload"]["n"], int)
     told = operator.outbox(
         "consumer", "dead-letters", "replay", "--all", "--reason", "customers added", "--json", "--yes"
     )
-    assert json.loads(told.output) == {"action": "replay", "dry_run": False, "found": 5, "done": 5}
+    assert json.loads(told.stdout) == {"action": "replay", "dry_run": False, "found": 5, "done": 5}
     wait_until(lambda: place.inbox() == {"discarded": 1, "processed": 5}, what="their effects")
     assert len(others) == place.effects() == 5
 

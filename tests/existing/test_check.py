@@ -392,8 +392,8 @@ def test_settings_that_do_not_fit(table: Table) -> None:
     assert [line for line in done.stdout.splitlines() if line.startswith("error")] == [
         "error: public.events cannot store the position that exactly_once needs: set "
         "OUTBOX_DELIVERY=at_least_once",
-        "error: OUTBOX_VALUE_FORMAT=envelope needs the time of an event: name its column as created_at in "
-        "[table.columns]",
+        "error: OUTBOX_VALUE_FORMAT, or that of a type, needs the time of an event: name its column as "
+        "created_at in [table.columns]",
     ]
 
 
