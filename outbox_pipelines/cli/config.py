@@ -38,6 +38,8 @@ def check() -> None:
     for name, values in all_values.items():
         if name is not None and not values.mistakes and not values.values.get("dsn"):
             mistakes.append(f'outbox {name} names no database: add dsn = {{ env = "{name.upper()}_DSN" }}')
+    for values in all_values.values():
+        mistakes += [each for each in _of_client(values) if each not in mistakes]
     for line in mistakes:
         click.echo(plain(line))
     if mistakes:
@@ -46,6 +48,21 @@ def check() -> None:
     outboxes = f"{len(all_values)} outbox{'es' if len(all_values) > 1 else ''}"
     is_empty = config_path() and not any(values.places for values in all_values.values())
     click.echo(plain(f"{where}: {'sets nothing; ' if is_empty else ''}{outboxes}, no mistake"))
+
+
+def _of_client(values: Values) -> list[str]:
+    """Return what Kafka's client does not accept, if nothing else is wrong: it knows its names and values."""
+    from outbox_pipelines.relay.kafka import client
+
+    if values.all_mistakes():
+        return []
+    # Without brokers it connects to none.
+    settings = values.checked().model_copy(update={"kafka": "none"})
+    try:
+        client.producer(settings, lambda error: None, bootstrap_servers="")
+    except SetupError as error:
+        return [str(error)]
+    return []
 
 
 @config.command()

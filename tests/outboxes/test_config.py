@@ -118,6 +118,25 @@ def test_what_is_wrong_is_said_in_words_for_a_person() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("foo = 1", 'No such configuration property: "foo"'),
+        ('linger.ms = "x"', "Invalid value"),
+        ('compression.type = "zip"', "Invalid value"),
+        ('sasl.password = { env = "NOPE_NOPE" }', "names NOPE_NOPE, which is not set"),
+        ('ssl.key.password = { file = "away" }', "away, which cannot be read"),
+    ],
+)
+def test_what_the_client_of_kafka_refuses_is_a_mistake(line: str, says: str) -> None:
+    """Guards against a file without a mistake, with which the relay then does not start."""
+    Path("outbox.toml").write_text(f"[kafka]\n{line}\n")
+    done = _outbox("config", "check")
+    assert (done.exit_code, says in done.output) == (1, True), done.output
+    Path("outbox.toml").write_text("[kafka]\nlinger.ms = 3\n")
+    assert _outbox("config", "check").exit_code == 0
+
+
 def test_a_right_file_is_read_by_every_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against a file that is checked and not used; paths in it are relative to it."""
     (tmp_path / "shop").mkdir()
