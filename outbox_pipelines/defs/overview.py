@@ -9,6 +9,7 @@ Invariants:
 import json
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import dagster as dg
@@ -22,6 +23,7 @@ from outbox_pipelines.quality.rules import RULES
 KEY: Final = dg.AssetKey(["outboxes"])
 # Twice as old as a measurement becomes while the sensor `health` runs.
 _OLD_SECONDS: Final = 2 * HOUR
+_AGAIN_SECONDS: Final = 300
 _LINKS: Final = 10
 _CHECKS: Final = ("database", *(rule.name for rule in RULES))
 # Worst first.
@@ -32,9 +34,9 @@ All outboxes of this code location: a row for each, the worst first, with its st
 the backlog, dead letters, late days, and when this was measured. Links lead to the checks of those that are
 not OK.
 
-The sensor `outboxes_overview` reports the table when the state of an outbox changes, and every hour.
-It reads what the sensor `health` of each outbox (`outboxes_health`, if they share it) has reported, and no
-database.
+The sensor `outboxes_overview` reports the table when the state of an outbox changes, every five minutes while
+one that is not OK is measured again, and every hour. It reads what the sensor `health` of each outbox
+(`outboxes_health`, if they share it) has reported, and no database.
 
 Use: look here first; then open the checks of the outboxes that are not OK. Materialize reports the table now.
 `outbox status --all` prints the same on a command line.
@@ -42,8 +44,8 @@ Use: look here first; then open the checks of the outboxes that are not OK. Mate
 When a row is UNKNOWN: the outbox has not been measured for two hours. Its sensor `health` is off or new.
 """
 _SENSOR: Final = """\
-Reports the asset `outboxes` when the state of an outbox changes, and every hour. Leave it on: a tick reads
-Dagster's storage only.
+Reports the asset `outboxes` when the state of an outbox changes, at most every five minutes when the figures
+of one that is not OK do, and every hour. Leave it on: a tick reads Dagster's storage only.
 """
 
 
@@ -83,17 +85,26 @@ def sensors(outboxes: Sequence[Outbox], status: dg.DefaultSensorStatus) -> list[
     def overview_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         now = time.time()
         found = rows(context.instance, shown, now)
-        states = {row["outbox"]: row["state"] for row in found}
-        before: dict[str, Any] = json.loads(context.cursor) if context.cursor else {"states": {}, "at": 0.0}
-        is_due = states != before["states"] or now - before["at"] >= HOUR
-        wrong = [f"{name} is {state}" for name, state in states.items() if state != "OK"]
+        before: dict[str, Any] = json.loads(context.cursor) if context.cursor else {}
+        after: dict[str, Any] = {"states": {row["outbox"]: row["state"] for row in found}, "at": now}
+        after["figures"] = [[*row.values()] for row in found if row["state"] != "OK"]
+        is_due = _is_due(before, after)
+        wrong = [f"{name} is {state}" for name, state in after["states"].items() if state != "OK"]
         return dg.SensorResult(
             asset_events=[dg.AssetMaterialization(KEY, metadata=_metadata(found, shown))] if is_due else [],
             skip_reason=dg.SkipReason(ticks.listed(wrong) or f"all {len(found)} outboxes are OK"),
-            cursor=json.dumps({"states": states, "at": now if is_due else before["at"]}),
+            cursor=json.dumps(after if is_due else before),
         )
 
     return [overview_sensor]
+
+
+def _is_due(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return whether the table is reported: 288 times a day at most while no state changes."""
+    if before.get("states") != after["states"]:
+        return True
+    seconds: float = after["at"] - before["at"]
+    return seconds >= (HOUR if before["figures"] == after["figures"] else _AGAIN_SECONDS)
 
 
 def rows(instance: dg.DagsterInstance, outboxes: Sequence[Outbox], now: float) -> list[dict[str, Any]]:
@@ -121,8 +132,8 @@ def _row(
     wrong = [*failed["ERROR"], *failed["WARN"]]
     state = next((state for state in ("ERROR", "WARN") if failed[state]), "OK")
     observed = instance.fetch_observations(key, limit=1).records
-    seconds = now - observed[0].timestamp if observed else None
-    if state == "OK" and (seconds is None or seconds > _OLD_SECONDS):
+    at = observed[0].timestamp if observed else None
+    if state == "OK" and (at is None or now - at > _OLD_SECONDS):
         # The results are those of a sensor that has stopped.
         state, wrong = "UNKNOWN", ["not measured: is its sensor health on?"]
     numbers: dict[str, Any] = {}
@@ -138,7 +149,8 @@ def _row(
         "backlog": numbers.get("unpublished"),
         "dead_letters": numbers.get("dead_letters"),
         "days_late": numbers.get("days_late"),
-        "measured": None if seconds is None else f"{age(seconds)} ago",
+        # A time: the row is read long after it was written.
+        "measured (UTC)": None if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}",
     }
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -209,7 +209,26 @@ def test_an_outbox_that_is_no_longer_measured_is_not_well(instance: dg.DagsterIn
         instance.report_runless_asset_event(event)
     states = [overview.rows(instance, [orders], time.time() + later)[0] for later in (0.0, 7_201.0)]
     assert [row["state"] for row in states] == ["OK", "UNKNOWN"]
-    assert (states[1]["measured"], states[1]["backlog"]) == ("2 h ago", 3)
+    assert (states[1]["measured (UTC)"], states[1]["backlog"]) == (states[0]["measured (UTC)"], 3)
+    measured = datetime.fromisoformat(f"{states[1]['measured (UTC)']}+00:00").timestamp()
+    assert abs(measured - time.time()) < 60
+
+
+@pytest.mark.parametrize(
+    ("changed", "seconds", "is_due"),
+    [
+        ({}, 299, False),
+        ({}, 3_600, True),
+        ({"states": {"orders": "WARN"}}, 1, True),
+        ({"figures": [["ERROR", "orders", 5]]}, 299, False),
+        ({"figures": [["ERROR", "orders", 5]]}, 300, True),
+    ],
+)
+def test_the_overview_has_figures_of_today(changed: dict[str, object], seconds: int, is_due: bool) -> None:
+    """Guards against figures that are an hour old while they are corrected, and a storage that grows."""
+    before = {"states": {"orders": "ERROR"}, "figures": [["ERROR", "orders", 4]], "at": 1_000.0}
+    assert overview._is_due(before, {**before, **changed, "at": 1_000.0 + seconds}) is is_due
+    assert overview._is_due({}, before)
 
 
 def test_the_process_of_a_run_reads_no_first_day(monkeypatch: pytest.MonkeyPatch) -> None:
