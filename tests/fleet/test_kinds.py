@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -21,6 +22,8 @@ from outbox_pipelines.relay.fleet.standby import Standby
 from outbox_pipelines.relay.fleet.watch import FleetWatch
 from outbox_pipelines.relay.fleet.watcher import Database
 from outbox_pipelines.relay.lease import resharding
+from outbox_pipelines.relay.lease.owner_session import beating
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, fresh_database, topic_prefix, wait_until
@@ -88,7 +91,15 @@ def test_a_relay_that_ends_again_and_again_pauses_longer(
 ) -> None:
     """Guards against a restart each second for ever, each with connections and lines in the log."""
     times: list[tuple[float, float]] = []
-    relay = service.relay
+    relay, looks = service.relay, Standby.looks
+
+    def late(self: Standby, shards: set[int]) -> Any:
+        # Between the moment at which a relay is known to be at work, and the look, it fails.
+        relays = [one for one in threading.enumerate() if one.name == "outbox-legacy"]
+        wait_until(lambda: len(times) >= 4 or not any(one.is_alive() for one in relays))
+        return looks(self, shards)
+
+    monkeypatch.setattr(Standby, "looks", late)
 
     def timed(*given: Any, **more: Any) -> Totals:
         began = time.monotonic()
@@ -115,6 +126,36 @@ def test_a_relay_that_ends_again_and_again_pauses_longer(
     # At least half of 4 s, and of 1 s, plus what a start takes.
     assert times[3][0] - times[2][1] >= 2.0
     assert len(table.messages()) == 1
+
+
+def test_a_shard_that_fails_beside_one_that_is_relayed_elsewhere(
+    outboxes: list[Outbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a process that never relays again: it looked at the other shard at that moment."""
+    outbox = outboxes[0]
+    with fleet([outbox]):
+        wait_until(lambda: len(owners(outbox)) == 1, what="the shard to be relayed")
+        assert resharding.change(outbox.settings, 2)
+    failed: list[int] = []
+    relay = service.relay
+
+    def failing(settings: Any, **more: Any) -> Totals:
+        if not failed:
+            failed.append(more["shard"])
+            # A process none of whose outboxes was ever relayed ends.
+            more["on_take"](more["shard"])
+            raise SetupError("for a while")
+        return relay(settings, **more)
+
+    monkeypatch.setattr(service, "relay", failing)
+    elsewhere = Shard(outbox.settings, 1, "elsewhere")
+    assert elsewhere.try_take()
+    with ExitStack() as owning:
+        owning.callback(elsewhere.release)
+        owning.enter_context(beating(elsewhere.beat, outbox.settings.lease_seconds / 5))
+        with fleet([outbox], "one"):
+            wait_until(lambda: "one" in owners(outbox), what="the shard to be relayed again")
+            assert failed == [0]
 
 
 def test_an_outbox_with_several_shards(outboxes: list[Outbox]) -> None:

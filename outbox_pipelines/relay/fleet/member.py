@@ -145,8 +145,9 @@ class Member:
             try:
                 self._stand_by()
                 # All shards are relayed here: until one of them ends, or their number changes.
-                # `wake` comes after `stop`; a look may have taken it for another change.
-                if not self._shared.stop.is_set():
+                # `wake` comes after `stop`, a relay's end after its failure: a look may have taken it for
+                # another change.
+                if not (self._shared.stop.is_set() or self._failed):
                     self._changed.wait()
                     self._changed.clear()
             except Exception as error:  # noqa: BLE001 - the other outboxes go on
@@ -198,7 +199,9 @@ class Member:
                         unit = Unit(self.name, look.shard)
                         seen = others + (not look.is_free)
                         self._shared.division.saw(unit, others=seen, is_free=look.is_free)
-                    if look.is_free and not is_ours and self._shared.division.take(unit):
+                    # One that has failed since the round began is no longer ours: it has its pause first.
+                    may_start = look.is_free and not is_ours and not self._failed
+                    if may_start and self._shared.division.take(unit):
                         self._start(unit)
                 if self._shards <= self._relays.keys():
                     return
