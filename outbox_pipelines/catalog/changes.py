@@ -7,7 +7,7 @@ Invariants:
 - A member that is added is no change for consumers, unless the old schema forbids other members.
 
 The rules are those that schema registries call BACKWARD (narrows) and FORWARD (widens), with members that
-nobody has described taken for absent.
+neither version describes taken for absent.
 """
 
 from __future__ import annotations

@@ -33,9 +33,10 @@ warnings.filterwarnings(
 _HEALTH: Final = """\
 The health of the outbox: backlog, lag, parked events, dead letters, days, Kafka.
 
-The sensor `health` measures twice a minute and reports the checks here: a changed result at once, a failing
-check again while its numbers change (after a minute, two minutes, four, up to an hour), all others once a
-day; its numbers, as plots, every hour and with each change. `outbox status` shows the same on a command line.
+The sensor `health` measures twice a minute and reports the checks here: a change for the worse at once, one
+for the better too, unless there were ten changes within an hour; a failing check again while its numbers
+change (after a minute, two minutes, four, up to an hour), all others once a day; its numbers, as plots, every
+hour and with each change. `outbox status` shows the same on a command line.
 
 Use: look at the Checks; Observe measures now, and the job `check_health` runs all checks now. When a check
 fails: its description says what it means and what to do, and `runbook` in the metadata of the result is the
