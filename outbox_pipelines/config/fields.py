@@ -7,24 +7,22 @@ Invariants:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
-from outbox_pipelines.config.message_names import read_headers, read_members
-from outbox_pipelines.config.tables import as_table
+from outbox_pipelines.config.rules import Rule, Rules, check_names
 from outbox_pipelines.config.types import (
     ANY_CASE,
+    AfterDeadLetter,
     AlertAddresses,
     ArchivePlace,
+    Attempts,
     Brokers,
     ConnectorName,
     ConnectUrls,
@@ -39,19 +37,17 @@ from outbox_pipelines.config.types import (
     Link,
     OutboxName,
     Replicas,
+    RetrySeconds,
     SchemaName,
     SecretCommand,
     Topic,
     TopicPatterns,
     UriReference,
+    ValueFormat,
 )
-from outbox_pipelines.core.secret import Secret, has_password
+from outbox_pipelines.core.secret import Secret
 
 Readers = Literal["owner", "group", "everyone"]
-ValueFormat = Literal["payload", "flat", "envelope", "cloudevents"]
-AfterDeadLetter = Literal["continue", "block"]
-Attempts = Annotated[int, Field(ge=1, le=1_000_000)]
-RetrySeconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 
 
 class Outbox(BaseModel):
@@ -85,49 +81,6 @@ class Outbox(BaseModel):
         default="",
         description="Debezium's connector for this outbox there. If not set: the outbox's name.",
     )
-
-
-class Rule(BaseModel):
-    """What an event type, or an aggregate type, has of its own; None: what all have."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    topic: Topic | None = None
-    value_format: ValueFormat | None = None
-    header_names: HeaderNames | None = None
-    flat_members: FlatMembers | None = None
-    tombstones: bool | None = None
-    cloudevents_source: UriReference | None = None
-    max_attempts: Attempts | None = None
-    retry_seconds: RetrySeconds | None = None
-    on_dead_letter: AfterDeadLetter | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _text_is_a_topic(cls, value: Any) -> Any:
-        if not isinstance(value, str | dict | Rule):
-            raise ValueError("write a topic, or a table of settings")
-        return {"topic": value} if isinstance(value, str) else value
-
-    @field_validator("cloudevents_source")
-    @classmethod
-    def _has_no_password(cls, value: str | None) -> str | None:
-        if value is not None and has_password(value):
-            raise ValueError("has a password in it: remove it")
-        return value
-
-    @model_validator(mode="after")
-    def _keeps_what_readers_look_for(self) -> Rule:
-        # Who reads a topic must find both before he knows the event type.
-        if renamed := {"id", "event-type"} & (self.header_names or {}).keys():
-            raise ValueError(
-                f"header_names renames {min(renamed)}: readers need it before they know the type: rename it "
-                "for all, in OUTBOX_HEADER_NAMES"
-            )
-        return self
-
-
-Rules = Annotated[dict[str, Rule], BeforeValidator(as_table)]
 
 
 class Topics(BaseModel):
@@ -180,16 +133,9 @@ class Topics(BaseModel):
     @field_validator("event_types", "aggregate_types")
     @classmethod
     def _names_differ(cls, value: dict[str, Rule], info: ValidationInfo) -> dict[str, Rule]:
-        # With those of all: `Messages` is validated before.
-        for event_type, rule in value.items():
-            # Names of types are printed.
-            if has_password(event_type):
-                raise ValueError("a type's name has a password in it: write the name of a type")
-            for name, read in (("header_names", read_headers), ("flat_members", read_members)):
-                try:
-                    read({**info.data.get(name, {}), **(getattr(rule, name) or {})})
-                except ValueError as error:
-                    raise ValueError(f"[{event_type}] {name}: {error}") from None
+        # `Messages` is validated before, and event types are before aggregate types: each pair is seen.
+        others = info.data.get("event_types", {}) if info.field_name == "aggregate_types" else {}
+        check_names(value, others, info.data)
         return value
 
 

@@ -7,17 +7,100 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Protocol, Self, TypeVar
 
-from outbox_pipelines.config import fields
+from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator, model_validator
+
+from outbox_pipelines.config.message_names import read_headers, read_members
+from outbox_pipelines.config.tables import as_table
 from outbox_pipelines.config.topics import IllegalTopicError, TopicTemplate
+from outbox_pipelines.config.types import (
+    AfterDeadLetter,
+    Attempts,
+    FlatMembers,
+    HeaderNames,
+    RetrySeconds,
+    Topic,
+    UriReference,
+    ValueFormat,
+)
+from outbox_pipelines.core.secret import has_password
 
-_Settings = TypeVar("_Settings", bound=fields.Topics)
+_Settings = TypeVar("_Settings", bound="Ruled")
 
 
-def has_rules(settings: fields.Topics) -> bool:
+class Rule(BaseModel):
+    """What an event type, or an aggregate type, has of its own; None: what all have."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    topic: Topic | None = None
+    value_format: ValueFormat | None = None
+    header_names: HeaderNames | None = None
+    flat_members: FlatMembers | None = None
+    tombstones: bool | None = None
+    cloudevents_source: UriReference | None = None
+    max_attempts: Attempts | None = None
+    retry_seconds: RetrySeconds | None = None
+    on_dead_letter: AfterDeadLetter | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_a_topic(cls, value: Any) -> Any:
+        if not isinstance(value, str | dict | Rule):
+            raise ValueError("write a topic, or a table of settings")
+        return {"topic": value} if isinstance(value, str) else value
+
+    @field_validator("cloudevents_source")
+    @classmethod
+    def _has_no_password(cls, value: str | None) -> str | None:
+        if value is not None and has_password(value):
+            raise ValueError("has a password in it: remove it")
+        return value
+
+    @model_validator(mode="after")
+    def _keeps_what_readers_look_for(self) -> Rule:
+        # Who reads a topic must find both before he knows the event type.
+        if renamed := {"id", "event-type"} & (self.header_names or {}).keys():
+            raise ValueError(
+                f"header_names renames {min(renamed)}: readers need it before they know the type: rename it "
+                "for all, in OUTBOX_HEADER_NAMES"
+            )
+        return self
+
+
+Rules = Annotated[dict[str, Rule], BeforeValidator(as_table)]
+
+
+class Ruled(Protocol):
+    """Settings with rules."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def event_types(self) -> dict[str, Rule]: ...
+    @property
+    def aggregate_types(self) -> dict[str, Rule]: ...
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self: ...
+
+
+def check_names(rules: dict[str, Rule], others: dict[str, Rule], general: Mapping[str, Any]) -> None:
+    """Raise `ValueError` where names of headers or members, also with another type's rule, are not valid."""
+    for name, read in (("header_names", read_headers), ("flat_members", read_members)):
+        tables = [getattr(rule, name) for rule in others.values()]
+        for types, rule in rules.items():
+            # Names of types are printed.
+            if has_password(types):
+                raise ValueError("a type's name has a password in it: write the name of a type")
+            for other in ({}, *filter(None, tables)):
+                try:
+                    read({**general.get(name, {}), **(getattr(rule, name) or {}), **other})
+                except ValueError as error:
+                    raise ValueError(f"[{types}] {name}: {error}") from None
+
+
+def has_rules(settings: Ruled) -> bool:
     """Return whether any type has a rule."""
     return bool(settings.event_types or settings.aggregate_types)
 
@@ -28,22 +111,16 @@ def of_types(settings: _Settings, aggregate_type: str, event_type: str) -> _Sett
     return _with(settings, *(rule for rule in rules if rule is not None))
 
 
-def variants(settings: _Settings) -> Iterator[_Settings]:
-    """Yield the settings as they can apply: the general ones, and with each rule or pair of rules."""
-    for rules in product((None, *settings.aggregate_types.values()), (None, *settings.event_types.values())):
-        yield _with(settings, *(rule for rule in rules if rule is not None))
-
-
-def own(settings: fields.Topics, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def own(settings: Ruled, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the value of a setting in the rules that have it: by event type, and by aggregate type."""
     return _own(settings.event_types, name), _own(settings.aggregate_types, name)
 
 
-def _own(rules: dict[str, fields.Rule], name: str) -> dict[str, Any]:
+def _own(rules: dict[str, Rule], name: str) -> dict[str, Any]:
     return {each: value for each, rule in rules.items() if (value := getattr(rule, name)) is not None}
 
 
-def _with(settings: _Settings, *rules: fields.Rule) -> _Settings:
+def _with(settings: _Settings, *rules: Rule) -> _Settings:
     update: dict[str, Any] = {}
     for rule in rules:
         for name, value in rule:
@@ -57,7 +134,7 @@ def _with(settings: _Settings, *rules: fields.Rule) -> _Settings:
 class Router:
     """Topics: of the event type, or of the aggregate type, or by the template for all others."""
 
-    def __init__(self, settings: fields.Topics) -> None:
+    def __init__(self, settings: Ruled) -> None:
         self._default = TopicTemplate(settings.topic)
         self._by_event_type, self._by_aggregate_type = (
             {name: TopicTemplate(topic) for name, topic in rules.items()} for rules in own(settings, "topic")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from outbox_pipelines.config.connect_url import connect_urls
 from outbox_pipelines.config.consumers import read_consumers
@@ -182,6 +182,10 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+ValueFormat = Literal["payload", "flat", "envelope", "cloudevents"]
+AfterDeadLetter = Literal["continue", "block"]
+Attempts = Annotated[int, Field(ge=1, le=1_000_000)]
+RetrySeconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 Table = dict[str, Any]
 Names = dict[str, str]
 OutboxName = Annotated[str, AfterValidator(_name)]

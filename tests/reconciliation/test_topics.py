@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from outbox_pipelines.config.fields import Rule
+from outbox_pipelines.config.rules import Rule
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import messages
 from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.config.fields import Rule
-from outbox_pipelines.config.rules import Router, of_types
+from outbox_pipelines.config.rules import Router, Rule, of_types
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.kafka.message import Encoder, needs_json, needs_time
@@ -98,6 +97,16 @@ def test_a_rule_that_cannot_work_is_refused_where_it_enters(place: str, rules: A
     with pytest.raises(SetupError, match=rf"^OUTBOX_{place.upper()}.* {says}") as refused:
         load_settings(header_names="aggregate-type=t", **{place: rules})
     assert "u:pw" not in str(refused.value)
+
+
+def test_two_rules_that_meet_at_an_event_fit_each_other() -> None:
+    """Guards against two headers of one name, which only the first event of both types would show."""
+    rules: dict[str, Any] = {
+        "event_types": {"paid": {"header_names": {"traceparent": "x"}}},
+        "aggregate_types": {"order": {"header_names": {"version": "x"}}},
+    }
+    with pytest.raises(SetupError, match=r"\[order\] header_names: two headers would have the name x"):
+        load_settings(**rules)
 
 
 def test_types_have_their_own_retries(outbox: Outbox) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from outbox_pipelines.config import parsed
 from outbox_pipelines.config.message_names import COLUMNS, CONTENT_TYPE, IDEMPOTENCY_KEY, METADATA, USUAL
-from outbox_pipelines.config.rules import has_rules, of_types, variants
+from outbox_pipelines.config.rules import has_rules, of_types, own
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.settings import MessageSettings
 
@@ -59,12 +59,17 @@ class Encoder:
 
 def needs_time(settings: MessageSettings) -> bool:
     """Whether a shape has the event's time in it, so that the source must read it."""
-    return any(each.value_format in ("envelope", "cloudevents") for each in variants(settings))
+    return not {"envelope", "cloudevents"}.isdisjoint(_formats(settings))
 
 
 def needs_json(settings: MessageSettings) -> bool:
     """Whether a shape has the payload as a part of a JSON value."""
-    return any(each.value_format != "payload" for each in variants(settings))
+    return _formats(settings) != {"payload"}
+
+
+def _formats(settings: MessageSettings) -> set[str]:
+    of_event_types, of_aggregate_types = own(settings, "value_format")
+    return {settings.value_format, *of_event_types.values(), *of_aggregate_types.values()}
 
 
 def _by_types(settings: MessageSettings) -> Encode:

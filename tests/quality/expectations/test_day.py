@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_pipelines.config.fields import Rule
+from outbox_pipelines.config.rules import Rule
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.expectations import archived_day, checkpoint, day_suite, sample
 from outbox_pipelines.quality.rules import Status
