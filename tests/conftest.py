@@ -150,6 +150,18 @@ def pytest_configure(config: pytest.Config) -> None:
             ends.enter_context(workers.forked(config.invocation_params.args))
 
 
+# After pytest's own, which writes where nobody finds it.
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if (given := getattr(session.config, "workerinput", None)) is not None:
+        workers.note_crashes(given)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report: Any) -> None:
+    report.longrepr = f"{report.longrepr}: {workers.crash(report.node)}"
+
+
 class Message(NamedTuple):
     """What a consumer saw."""
 

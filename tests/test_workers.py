@@ -70,3 +70,27 @@ def test_a_run_that_is_ended_ends_what_its_tests_have_started(tmp_path: Path) ->
         finally:
             run.terminate()
     wait_until((tmp_path / "ended").exists, what="the end of what it has started")
+
+
+_CRASHES = """
+import ctypes
+
+def test_it():
+    reads_nothing()
+
+def reads_nothing():
+    ctypes.string_at(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_of_a_crash_signal_and_stack_are_reported(tmp_path: Path) -> None:
+    """Guards against a crash of a native library in one run of a hundred that leaves no trace."""
+    (tmp_path / "test_it.py").write_text(_CRASHES)
+    options = ["-n", "1", "-p", "tests.conftest", "-c", "pyproject.toml", str(tmp_path / "test_it.py")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", *options]
+    run = subprocess.run(command, cwd=_TESTS.parent, env=environment, capture_output=True, text=True)
+    assert "exit code -11" in run.stdout
+    assert "in reads_nothing" in run.stdout

@@ -8,16 +8,21 @@ Invariants:
 - Where the system is not Linux, or coverage is measured, which begins with an interpreter, each process is a
   new interpreter.
 - A module of tests draws nothing for its process when it is imported.
+- Of a process that crashed, the report says by which signal, and what each of its threads did.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from execnet import gateway_base, gateway_io
@@ -61,6 +66,25 @@ def forked(arguments: Sequence[str | os.PathLike[str]]) -> Iterator[None]:
             yield
         finally:
             forker.end()
+
+
+def note_crashes(given: Mapping[str, str]) -> None:
+    """Write the stack of each thread to a file if this process crashes; `given` is pytest-xdist's."""
+    faulthandler.enable(_crash_file(given).open("w"))
+
+
+def crash(worker: Any) -> str:
+    """Return how pytest-xdist's `worker` ended, and its threads' stacks where it could still write them."""
+    path = _crash_file(worker.workerinput)
+    stacks = path.read_text(errors="replace") if path.exists() else ""
+    path.unlink(missing_ok=True)
+    # Not before: its end may be seen before its exit code is.
+    code = worker.gateway._io.popen.wait(60)
+    return f"exit code {code}\n{stacks or 'it wrote no stacks'}"
+
+
+def _crash_file(given: Mapping[str, str]) -> Path:
+    return Path(tempfile.gettempdir(), f"outbox-tests-{given['testrunuid']}-{given['workerid']}")
 
 
 def _main(arguments: Sequence[str], *asker: str) -> None:
