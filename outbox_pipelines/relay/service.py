@@ -143,8 +143,7 @@ def _relay(
                 blocked = SharedBlockedAggregates()
                 producer = IdempotentProducer(settings)
                 if not has_worked:
-                    # Later the owner waits for Kafka, with its shard: an outage is no missing relay.
-                    producer.connect()
+                    _look_for_kafka(producer, run)
                 place = kind.own(settings, shard, owner)
                 has_worked = True
                 metrics.reached()
@@ -189,6 +188,20 @@ def _relay(
                 metrics.released()
             stop.wait(next(pauses))
     return totals
+
+
+def _look_for_kafka(producer: IdempotentProducer, run: Run) -> None:
+    """Raise a wrong setting, before the relay waits; a run that ends by itself raises an outage, too.
+
+    A service takes its shard and waits as the owner: an outage is no missing relay.
+    """
+    try:
+        producer.connect()
+    except UnavailableError as error:
+        ends = run.until_empty or run.hand_over_after is not None or run.stop.is_set()
+        if ends or isinstance(error, RefusedError):
+            raise
+        _LOG.warning("waiting for Kafka: %s", first_line(error))
 
 
 def _pauses() -> Iterator[float]:

@@ -102,10 +102,10 @@ def test_a_frozen_relay_is_succeeded_and_harms_nothing_when_it_wakes(table: Tabl
         faults.wait_for_more(published)
         first = _ownership(table)
         with faults.process(command("relay"), quick) as successor:
-            os.kill(frozen.pid, signal.SIGSTOP)
+            frozen.send_signal(signal.SIGSTOP)
             wait_until(lambda: _ownership(table) not in (None, first), what="a successor")
             faults.wait_for_more(published)
-            os.kill(frozen.pid, signal.SIGCONT)
+            frozen.send_signal(signal.SIGCONT)
             faults.wait_for_more(published, 100)
             assert successor.poll() is None
             assert _ownership(table) not in (None, first)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
@@ -76,7 +75,7 @@ def test_the_database_restarts(own_table: tuple[Postgres, Kafka, Table]) -> None
         table.write(("a", {"n": 2}))
         _wait_until_relayed(table)
         assert relay.poll() is None
-        os.kill(relay.pid, signal.SIGTERM)
+        relay.send_signal(signal.SIGTERM)
         assert relay.wait(patience(20)) == 0
     assert table.numbers("a") == [0, 1, 2]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sys
@@ -76,7 +75,7 @@ def test_kill_one_of_three(outboxes: list[Outbox], tmp_path: Path) -> None:
         writers = [Writers(outbox.settings.dsn.reveal(), seed + n, 2) for n, outbox in enumerate(outboxes)]
         for _ in range(3):
             victim = chance.choice(running)
-            os.kill(victim.pid, signal.SIGKILL)
+            victim.kill()
             killed_at = time.monotonic()
             wait_until(
                 lambda victim=victim: len(found := _pids(outboxes)) == 3 and victim.pid not in found,  # type: ignore[misc]

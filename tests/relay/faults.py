@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from outbox_pipelines.relay import service
@@ -35,8 +33,7 @@ def process(arguments: list[str], environment: dict[str, str]) -> Iterator[subpr
         yield process
         failed = False
     finally:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
         if failed and process.stderr is not None and not process.stderr.closed:
             print(process.stderr.read())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -190,7 +189,7 @@ def test_kills_from_outside_blame_no_event(outbox: Outbox, is_short: bool) -> No
                 break
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.002 * n)
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
         process.stderr.close()
     service.relay(outbox.settings, until_empty=True)
@@ -207,7 +206,7 @@ def test_kills_while_single_events_are_published_blame_no_event(outbox: Outbox) 
             before = _marking(connection)
             with relay(outbox) as process:
                 wait_until(lambda: _marking(connection) - before, pace=_QUICK, what="a mark")  # noqa: B023
-                os.kill(process.pid, signal.SIGKILL)
+                process.kill()
                 process.wait()
         with relay(outbox):
             wait_until(lambda: len(outbox.messages()) >= 200, seconds=60, what="others to go on")
@@ -240,7 +239,7 @@ def test_kills_while_parked_events_are_tried_blame_no_event(outbox: Outbox, deli
             before = _marks(connection)
             with relay(outbox, OUTBOX_DELIVERY=delivery, OUTBOX_LEASE_SECONDS="2") as process:
                 wait_until(lambda: _marks(connection) - before, pace=_QUICK, what="an attempt")  # noqa: B023
-                os.kill(process.pid, signal.SIGKILL)
+                process.kill()
                 process.wait()
         states = connection.execute("SELECT state, max(crashes) FROM outbox_parked GROUP BY state").fetchall()
         assert "failed" not in dict(states)

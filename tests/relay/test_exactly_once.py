@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import threading
@@ -279,7 +278,7 @@ def test_kill_9_again_and_again_under_load(outbox: Outbox, is_short: bool, is_th
                 wait_until(lambda before=before: published() > before, seconds=60)  # type: ignore[misc]
             with pytest.raises(Exception, match="timed out"):
                 relay.wait(chance.random() * 0.2)
-            os.kill(relay.pid, signal.SIGKILL)
+            relay.kill()
     writers.stop()
     faults.drain(outbox, quick(outbox, **ONCE))
     found = verdict(outbox, calm=True)
@@ -296,9 +295,9 @@ def test_a_frozen_relay_is_fenced(outbox: Outbox) -> None:
     with faults.relay(outbox, **ENVIRONMENT) as frozen:
         faults.wait_for_more(faults.published(outbox), 20)
         with faults.relay(outbox, **ENVIRONMENT):
-            os.kill(frozen.pid, signal.SIGSTOP)
+            frozen.send_signal(signal.SIGSTOP)
             faults.wait_for_more(faults.published(outbox), 200, seconds=60)
-            os.kill(frozen.pid, signal.SIGCONT)
+            frozen.send_signal(signal.SIGCONT)
             faults.wait_for_more(faults.published(outbox), 100, seconds=60)
     writers.stop()
     faults.drain(outbox, quick(outbox, **ONCE))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -92,10 +91,10 @@ def test_a_frozen_relay_is_succeeded_and_harms_nothing_when_it_wakes(outbox: Out
         faults.wait_for_more(published)
         first = owners(outbox)[0]
         with faults.relay(outbox, **quick) as successor:
-            os.kill(frozen.pid, signal.SIGSTOP)
+            frozen.send_signal(signal.SIGSTOP)
             wait_until(lambda: owners(outbox)[0] not in (None, first), what="a successor")
             faults.wait_for_more(published)
-            os.kill(frozen.pid, signal.SIGCONT)
+            frozen.send_signal(signal.SIGCONT)
             faults.wait_for_more(published, 100)
             assert successor.poll() is None
             assert owners(outbox)[0] not in (None, first)

@@ -200,7 +200,7 @@ def test_the_database_restarts(own_servers: tuple[Postgres, Kafka, Outbox], is_s
         outbox.write(restarts)
         _assert_all_arrived(outbox, restarts + 1)
         assert relay.poll() is None
-        os.kill(relay.pid, signal.SIGTERM)
+        relay.send_signal(signal.SIGTERM)
         assert relay.wait(patience(20)) == 0
 
 
@@ -233,7 +233,7 @@ def test_a_relay_that_waits_for_the_database_can_be_stopped(
         at = time.monotonic()
         wait_until(lambda: time.monotonic() - at > 2)
         assert relay.poll() is None
-        os.kill(relay.pid, signal.SIGTERM)
+        relay.send_signal(signal.SIGTERM)
         assert relay.wait(patience(20)) in (0, 2)
 
 

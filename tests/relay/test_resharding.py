@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -146,7 +144,7 @@ def test_relays_that_are_killed_while_the_number_changes(outbox: Outbox, is_shor
             changing = _Changing(outbox, wanted)
             changing.start()
             victim = relays.pop(0)
-            os.kill(victim.pid, signal.SIGKILL)
+            victim.kill()
             relays.append(stack.enter_context(faults.relay(outbox, OUTBOX_LEASE_SECONDS="2")))
             changing.join(600)
             assert changing.changed

@@ -10,9 +10,13 @@ import pytest
 
 from outbox_pipelines.core.outages import is_refused
 from outbox_pipelines.errors import RefusedError, UnavailableError
-from outbox_pipelines.relay import service
+from outbox_pipelines.quality.measurements import ShardStatus
+from outbox_pipelines.relay import kinds, service
 from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, wait_until
+from tests.existing.conftest import make_table as make_table
+from tests.existing.conftest import table as table
+from tests.existing.textbook import Table
 from tests.history.proxy import Proxy
 from tests.relay.threads import running
 
@@ -36,7 +40,8 @@ def unavailable(request: pytest.FixtureRequest, outbox: Outbox) -> Iterator[tupl
         yield proxy, _through(outbox, request.param, proxy)
 
 
-def test_it_waits(
+@pytest.mark.parametrize("unavailable", ["PostgreSQL"], indirect=True)
+def test_it_waits_for_the_database(
     outbox: Outbox, unavailable: tuple[Proxy, Settings], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guards against a service that its supervisor starts again minutes after the server is back."""
@@ -51,6 +56,36 @@ def test_it_waits(
     said = [record.getMessage() for record in caplog.records if record.name == service.__name__]
     assert [text.partition(":")[0] for text in said] == ["starting over", said[-1]]
     assert said[-1].startswith("relaying again after ")
+
+
+@pytest.mark.parametrize("unavailable", ["Kafka"], indirect=True)
+@pytest.mark.parametrize("how", ["at_least_once", "exactly_once", "existing table"])
+def test_it_waits_for_kafka_as_the_owner(
+    outbox: Outbox,
+    table: Table,
+    unavailable: tuple[Proxy, Settings],
+    how: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Guards against an outage that is shown as a relay that is missing."""
+    proxy, settings = unavailable
+    place = table if how == "existing table" else outbox
+    more = {"delivery": "exactly_once"} if how == "exactly_once" else {}
+    settings = place.settings.model_copy(update={"kafka": settings.kafka, "breaker_seconds": 1.0, **more})
+
+    def shard() -> ShardStatus:
+        return kinds.of(settings).measure(settings).shards[0]
+
+    with caplog.at_level(logging.WARNING), running(settings):
+        wait_until(lambda: shard().owner is not None, what="an owner")
+        place.fill(1)
+        wait_until(lambda: shard().breaker == "open", what="the breaker to open")
+        assert shard().owner is not None
+        proxy.heal()
+        wait_until(lambda: len(place.messages()) == 1)
+        wait_until(lambda: shard().breaker == "closed", what="the breaker to close")
+    said = [record.getMessage() for record in caplog.records if record.name == service.__name__]
+    assert [text.partition(":")[0] for text in said] == ["waiting for Kafka"]
 
 
 @pytest.mark.parametrize("how", [{"until_empty": True}, {"hand_over_after": 60.0}])
