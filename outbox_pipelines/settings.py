@@ -181,7 +181,7 @@ class Values:
     """What is wrong with the file, a line each."""
     config: ConfigFile | None = None
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By field whose value is from the file: where it is there."""
+    """By field that the file has: where it is there; also of a value that may not be there."""
 
     def checked(self) -> Settings:
         """Return the settings.
@@ -205,20 +205,30 @@ class Values:
             return [*self.mistakes, *self._lines(error)]
         return list(self.mistakes)
 
+    def without_mistakes(self) -> Settings:
+        """Return the settings with the default in place of each value that does not fit."""
+        try:
+            return Settings(**self.values)
+        except ValidationError as error:
+            wrong = {_field(problem) for problem in error.errors()}
+            return Settings(**{name: value for name, value in self.values.items() if name not in wrong})
+
+    def where(self, name: str, within: tuple[str, ...] = ()) -> str:
+        """Return where a setting, or what is within its table, is: the file and the line, or the variable."""
+        place = self.places.get(name)
+        if self.config is None or place is None:
+            return self.origins.get(name, variable(name))
+        return self.config.at(place, within)
+
     def _lines(self, error: ValidationError) -> list[str]:
         return [line for problem in error.errors() for line in self._lines_of(problem)]
 
     def _lines_of(self, problem: Any) -> list[str]:
-        location = str(problem["loc"][0]) if problem["loc"] else "settings"
-        name = location.lower().removeprefix("outbox_") if location.startswith("OUTBOX_") else location
-        name = setting_names().get(name, name)
-        origin = self.origins.get(name, variable(name))
+        name = _field(problem)
         cause = problem.get("ctx", {}).get("error")
-        place = self.places.get(name)
-        if self.config is not None and place is not None:
-            if isinstance(cause, EntriesError):
-                return [redacted(f"{self.config.at(place, where)} {why}") for where, why in cause.each]
-            origin = self.config.at(place, tuple(map(str, problem["loc"][1:])))
+        if name in self.places and isinstance(cause, EntriesError):
+            return [redacted(f"{self.where(name, within)} {why}") for within, why in cause.each]
+        origin = self.where(name, tuple(map(str, problem["loc"][1:])))
         given = problem["input"]
         # A table may be long, and what is wrong in it is named.
         is_shown = name not in _NOT_SHOWN and len(problem["loc"]) == 1 and not isinstance(given, dict)
@@ -229,6 +239,13 @@ class Values:
             within = " ".join((f" [{event_type}]", *map(str, steps))) + ":"
         why = _WHY.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
         return [redacted(f"{origin}{shown}{within} {why}")]
+
+
+def _field(problem: Any) -> str:
+    """Return the field that pydantic names, maybe by its alias."""
+    location = str(problem["loc"][0]) if problem["loc"] else "settings"
+    name = location.lower().removeprefix("outbox_") if location.startswith("OUTBOX_") else location
+    return setting_names().get(name, name)
 
 
 def variable(field: str) -> str:
@@ -257,7 +274,7 @@ def values_of(config: ConfigFile | None, outbox: str | None, given: Mapping[str,
         entries = config.for_all(name) if outbox is None else config.of(outbox)
         own = entries if outbox is None else config.outboxes[outbox]
     values = dict(entries.values)
-    places = {name: place for name, place in entries.places.items() if name in values}
+    places = dict(entries.places)
     origins = {name: config.at(place) for name, place in places.items()} if config is not None else {}
     for name, value in environment.items():
         if outbox is None or (name not in NOT_SHARED and name not in own.values):

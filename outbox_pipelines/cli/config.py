@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
+from outbox_pipelines.cli import refusals
 from outbox_pipelines.cli.options import TEXT
 from outbox_pipelines.config import schema as config_schema
 from outbox_pipelines.config.fields import RULES, SECTIONS, WHOLE
 from outbox_pipelines.config.file import NAME, SECRET, config_path, entry_names, read_config_file
 from outbox_pipelines.config.tables import is_reference, is_secret
-from outbox_pipelines.core.secret import HIDDEN
+from outbox_pipelines.core.secret import HIDDEN, redacted
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing.describe import candidates
@@ -30,39 +31,24 @@ def config() -> None:
 def check() -> None:
     """Show all mistakes in outbox.toml and in the environment, with their lines.
 
-    Exits with 1 if there are any. Asks neither a database nor Kafka.
+    Also files that do not exist, and settings that contradict each other. Exits with 1 if there are any. Asks neither a database nor Kafka.
     """
     warn_of_mistyped()
     all_values = _all_values()
-    mistakes = list(dict.fromkeys(each for values in all_values.values() for each in values.all_mistakes()))
-    for name, values in all_values.items():
-        if name is not None and not values.mistakes and not values.values.get("dsn"):
-            mistakes.append(f'outbox {name} names no database: add dsn = {{ env = "{name.upper()}_DSN" }}')
-    for values in all_values.values():
-        mistakes += [each for each in _of_client(values) if each not in mistakes]
+    found = [each for values in all_values.values() for each in values.all_mistakes()]
+    found += [each for name, values in all_values.items() for each in refusals.find(name, values)]
+    # Several outboxes share what the file says for all.
+    mistakes = dict.fromkeys(map(redacted, found))
     for line in mistakes:
         click.echo(plain(line))
     if mistakes:
         sys.exit(1)
+    if any(refusals.lacks_kafka(values) for values in all_values.values()):
+        click.echo("kafka is not set, without which `outbox relay` does not start: for example broker:9092")
     where = config_path() or f"no {NAME}: the environment alone"
     outboxes = f"{len(all_values)} outbox{'es' if len(all_values) > 1 else ''}"
     is_empty = config_path() and not any(values.places for values in all_values.values())
     click.echo(plain(f"{where}: {'sets nothing; ' if is_empty else ''}{outboxes}, no mistake"))
-
-
-def _of_client(values: Values) -> list[str]:
-    """Return what Kafka's client does not accept, if nothing else is wrong: it knows its names and values."""
-    from outbox_pipelines.relay.kafka import client
-
-    if values.all_mistakes():
-        return []
-    # Without brokers it connects to none.
-    settings = values.checked().model_copy(update={"kafka": "none"})
-    try:
-        client.producer(settings, lambda error: None, bootstrap_servers="")
-    except SetupError as error:
-        return [str(error)]
-    return []
 
 
 @config.command()

@@ -218,8 +218,8 @@ class _Reader:
                 self._mistake(to, at, f"is given by the section: remove it from [{'.'.join(place)}]")
                 continue
             try:
-                to.values[name] = self._secret(name, value) if name in SECRET else self._local(name, value)
                 to.places[name] = at
+                to.values[name] = self._secret(name, value) if name in SECRET else self._local(name, value)
             except ValueError as error:
                 self._mistake(to, at, str(error))
 

@@ -160,6 +160,8 @@ def _archive(value: str) -> str:
         )
     if separator and scheme not in ("file", "s3", "gs", "az"):
         raise ValueError("write a directory, or s3://bucket/path, gs://bucket/path, az://container/path")
+    if separator and scheme != "file" and not re.match(r"[^\s/]+(/|\Z)", rest):
+        raise ValueError(f"names no bucket: write {scheme}://bucket/path")
     return value
 
 

@@ -45,11 +45,7 @@ def load(name: str) -> AnyConsumer:
     Raises:
         SetupError: the consumer does not exist.
     """
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise SetupError(
-            f"{name!r} is not a consumer: write module:name, for example billing.events:consumer"
-        )
+    module, attribute = parts(name)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -62,6 +58,16 @@ def load(name: str) -> AnyConsumer:
     if not isinstance(found, AnyConsumer):
         raise SetupError(f"{name} is a {type(found).__name__}: give a Consumer or AsyncConsumer")
     return found
+
+
+def parts(name: str) -> tuple[str, str]:
+    """Return the module and its attribute in the name of a consumer; raise `SetupError` if it is no name."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise SetupError(
+            f"{name!r} is not a consumer: write module:name, for example billing.events:consumer"
+        )
+    return module, attribute
 
 
 def run(consumer: AnyConsumer, how: Literal["run", "receive"]) -> Counts:

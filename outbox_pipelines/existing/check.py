@@ -6,10 +6,12 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from outbox_pipelines.config import parsed, rules
+from outbox_pipelines.config.file import Place
 from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.database import Connection, connect
@@ -148,29 +150,37 @@ def of_settings(connection: Connection, settings: RelaySettings, mapping: Mappin
                 "use a database with an encoding such as UTF8",
             )
         )
+    return findings + [finding for _, finding in conflicts(settings, mapping)]
+
+
+def conflicts(settings: RelaySettings, mapping: Mapping) -> Iterator[tuple[Place, Finding]]:
+    """Yield what does not fit together in the settings and the mapping, each with the place of a setting."""
     if settings.delivery == "exactly_once":
-        findings.append(
+        yield (
+            ("delivery",),
             Finding(
                 f"{mapping} cannot store the position that exactly_once needs",
                 "set OUTBOX_DELIVERY=at_least_once",
-            )
+            ),
         )
     for name in ("max_attempts", "retry_seconds", "on_dead_letter"):
-        for event_type in sorted({each for types in rules.own(settings, name) for each in types}):
-            findings.append(
-                Finding(
-                    f"{event_type} has its own {name}, and {mapping} has one for all of its rows",
-                    f"write {name} in [relay]",
+        for kind, types in zip(("event_types", "aggregate_types"), rules.own(settings, name), strict=True):
+            for each in sorted(types):
+                yield (
+                    (kind, each, name),
+                    Finding(
+                        f"{each} has its own {name}, and {mapping} has one for all of its rows",
+                        f"write {name} in [relay]",
+                    ),
                 )
-            )
     if needs_time(settings) and "created_at" not in mapping.columns:
-        findings.append(
+        yield (
+            ("table", "columns"),
             Finding(
                 "OUTBOX_VALUE_FORMAT, or that of a type, needs the time of an event",
                 "name its column as created_at in [table.columns]",
-            )
+            ),
         )
-    return findings
 
 
 def open_mapping(settings: OutboxSettings, *, has_slot: bool = False) -> Mapping:

@@ -55,7 +55,7 @@ def send(
     Raises:
         SetupError: there is no address, or apprise does not understand one.
     """
-    channels = _channels(settings)
+    receivers = channels(settings)
     until = time.monotonic() + _SECONDS
 
     def sent(channel: tuple[str, Any]) -> Outcome:
@@ -71,8 +71,8 @@ def send(
                 return Outcome(shown, tuple(waiting[number:]), why[:_MOST_CHARACTERS])
         return Outcome(shown, (), "")
 
-    with _TAKEN, ThreadPoolExecutor(len(channels), "outbox-alerts") as threads:
-        return list(threads.map(sent, channels))
+    with _TAKEN, ThreadPoolExecutor(len(receivers), "outbox-alerts") as threads:
+        return list(threads.map(sent, receivers))
 
 
 def _accepts(receiver: Any, message: Message) -> bool:
@@ -84,8 +84,12 @@ def _accepts(receiver: Any, message: Message) -> bool:
     return bool(receiver.notify(**given, notify_type=kind, body_format=apprise.NotifyFormat.TEXT))
 
 
-def _channels(settings: CheckSettings) -> list[tuple[str, Any]]:
-    """Return the addresses without their secrets, each with apprise's object for it."""
+def channels(settings: CheckSettings) -> list[tuple[str, Any]]:
+    """Return the addresses without their secrets, each with apprise's object for it.
+
+    Raises:
+        SetupError: there is no address, or apprise does not understand one.
+    """
     import apprise
 
     given = settings.alerts.reveal().split()
@@ -93,19 +97,20 @@ def _channels(settings: CheckSettings) -> list[tuple[str, Any]]:
         raise SetupError(
             "no addresses for notifications: set OUTBOX_ALERTS to one or more addresses of apprise"
         )
-    channels = []
+    found, wrong = [], []
     for number, address in enumerate(given, 1):
-        shown = f"address {number}"
         with _TAKEN:
             receiver = apprise.Apprise()
             understood = receiver.add(address)
         if not understood:
-            raise SetupError(
-                f"OUTBOX_ALERTS: {shown} of {len(given)} is not an address that apprise understands: "
-                "write for example mailto://user:password@example.com or slack://…, separated by spaces"
-            )
-        channels.append((f"{shown} ({address.partition('://')[0]}://…)", receiver))
-    return channels
+            wrong.append(f"address {number}")
+        found.append((f"address {number} ({address.partition('://')[0]}://…)", receiver))
+    if wrong:
+        raise SetupError(
+            f"OUTBOX_ALERTS: apprise does not understand {', '.join(wrong)} of {len(given)}: write for "
+            "example mailto://user:password@example.com or slack://…, separated by spaces"
+        )
+    return found
 
 
 class _Heard(logging.Handler):

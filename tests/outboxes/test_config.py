@@ -38,6 +38,9 @@ dsn = "postgresql://u:hunter2@h/d"
 """
 
 
+_DSN = '[outbox]\ndsn = "service=a"\n'
+
+
 @pytest.fixture(autouse=True)
 def _away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -85,7 +88,7 @@ def test_all_mistakes_of_a_section_are_shown_at_once() -> None:
         '[kafka]\nacks = "0"\nretries = 1\n[checks.warn_at]\nlags = 3\nbacklog = "many"\n'
         '[event_types]\na = "{b}"\nc = "/"\n[messages.header_names]\nidd = "a"\nversion = "a://b"\n'
         "[consumers.a]\ntopics = 1\nkeep = 2\n[consumers.b]\nsource = 3\n"
-        '[table]\nname = "outbox"\n[table.columns]\nids = "a"\nversion = 1\n'
+        '[table]\nname = "outbox"\n[table.columns]\nids = "a"\nversion = 1\n[outbox]\ndsn = "service=a"\n'
     )
     found = _outbox("config", "check").output
     starts = [int(line.split(":")[0].removeprefix("outbox.toml line ")) for line in found.splitlines()]
@@ -101,15 +104,17 @@ def test_all_mistakes_of_a_section_are_shown_at_once() -> None:
 def test_a_file_without_an_entry_is_said_to_set_nothing() -> None:
     """Guards against an empty file that a person takes for the one with the settings."""
     Path("outbox.toml").write_text("# nothing\n")
-    assert _outbox("config", "check").output == "outbox.toml: sets nothing; 1 outbox, no mistake\n"
+    servers = {"OUTBOX_DSN": "service=a", "OUTBOX_KAFKA": "b:1"}
+    done = CliRunner().invoke(cli, ["config", "check"], env=servers)
+    assert done.output == "outbox.toml: sets nothing; 1 outbox, no mistake\n"
 
 
 def test_what_is_wrong_is_said_in_words_for_a_person() -> None:
     """Guards against a library's words, and a choice among none."""
-    Path("outbox.toml").write_text("[outbox]\nkafka = 9092\n[days]\nexpectations = 3\n")
+    Path("outbox.toml").write_text('[outbox]\ndsn = "service=a"\nkafka = 9092\n[days]\nexpectations = 3\n')
     assert _outbox("config", "check").output == (
-        "outbox.toml line 2: kafka is not a text: write it in quotes\n"
-        "outbox.toml line 4: expectations=3: is not a path: write it in quotes\n"
+        "outbox.toml line 3: kafka is not a text: write it in quotes\n"
+        "outbox.toml line 5: expectations=3: is not a path: write it in quotes\n"
     )
     refused = _outbox("config", "show", "--outbox", "nope")
     assert (refused.exit_code, refused.output) == (
@@ -126,15 +131,99 @@ def test_what_is_wrong_is_said_in_words_for_a_person() -> None:
         ('compression.type = "zip"', "Invalid value"),
         ('sasl.password = { env = "NOPE_NOPE" }', "names NOPE_NOPE, which is not set"),
         ('ssl.key.password = { file = "away" }', "away, which cannot be read"),
+        # Only transactions have a time that such a request would outlast.
+        ('socket.timeout.ms = 90000\n[relay]\ndelivery = "exactly_once"', "`transaction.timeout.ms`"),
     ],
 )
 def test_what_the_client_of_kafka_refuses_is_a_mistake(line: str, says: str) -> None:
     """Guards against a file without a mistake, with which the relay then does not start."""
-    Path("outbox.toml").write_text(f"[kafka]\n{line}\n")
+    Path("outbox.toml").write_text(f"{_DSN}[kafka]\n{line}\n")
     done = _outbox("config", "check")
     assert (done.exit_code, says in done.output) == (1, True), done.output
-    Path("outbox.toml").write_text("[kafka]\nlinger.ms = 3\n")
+    Path("outbox.toml").write_text(f"{_DSN}[kafka]\nlinger.ms = 3\n")
     assert _outbox("config", "check").exit_code == 0
+
+
+# Each fits alone; the part that a line belongs to refuses to start.
+REFUSED = """\
+[relay]
+delivery = "exactly_once"
+batch_events = 0
+[messages]
+catalog_file = "away.yml"
+value_format = "cloudevents"
+[days]
+expectations = "outbox.toml"
+archive = "outbox.toml/archive"
+clean_after_hours = 3
+[checks]
+alerts = { env = "ALERTS" }
+[consumer]
+drain_consumers = "shop:consumer shop"
+[local]
+local_postgres = "away"
+local_dir = "outbox.toml"
+local_jars = "~/outbox.toml"
+[event_types.a]
+max_attempts = 3
+[aggregate_types.b]
+on_dead_letter = "block"
+[table]
+name = "old"
+[table.columns]
+status = "state"
+[outbox]
+kafka = "b:1"
+"""
+
+
+def test_what_settings_do_to_each_other_is_a_mistake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against "no mistake" for settings with which commands then do not start."""
+    monkeypatch.setenv("ALERTS", "json://host smoke://signal/hunter2")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OUTBOX_LOCAL_DIR", raising=False)
+    Path("outbox.toml").write_text(REFUSED)
+    done = _outbox("config", "check")
+    assert done.exit_code == 1
+    found = {int(line.split()[2].rstrip(":")): line for line in done.output.splitlines() if " line " in line}
+    assert sorted(found) == [2, 3, 5, 8, 9, 10, 12, 14, 16, 17, 18, 20, 22, 25]
+    for line, part in (
+        *((2, "old cannot store the position"), (5, "away.yml cannot be read"), (8, "is not a directory")),
+        *((10, "old has no time of publishing"), (12, "address 2 of 2"), (14, "'shop' is not a consumer")),
+        *((16, "no initdb in"), (20, "a has its own max_attempts"), (22, "b has its own on_dead_letter")),
+        (25, "needs the time of an event"),
+    ):
+        assert part in found[line]
+    assert "no database is named: set OUTBOX_DSN" in done.output
+    assert "hunter2" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ('[days]\narchive = "none"', "no database is named: set OUTBOX_DSN"),
+        ('[days]\narchive = "a"\n[outbox]\nkafka = "b:1"', "no database is named: set OUTBOX_DSN"),
+        ('[outboxes.a]\n[outboxes.b]\ndsn = "service=b"', "line 1: a names no database: add dsn = {"),
+        (
+            f'{_DSN}[days]\nclean_after_hours = 3\n[table]\nname = "old"\nslot = "s"',
+            "line 4: clean_after_hours: OUTBOX_TABLE: what reads the slot s publishes old",
+        ),
+        (
+            f'{_DSN}[days]\nclean_after_hours = 3\n[table]\nname = "old"\n'
+            '[table.columns]\npublished_at = "at"',
+            "line 4: clean_after_hours: OUTBOX_ARCHIVE is not set",
+        ),
+        # Who queries an archive needs no database, and a slot's table may have any settings of its relay.
+        ('[days]\narchive = "a"', None),
+        (f'{_DSN}[relay]\ndelivery = "exactly_once"\n[table]\nname = "x"\nslot = "s"', None),
+    ],
+)
+def test_what_is_missing_is_a_mistake(lines: str, says: str | None) -> None:
+    """Guards against a setting that is missed only later; and against one asked of those who need none."""
+    Path("outbox.toml").write_text(f"{lines}\n")
+    done = _outbox("config", "check")
+    assert (done.exit_code, done.output.count("\n")) == ((1, 1) if says else (0, done.output.count("\n")))
+    assert (says or "no mistake") in done.output
 
 
 def test_a_right_file_is_read_by_every_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

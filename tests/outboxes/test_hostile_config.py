@@ -133,8 +133,9 @@ def test_true_is_no_number() -> None:
         "topics.topic_replication",
         "checks.warn_at.lag",
     ):
-        [line] = _check(f"{entry} = true")
-        assert "line 1: " in line
+        [line] = _check(f'outbox.dsn = "service=a"\n{entry} = true')
+        assert "line 2: " in line
         assert "number" in line
-    assert "no mistake" in _check("[checks]\nerror_at = { keys = false, lag = 120 }")[0]
+    line = _check('outbox.dsn = "service=a"\n[checks]\nerror_at = { keys = false, lag = 120 }')[-1]
+    assert "no mistake" in line
     assert load_settings().error_at == {"keys": "off", "lag": 120.0}

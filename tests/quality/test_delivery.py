@@ -69,8 +69,8 @@ def test_an_address_that_fails_is_named_without_its_secret() -> None:
     ("given", "says"),
     [
         ("", "set OUTBOX_ALERTS"),
-        ("smoke://signal/secret", "OUTBOX_ALERTS: address 1 of 1 is not an address that apprise understands"),
-        ("operator@example.com", "OUTBOX_ALERTS: address 1"),
+        ("smoke://signal/secret", "OUTBOX_ALERTS: apprise does not understand address 1 of 1"),
+        ("operator@example.com json://host x", "not understand address 1, address 3 of 3"),
     ],
 )
 def test_what_is_no_address_is_refused(given: str, says: str, caplog: pytest.LogCaptureFixture) -> None:

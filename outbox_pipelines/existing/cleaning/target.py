@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, LiteralString
@@ -84,11 +85,8 @@ def find_target(connection: Connection, settings: DaySettings) -> Target:
             "OUTBOX_CLEAN_AFTER_HOURS is not set: set the number of hours after which published rows are "
             "removed"
         )
-    if not settings.archive:
-        raise SetupError(
-            "OUTBOX_ARCHIVE is not set: name a directory or bucket for the rows that are removed, or none to "
-            "remove them without an archive"
-        )
+    for problem in problems(settings, mapping):
+        raise SetupError(problem)
     if adoption.followed(connection, mapping).table != mapping.table:
         raise SetupError(
             f"{mapping} is a view of the append-only outbox, whose days are dropped by `outbox partitions "
@@ -118,6 +116,17 @@ def find_target(connection: Connection, settings: DaySettings) -> Target:
     )
 
 
+def problems(settings: DaySettings, mapping: Mapping) -> Iterator[str]:
+    """Yield why the settings do not allow a clean-up."""
+    if not settings.archive:
+        yield (
+            "OUTBOX_ARCHIVE is not set: name a directory or bucket for the rows that are removed, or none to "
+            "remove them without an archive"
+        )
+    if not any(name in mapping.columns for name in _TIMES):
+        yield f"{mapping} has no time of publishing: name processed_at or created_at in [table.columns]"
+
+
 def _require_rights(connection: Connection, oid: int) -> None:
     lacking = connection.execute(cleaning_sql.LACKING, {"oid": oid}).fetchall()
     if lacking:
@@ -143,10 +152,6 @@ def _conditions(mapping: Mapping) -> tuple[sql.Composable, sql.Composable]:
 
 def _time(mapping: Mapping, columns: dict[str, Column]) -> sql.Composable:
     named = [mapping.columns[name] for name in _TIMES if name in mapping.columns]
-    if not named:
-        raise SetupError(
-            f"{mapping} has no time of publishing: name processed_at or created_at in [table.columns]"
-        )
     times = [
         sql.SQL("({} AT TIME ZONE 'UTC')" if columns[name].type == "timestamp" else "{}").format(
             sql.Identifier("t", name)

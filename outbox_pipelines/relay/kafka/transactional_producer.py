@@ -87,6 +87,17 @@ def recover(
     return producer
 
 
+def options(settings: RelaySettings, transactional_id: str) -> dict[str, Any]:
+    """Return what a producer needs for transactions, as `client.producer` takes it."""
+    milliseconds = int(settings.transaction_seconds * 1000)
+    return {
+        "transactional_id": transactional_id,
+        "transaction_timeout_ms": milliseconds,
+        "message_timeout_ms": milliseconds,
+        **client.TRANSACTIONAL,
+    }
+
+
 def begin(
     settings: RelaySettings,
     where: Place,
@@ -103,16 +114,7 @@ def begin(
         UnavailableError: Kafka does not answer.
         SetupError: the broker never gives this relay a transaction.
     """
-    milliseconds = int(settings.transaction_seconds * 1000)
-    producer = client.producer(
-        settings,
-        on_error,
-        transactional_id=where.transactional_id,
-        transaction_timeout_ms=milliseconds,
-        message_timeout_ms=milliseconds,
-        **client.TRANSACTIONAL,
-        **own,
-    )
+    producer = client.producer(settings, on_error, **options(settings, where.transactional_id), **own)
     try:
         producer.init_transactions(seconds)
     except KafkaException as error:
