@@ -66,7 +66,7 @@ SELECT 0, pg_current_snapshot(), c.system_identifier, d.oid
 FROM pg_control_system() c, pg_database d WHERE d.datname = current_database();
 
 -- At most one row per second and shard: what had been published when. The position answers "published at"
--- for every event to a second, and the rows plot rate and lag.
+-- for every event to a second, and the rows plot rate and latency.
 CREATE TABLE outbox_progress (
     shard     int         NOT NULL,
     shards    int         NOT NULL DEFAULT 1,
@@ -77,7 +77,7 @@ CREATE TABLE outbox_progress (
     -- Published since the row before.
     events    bigint      NOT NULL CHECK (events > 0),
     -- Age of the last published event, in seconds.
-    lag       double precision,
+    latency   double precision,
     PRIMARY KEY (shard, at)
 );
 

@@ -18,7 +18,7 @@ CREATE_DATABASE: Final = "CREATE DATABASE {name}"
 # session that takes the shard counts the epoch up.
 RELAYED: Final = """
 SELECT coalesce(sum(events), 0)::bigint, (SELECT epoch FROM outbox_shards WHERE shard = 0),
-       percentile_cont(0.5) WITHIN GROUP (ORDER BY lag), max(lag)
+       percentile_cont(0.5) WITHIN GROUP (ORDER BY latency), max(latency)
 FROM outbox_progress"""
 
 # What the airline's tables say: every operation of every flight, as seconds since 1970.

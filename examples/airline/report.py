@@ -69,7 +69,7 @@ class Relayed:
     events: int
     sessions: int
     """How many have had the shard, one after the other."""
-    lag: tuple[float, float] | None
+    latency: tuple[float, float] | None
     """Seconds from commit to acknowledged: the median of all moments, and the worst."""
 
     @property
@@ -122,7 +122,7 @@ def summary(
         "rolled back": f"{_count(desks.called_off.total(), 'transaction')}, on purpose: {reasons or 'none'}",
         "published": f"{relayed.events:,} events by {_count(relayed.sessions, 'Dagster run')}, "
         f"{_count(relayed.hand_overs, 'hand-over')} under load",
-        "lag": _lag(relayed.lag),
+        "latency": _latency(relayed.latency),
         "consumed": f"{_count(verdict.messages, 'message')}, {_rate(verdict.messages, seconds.verifying)}",
         "handled": f"{_count(board.events, 'departure')} by a consumer that was killed "
         f"{_count(board.killed, 'time')}",
@@ -173,10 +173,10 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _lag(lag: tuple[float, float] | None) -> str:
-    if lag is None:
+def _latency(latency: tuple[float, float] | None) -> str:
+    if latency is None:
         return "unknown"
-    median, worst = lag
+    median, worst = latency
     return f"median {median * 1000:,.0f} ms from commit to Kafka, worst {worst:.1f} s"
 
 

@@ -37,7 +37,7 @@ def of_day(settings: Settings, day: date) -> None:
 @quality.command("hour")
 @click.pass_obj
 def of_hour(settings: Settings) -> None:
-    """Validate lag and failures of the last hour. Exits with 1 if an expectation is not met."""
+    """Validate latency and failures of the last hour. Exits with 1 if an expectation is not met."""
     from outbox_pipelines.quality.expectations import checkpoint, hour
 
     pages = None if settings.expectations is None else checkpoint.pages(settings.expectations)

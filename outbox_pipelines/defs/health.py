@@ -68,7 +68,7 @@ _LAST_HOUR: Final = """\
 Whether events were published in time during the last hour, and without failures.
 
 Great Expectations judges what relays recorded every second: the median, the 95th percentile and the maximum
-of the lag, dead letters, and events that were published only after a rejection. The checks `lag` and
+of the latency, dead letters, and events that were published only after a rejection. The checks `lag` and
 `dead_letters` judge the present state; this one also finds an outage that is over.
 
 When it fails: nothing is lost. The metadata has each expectation; `outbox quality hour` prints the same.

@@ -112,5 +112,5 @@ def _shard(connection: Connection, oid: int, backlog: int, oldest: float, *, has
         backlog=backlog,
         oldest_seconds=oldest,
         events_per_second=0.0,
-        lag_seconds=None,
+        latency_seconds=None,
     )

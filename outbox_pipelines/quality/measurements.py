@@ -51,7 +51,7 @@ class ShardStatus:
     """Age of the oldest of them; 0 without a backlog."""
     events_per_second: float
     """Published over the last minute."""
-    lag_seconds: float | None
+    latency_seconds: float | None
     """From commit to settled, of the newest event published; None before the first."""
     awaits_standby: bool = False
     """Whether a commit of its relay has waited for a synchronous standby for more than 5 s."""

@@ -37,8 +37,8 @@ FROM (
 # A row in the future is from before the clock of the database went back.
 _RATE: Final = """
 SELECT coalesce(sum(events), 0) / 60 AS events_per_second,
-       (SELECT lag FROM outbox_progress WHERE shard = s.shard AND at <= clock_timestamp()
-        ORDER BY at DESC LIMIT 1) AS lag_seconds
+       (SELECT latency FROM outbox_progress WHERE shard = s.shard AND at <= clock_timestamp()
+        ORDER BY at DESC LIMIT 1) AS latency_seconds
 FROM outbox_progress
 WHERE shard = s.shard AND at > clock_timestamp() - interval '1 minute' AND at <= clock_timestamp()"""
 

@@ -31,10 +31,10 @@ def render(found: Measurements, results: Iterable[CheckResult]) -> str:
             + (f", oldest {age(shard.oldest_seconds)}" if shard.backlog and found.has_ages else ""),
         ]
         if found.has_days:
-            lag = "-" if shard.lag_seconds is None else f"{shard.lag_seconds * 1000:,.0f} ms"
+            latency = "-" if shard.latency_seconds is None else f"{shard.latency_seconds * 1000:,.0f} ms"
             lines += [
                 f"  rate        {shard.events_per_second:,.0f} events/s over the last minute",
-                f"  lag         {lag}",
+                f"  latency     {latency}",
             ]
     lines += [
         *([f"source        {_source(found.slots)}"] if found.slots and found.slots.slot else []),

@@ -334,14 +334,14 @@ SETTLE: Final[LiteralString] = _MOVE
 # The progress row is written with the settle, without an additional commit.
 SETTLE_WITH_PROGRESS: Final[LiteralString] = f"""
 WITH moved AS ({_MOVE}), written AS (
-    INSERT INTO outbox_progress (shard, shards, done, target, last_seq, events, lag)
+    INSERT INTO outbox_progress (shard, shards, done, target, last_seq, events, latency)
     SELECT %(shard)s, %(shards)s, %(done)s, %(target)s, %(last_seq)s, %(events)s,
            (SELECT min(greatest(0, extract(epoch FROM clock_timestamp() - {WRITTEN_AT}))) FROM outbox
             WHERE {OPEN} AND seq = %(newest)s)
     FROM moved
-    RETURNING lag
+    RETURNING latency
 )
-SELECT moved.ctid, (SELECT lag FROM written), outbox_open_from()::text FROM moved"""
+SELECT moved.ctid, (SELECT latency FROM written), outbox_open_from()::text FROM moved"""
 
 # The row has moved: look it up again.
 FIND_AGAIN: Final = "SELECT ctid::text FROM outbox_shards WHERE shard = %(shard)s AND epoch = %(epoch)s"

@@ -27,13 +27,13 @@ from tests.conftest import Message, Outbox, clean_environment, wait_until
 from tests.defs.conftest import RELAY, Hold, failure_of, job_of, metadata_of, observed, run, served_of
 
 # Each name is a plot of its own: reports show the time since the last one, and a session shows its totals.
-REPORTED = {"events", "events_per_second", "lag_ms", "greatest_lag_ms"}
+REPORTED = {"events", "events_per_second", "latency_ms", "greatest_latency_ms"}
 NUMBERS = {
     "session_events",
     "session_seconds",
     "session_events_per_second",
     "session_waited_seconds",
-    "session_greatest_lag_ms",
+    "session_greatest_latency_ms",
 }
 
 
@@ -70,7 +70,7 @@ def test_once_publishes_what_is_committed(
     assert numbers["session_events"] == 2_000
     rate = pytest.approx(2_000 / numbers["session_seconds"], rel=0.01)
     assert numbers["session_events_per_second"] == rate
-    assert numbers["session_greatest_lag_ms"] > 0
+    assert numbers["session_greatest_latency_ms"] > 0
 
 
 def test_once_without_events_is_a_materialization_of_none(
@@ -81,7 +81,7 @@ def test_once_without_events_is_a_materialization_of_none(
     assert result.success
     assert numbers is not None
     assert numbers["session_events"] == 0
-    assert "session_greatest_lag_ms" not in numbers
+    assert "session_greatest_latency_ms" not in numbers
 
 
 @pytest.mark.parametrize("number", [-1, 99])
@@ -176,7 +176,7 @@ def test_session_reports_while_it_runs(
     found = [metadata_of(observation) for observation in observed(instance, result.run_id)]
     assert sum(each["events"] for each in found) == 1000
     assert all(each["events"] > 0 for each in found)
-    assert all(0 <= each["lag_ms"] <= each["greatest_lag_ms"] for each in found)
+    assert all(0 <= each["latency_ms"] <= each["greatest_latency_ms"] for each in found)
     assert found[0].keys() == REPORTED
     assert numbers is not None
     # A plot of both would go up and down between totals and parts of them.

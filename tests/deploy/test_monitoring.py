@@ -71,7 +71,7 @@ def test_rules_ask_for_what_is_served(served: set[str]) -> None:
         assert asked <= served | recorded, rule
     # Each is used: an unused rule costs Prometheus as much as any other.
     alerted = set().union(*(metrics_in(rule["expr"]) for rule in alerts()))
-    assert "namespace_job_outbox_shard:outbox_lag_seconds:max2m" in alerted
+    assert "namespace_job_outbox_shard:outbox_oldest_unpublished_age_seconds:max2m" in alerted
     # An outbox, or a namespace, hides nothing of another one.
     for rule in rules():
         for labels in re.findall(r"\bby \(([^)]*)\)", rule["expr"]):

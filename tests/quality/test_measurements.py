@@ -64,7 +64,7 @@ def test_a_new_outbox(database: Database) -> None:
     assert (found.parked, found.blocked_aggregates, found.dead_letters) == (0, 0, 0)
     assert found.days_ahead == 14
     assert found.table_bytes > 0
-    assert (shard.owner, shard.heartbeat_seconds, shard.lag_seconds) == (None, None, None)
+    assert (shard.owner, shard.heartbeat_seconds, shard.latency_seconds) == (None, None, None)
     # No relay ever ran: since the tables were made.
     assert least <= found.unowned_seconds <= database.value(f"SELECT {since_migrated}")
     assert found.oldest_transaction is None

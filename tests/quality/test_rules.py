@@ -33,7 +33,7 @@ SHARD = ShardStatus(
     backlog=0,
     oldest_seconds=0.0,
     events_per_second=0.0,
-    lag_seconds=None,
+    latency_seconds=None,
 )
 SLOTS = Slots(
     slot="outbox_shop_public",

@@ -110,8 +110,8 @@ def test_the_lag_of_what_is_settled(outbox: Outbox) -> None:
         for newest, hour in ((1, 5), (2, 1), (3, 0)):
             ((ctid, done),) = connection.execute("SELECT ctid::text, done::text FROM outbox_shards")
             given = _GIVEN | {"ctid": ctid, "done": done, "newest": newest}
-            ((_, lag, _),) = connection.execute(relay_sql.SETTLE_WITH_PROGRESS, given)
-            assert round(lag / 3600) == hour
+            ((_, latency, _),) = connection.execute(relay_sql.SETTLE_WITH_PROGRESS, given)
+            assert round(latency / 3600) == hour
 
 
 def test_who_has_a_shard(outbox: Outbox) -> None:

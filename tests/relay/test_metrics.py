@@ -114,7 +114,7 @@ def test_a_relay_says_what_it_does(outbox: Outbox) -> None:
     assert 0 < found["outbox_publish_seconds_sum 0"] < 60
     assert found["outbox_settle_seconds_count 0"] >= 1
     assert found["outbox_settle_seconds_sum 0"] > 0
-    assert 0 < found["outbox_lag_seconds 0"] < 60
+    assert 0 < found["outbox_latency_seconds 0"] < 60
     assert found["outbox_shard_owned 0"] == 1
     assert found["outbox_breaker_state 0"] == 0
     assert found["outbox_dead_lettered_total 0"] == 0
@@ -203,7 +203,7 @@ def test_an_unavailable_database_fails_no_scrape(outbox: Outbox) -> None:
         admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
         found = _wait_for(url, outbox_database_up=0, outbox_shard_owned=0)
         assert not found.keys() & OF_THE_DATABASE
-        assert not found.keys() & {"outbox_lag_seconds 0", "outbox_breaker_state 0"}
+        assert not found.keys() & {"outbox_latency_seconds 0", "outbox_breaker_state 0"}
         assert found["outbox_published_total 0"] == 1
         admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
         found = _wait_for(url, outbox_database_up=1, outbox_shard_owned=1)
@@ -292,7 +292,7 @@ def test_the_documented_metrics_are_those_that_are_served(outbox: Outbox) -> Non
 
 @pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_a_run_until_empty_counts_and_gives_the_shard_back(outbox: Outbox, delivery: str) -> None:
-    """Guards against a process that claims a shard, or knows its lag, after it has given it back."""
+    """Guards against a process that claims a shard, or knows its latency, after it has given it back."""
     outbox.fill(100)
     settings = outbox.settings.model_copy(update={"delivery": delivery})
     with exporter.serving(settings, 0) as (counting, url):
@@ -300,7 +300,7 @@ def test_a_run_until_empty_counts_and_gives_the_shard_back(outbox: Outbox, deliv
         found = _scrape(url)
         assert (found["outbox_published_total 0"], found["outbox_shard_owned 0"]) == (100, 0)
         assert found["outbox_batch_events_sum 0"] == 100
-        assert not found.keys() & {"outbox_lag_seconds 0", "outbox_breaker_state 0"}
+        assert not found.keys() & {"outbox_latency_seconds 0", "outbox_breaker_state 0"}
         service.relay(settings, until_empty=True, metrics=counting)
         assert _scrape(url)["outbox_published_total 0"] == 100
 

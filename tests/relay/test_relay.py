@@ -146,7 +146,7 @@ def test_an_idle_relay_leaves_no_trace_but_its_heartbeat(outbox: Outbox) -> None
 
 
 def test_progress_says_when_an_event_was_published(outbox: Outbox) -> None:
-    """Guards against a view whose processed_at stays empty, and a lag that is not measured."""
+    """Guards against a view whose processed_at stays empty, and a latency that is not measured."""
     outbox.fill(6000)
     _drain(outbox)
     with outbox.connect() as connection:
@@ -157,7 +157,7 @@ def test_progress_says_when_an_event_was_published(outbox: Outbox) -> None:
     assert rows == [("PROCESSED", 6000, 6000, True)]
     (shard,) = outbox_measurements.read(outbox.settings).shards
     assert shard.backlog == 0
-    assert shard.lag_seconds is not None
+    assert shard.latency_seconds is not None
     assert shard.events_per_second == pytest.approx(100)
 
 

@@ -116,22 +116,22 @@ def test_a_silent_owner_is_ended_by_its_successor(outbox: Outbox) -> None:
 
 
 def test_measurements_after_the_clock_went_back(outbox: Outbox) -> None:
-    """Guards against ages below zero, and a lag that stays what it was until the clock has caught up."""
+    """Guards against ages below zero, and a latency that stays what it was until the clock has caught up."""
     owner = Shard(outbox.settings, 0, "a")
     assert owner.try_take()
     outbox.write(1)
     with outbox.connect() as connection:
         connection.execute(
-            "INSERT INTO outbox_progress (shard, at, done, events, lag) "
-            "SELECT 0, now() + ahead, pg_current_snapshot(), 60, lag "
-            "FROM (VALUES (interval '-1 s', 7), (interval '1 h', 0.1)) AS given (ahead, lag)"
+            "INSERT INTO outbox_progress (shard, at, done, events, latency) "
+            "SELECT 0, now() + ahead, pg_current_snapshot(), 60, latency "
+            "FROM (VALUES (interval '-1 s', 7), (interval '1 h', 0.1)) AS given (ahead, latency)"
         )
         connection.execute(
             "UPDATE outbox_shards SET heartbeat = now() + interval '1 h', "
             "owned_since = now() + interval '1 h'"
         )
     (shard,) = outbox_measurements.read(outbox.settings).shards
-    assert shard.lag_seconds == 7
+    assert shard.latency_seconds == 7
     assert shard.events_per_second <= 1
     assert (shard.heartbeat_seconds, shard.owned_seconds) == (0, 0)
     owner.release()

@@ -28,8 +28,8 @@ _RELAY: Final = """\
 The committed events, published to Kafka in order.
 
 A running session observes the asset if it has published events: every ten seconds at first, later every
-minute. An observation has the number of events since the last report, the rate and the lag. At the end of a
-session, a materialization has the session's totals, whose names begin with `session_`. The plots show both.
+minute. An observation has the number of events since the last report, the rate and the latency. At the end of
+a session, a materialization has the session's totals, whose names begin with `session_`. The plots show both.
 The session also observes each topic it publishes to, at the first event and at its end.
 
 Use: let the sensor `relay_supervisor` start the sessions. By hand: the job `relay_session`, or `relay_once`.
@@ -158,7 +158,7 @@ def _attend(
             continue
         # Slightly shorter than the interval, so that the next check is not too early for a report.
         report_at = time.monotonic() + (0.0 if now.seconds < _LATER_REPORTS else 0.9 * _LATER_REPORTS)
-        metadata = _since(now, before, session.take_greatest_lag())
+        metadata = _since(now, before, session.take_greatest_latency())
         _observe(
             context,
             outbox.key("relay"),
@@ -217,28 +217,28 @@ def _observe(
 
 
 # Each name is one plot: it is used either in observations or in materializations.
-def _since(now: Progress, before: Progress | None, greatest_lag: float | None) -> dict[str, float]:
+def _since(now: Progress, before: Progress | None, greatest_latency: float | None) -> dict[str, float]:
     """Return the numbers since the last report."""
     events = now.events - (before.events if before else 0)
     seconds = now.seconds - (before.seconds if before else 0.0)
     return {
         "events": events,
         "events_per_second": round(events / seconds, 1) if seconds else 0.0,
-        **({} if now.lag is None else {"lag_ms": round(now.lag * 1000, 1)}),
-        **({} if greatest_lag is None else {"greatest_lag_ms": round(greatest_lag * 1000, 1)}),
+        **({} if now.latency is None else {"latency_ms": round(now.latency * 1000, 1)}),
+        **({} if greatest_latency is None else {"greatest_latency_ms": round(greatest_latency * 1000, 1)}),
     }
 
 
 def _of_session(ended: Progress) -> dict[str, float]:
     """Return the totals of a session."""
     rate = ended.events / ended.seconds if ended.seconds else 0.0
-    greatest = ended.greatest_lag
+    greatest = ended.greatest_latency
     return {
         "session_events": ended.events,
         "session_seconds": round(ended.seconds, 3),
         "session_events_per_second": round(rate, 1),
         "session_waited_seconds": round(ended.waited, 3),
-        **({} if greatest is None else {"session_greatest_lag_ms": round(greatest * 1000, 1)}),
+        **({} if greatest is None else {"session_greatest_latency_ms": round(greatest * 1000, 1)}),
     }
 
 

@@ -28,9 +28,9 @@ class Progress:
     seconds: float
     waited: float
     """How long it waited for the shard before that, in seconds."""
-    lag: float | None
+    latency: float | None
     """Age of the newest event when it was last settled, in seconds."""
-    greatest_lag: float | None
+    greatest_latency: float | None
     topics: frozenset[str] = frozenset()
     """The topics it has published to."""
 
@@ -54,9 +54,9 @@ class Session:
         self._taken: float | None = None
         self._finished: float | None = None
         self._events = 0
-        self._lag: float | None = None
-        self._greatest_lag: float | None = None
-        self._lag_peak: float | None = None
+        self._latency: float | None = None
+        self._greatest_latency: float | None = None
+        self._latency_peak: float | None = None
         self._topics: frozenset[str] = frozenset()
 
     def __enter__(self) -> Session:
@@ -79,11 +79,11 @@ class Session:
             return None
         seconds = (self._finished or time.monotonic()) - self._taken
         waited = self._taken - self._started
-        return Progress(self._events, seconds, waited, self._lag, self._greatest_lag, self._topics)
+        return Progress(self._events, seconds, waited, self._latency, self._greatest_latency, self._topics)
 
-    def take_greatest_lag(self) -> float | None:
+    def take_greatest_latency(self) -> float | None:
         """Return the greatest age of an event when it was settled, in seconds, since the last call."""
-        peak, self._lag_peak = self._lag_peak, None
+        peak, self._latency_peak = self._latency_peak, None
         return peak
 
     def result(self) -> Progress | None:
@@ -121,7 +121,7 @@ class Session:
         # Topics first: a reader that sees the event count must also see the topics.
         self._topics |= settled.topics
         self._events += settled.events
-        if settled.lag is not None:
-            self._lag = settled.lag
-            self._greatest_lag = max(settled.lag, self._greatest_lag or 0.0)
-            self._lag_peak = max(settled.lag, self._lag_peak or 0.0)
+        if settled.latency is not None:
+            self._latency = settled.latency
+            self._greatest_latency = max(settled.latency, self._greatest_latency or 0.0)
+            self._latency_peak = max(settled.latency, self._latency_peak or 0.0)

@@ -140,7 +140,7 @@ def _delivery(settings: CheckSettings) -> Iterator[Any]:
     weight: Any = Column("weight")
     at_random = {"row_condition": weight > 0}
     (lag,) = (rule for rule in rules(settings) if rule.name == "lag")
-    limits = [("lag_seconds", lag.warn, 0.5), ("lag_seconds", lag.error, 0.99), ("attempts", 0, 0.99)]
+    limits = [("latency_seconds", lag.warn, 0.5), ("latency_seconds", lag.error, 0.99), ("attempts", 0, 0.99)]
     for column, most, share in limits:
         if most is not None:
             # Not the expectation of quantiles: with numpy 2 its results cannot be stored in a project.

@@ -1,4 +1,4 @@
-"""Validate the measurements of the last hour: the distribution of the lag, and the failures of each minute.
+"""Validate the measurements of the last hour: the distribution of latency, and failures by the minute.
 
 Invariants:
 - Nothing is measured here: relays record their progress every second, and failures have their times.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # What relays have recorded: at most one row for each second and shard, while events are published. A row in
 # the future is from before the clock of the database went back.
 PUBLISHED: Final = """
-SELECT at, shard, events, lag AS lag_seconds FROM outbox_progress
+SELECT at, shard, events, latency AS latency_seconds FROM outbox_progress
 WHERE at > clock_timestamp() - interval '1 hour' AND at <= clock_timestamp() ORDER BY at, shard"""
 
 # A row for each minute, also for one without a failure. Dead letters are counted when they failed; events
@@ -40,13 +40,13 @@ LEFT JOIN (SELECT date_trunc('minute', published_at) AS at, count(*) AS events F
            GROUP BY 1) r USING (at)
 ORDER BY m.at"""
 _MEDIAN: Final = 1.0
-"""Seconds of lag: most events are published within milliseconds."""
+"""Seconds of latency: most events are published within milliseconds."""
 _MOST_LATE: Final = 100
 """Events that were rejected before they were published."""
 
 
 def validate(settings: CheckSettings) -> list[Finding]:
-    """Validate the last hour by Checkpoints; the suite of the lag is left out if nothing was published.
+    """Validate the last hour by Checkpoints; the suite of the latency is left out if nothing was published.
 
     Raises:
         SetupError: the database is unavailable or has no outbox, or the project cannot be used.
@@ -81,7 +81,7 @@ def _of_lag(settings: CheckSettings) -> list[Any]:
     from great_expectations import expectations as gxe
 
     (limits,) = (rule for rule in rules(settings) if rule.name == "lag")
-    said: dict[str, Any] = {"column": "lag_seconds", "severity": "warning"}
+    said: dict[str, Any] = {"column": "latency_seconds", "severity": "warning"}
     expected: list[Any] = [gxe.ExpectColumnMedianToBeBetween(max_value=_MEDIAN, **said)]
     if limits.warn is not None:
         expected.append(gxe.ExpectColumnValuesToBeBetween(max_value=limits.warn, mostly=0.95, **said))

@@ -37,14 +37,14 @@ LONGEST: Final = 100_000
 """Bytes of a payload; a longer one is NULL in the frame."""
 DAYS_BEFORE: Final = 7
 # Columns of the frame that a user may have added to the table, too.
-_OURS: Final = ("lag_seconds", "weight")
+_OURS: Final = ("latency_seconds", "weight")
 _MEMORY: Final = 400_000_000
 _THREADS: Final = 2
 
 _SIZE: Final = "SELECT coalesce(sum(least(strlen(payload), $longest)), 0) FROM day"
 _ROWS: Final = """
 SELECT * REPLACE (CASE WHEN strlen(payload) <= $longest THEN payload END AS payload),
-       (epoch_us(published_at) - epoch_us(created_at)) / 1e6 AS lag_seconds
+       (epoch_us(published_at) - epoch_us(created_at)) / 1e6 AS latency_seconds
 FROM day"""
 # The id alone would take all rows or none if many have the same one.
 _RANDOM: Final = "hash(id, seq) <= $until"
@@ -69,7 +69,7 @@ class Sample:
 
     day: date
     frame: pd.DataFrame
-    """The columns of the archive, `lag_seconds` (from the event to its publication) and `weight`."""
+    """The columns of the archive, `latency_seconds` (from the event to its publication) and `weight`."""
     events: int
     """Events of the day."""
     random: int

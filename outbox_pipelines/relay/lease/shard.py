@@ -39,7 +39,7 @@ class Settled:
     """The result of a settle."""
 
     events: int
-    lag: float | None
+    latency: float | None
     """Age of the newest of these events when they were settled, in seconds; None without a progress row."""
     topics: frozenset[str] = frozenset()
     """Topics published to since the relay took the shard, if they still exist."""

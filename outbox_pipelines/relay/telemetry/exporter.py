@@ -90,8 +90,8 @@ class Families:
             buckets=_SECONDS,
             registry=registry,
         )
-        self.lag = Gauge(
-            "outbox_lag_seconds",
+        self.latency = Gauge(
+            "outbox_latency_seconds",
             "Seconds from commit to settled, for the newest settled event",
             shard,
             registry=registry,
@@ -132,7 +132,7 @@ class Registered(Metrics):
         if self._shard:
             self._to.held.labels(self._outbox, self._shard).set(0)
             # From now on another relay reports these.
-            for gauge in (self._to.breaker, self._to.lag):
+            for gauge in (self._to.breaker, self._to.latency):
                 with suppress(KeyError):
                     gauge.remove(self._outbox, self._shard)
             self._shard = ""
@@ -147,8 +147,8 @@ class Registered(Metrics):
     def settled(self, events: int, seconds: float, progress: Settled | None) -> None:
         self._to.settle.labels(self._outbox, self._shard).observe(seconds)
         self.published(events)
-        if progress is not None and progress.lag is not None:
-            self._to.lag.labels(self._outbox, self._shard).set(progress.lag)
+        if progress is not None and progress.latency is not None:
+            self._to.latency.labels(self._outbox, self._shard).set(progress.latency)
 
     def published(self, events: int) -> None:
         self._to.published.labels(self._outbox, self._shard).inc(events)

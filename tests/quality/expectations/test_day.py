@@ -119,7 +119,7 @@ def test_a_payload_may_be_null_where_it_is_a_tombstone(tmp_path: Path, one: bool
 def test_the_lag_is_judged_by_its_distribution(
     tmp_path: Path, late: int, seconds: float, fails: bool
 ) -> None:
-    """Guards against a day that is judged by one event, and one whose lag is not looked at."""
+    """Guards against a day that is judged by one event, and one whose latency is not looked at."""
     rows = [event(n) for n in range(100)]
     for row in rows[:late]:
         row["published_at"] = row["created_at"] + timedelta(seconds=seconds)  # type: ignore[operator]
@@ -199,11 +199,11 @@ def test_payloads_are_limited_in_bytes(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_columns_of_the_user_replace_none_of_the_frame(tmp_path: Path) -> None:
     """Guards against a table with a column `weight`, of which no day can be judged."""
-    added: dict[str, Any] = {"weight": 70, "Lag_Seconds": 1000, "grams": 5}
+    added: dict[str, Any] = {"weight": 70, "Latency_Seconds": 1000, "grams": 5}
     settings = write(tmp_path, [event(n, **added) for n in range(3)], added=[*added])
     found = sample.read(settings, DAY).frame
-    assert (found["weight"].sum(), found["lag_seconds"].max(), found["grams"].sum()) == (3, 0.1, 15)
-    assert "Lag_Seconds" not in found.columns
+    assert (found["weight"].sum(), found["latency_seconds"].max(), found["grams"].sum()) == (3, 0.1, 15)
+    assert "Latency_Seconds" not in found.columns
 
 
 def test_a_day_that_is_not_archived_is_named(tmp_path: Path) -> None:

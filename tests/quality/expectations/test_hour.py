@@ -13,12 +13,12 @@ from outbox_pipelines.settings import load_settings
 from tests.schema.servers import Database
 
 
-def record(database: Database, lag: str, *, minutes: int = 0) -> None:
-    """A hundred seconds of progress with this lag, an SQL expression of the number n, some minutes ago."""
+def record(database: Database, latency: str, *, minutes: int = 0) -> None:
+    """A hundred seconds of progress some minutes ago, with this latency, an SQL expression of n."""
     database.rows(
-        "INSERT INTO outbox_progress (shard, at, done, events, lag) "
+        "INSERT INTO outbox_progress (shard, at, done, events, latency) "
         "SELECT 0, clock_timestamp() - make_interval(mins => %s, secs => n), pg_current_snapshot(), 10, "
-        f"{lag} FROM generate_series(1, 100) n",
+        f"{latency} FROM generate_series(1, 100) n",
         minutes,
     )
 
@@ -37,22 +37,22 @@ def wrong(database: Database) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("lag", "says"),
+    ("latency", "says"),
     [
         ("0.01", []),
         # One second of an hour is as late as an event can be without a warning.
         ("CASE WHEN n = 1 THEN 59 ELSE 0.01 END", []),
-        ("CASE WHEN n = 1 THEN 61 ELSE 0.01 END", ["expect_column_max_to_be_between(lag_seconds)"]),
-        ("CASE WHEN n <= 6 THEN 16 ELSE 0.01 END", ["expect_column_values_to_be_between(lag_seconds)"]),
-        ("CASE WHEN n <= 60 THEN 2 ELSE 0.01 END", ["expect_column_median_to_be_between(lag_seconds)"]),
+        ("CASE WHEN n = 1 THEN 61 ELSE 0.01 END", ["expect_column_max_to_be_between(latency_seconds)"]),
+        ("CASE WHEN n <= 6 THEN 16 ELSE 0.01 END", ["expect_column_values_to_be_between(latency_seconds)"]),
+        ("CASE WHEN n <= 60 THEN 2 ELSE 0.01 END", ["expect_column_median_to_be_between(latency_seconds)"]),
     ],
     ids=["well", "one late", "the maximum", "the 95th percentile", "the median"],
 )
 def test_the_lag_of_the_hour_is_judged_by_its_distribution(
-    database: Database, lag: str, says: list[str]
+    database: Database, latency: str, says: list[str]
 ) -> None:
     """Guards against an hour that is judged by its last second."""
-    record(database, lag)
+    record(database, latency)
     # Older than an hour.
     record(database, "1000", minutes=61)
     assert wrong(database) == says
@@ -84,7 +84,8 @@ def test_the_command_prints_what_is_wrong(database: Database, tmp_path: Path) ->
     environment = {"OUTBOX_DSN": database.dsn, "OUTBOX_EXPECTATIONS": str(tmp_path / "quality")}
     result = CliRunner().invoke(cli, ["quality", "hour"], env=environment)
     assert result.exit_code == 1
-    assert "WARN  last_hour: expect_column_max_to_be_between(lag_seconds): found 70, expected at most 60" in (
-        result.output.splitlines()
+    assert (
+        "WARN  last_hour: expect_column_max_to_be_between(latency_seconds): found 70, expected at most 60"
+        in (result.output.splitlines())
     )
     assert Path(result.output.splitlines()[-1].removeprefix("pages: ")).is_file()

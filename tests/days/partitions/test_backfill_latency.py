@@ -1,4 +1,4 @@
-"""The lag of events that were backfilled: since they were written, not since the day they are of."""
+"""The latency of events that were backfilled: since they were written, not since the day they are of."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_a_backfill_is_no_lag(database: Database) -> None:
         **{"target": None, "last_seq": None, "tick": None, "shard": 0, "shards": 1, "events": 1},
     }
     with database.connect() as connection:
-        ((_, lag, _),) = connection.execute(relay_sql.SETTLE_WITH_PROGRESS, given).fetchall()
-    assert 0 <= lag < 3600
+        ((_, latency, _),) = connection.execute(relay_sql.SETTLE_WITH_PROGRESS, given).fetchall()
+    assert 0 <= latency < 3600
 
 
 def test_a_backfill_is_not_old(database: Database) -> None:
