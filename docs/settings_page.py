@@ -53,8 +53,7 @@ sasl.password = { file = "/run/secrets/kafka" }    # read again for each new cli
 ```
 
 ## Secrets
-`OUTBOX_DSN`, `OUTBOX_CONSUMER_DSN`, `OUTBOX_ALERTS`, `OUTBOX_CONNECT` and `OUTBOX_DEAD_LETTER_COMMAND` are secrets. The
-file names where each is: `dsn = { env = "ORDERS_DSN" }`, or `dsn = { file = "/run/secrets/orders" }`. A `dsn`,
+Settings that hold a password, a token or a command are secrets. The file names where each is: `dsn = { env = "ORDERS_DSN" }`, or `dsn = { file = "/run/secrets/orders" }`. A `dsn`,
 `consumer_dsn` or `connect` without a password may be written as it is. Passwords and tokens never appear in messages, and
 passwords in other settings are refused.
 

@@ -61,6 +61,11 @@ def changes(old: Catalog, new: Catalog) -> list[Change]:
     return [change for name in names for change in _of_type(name, old.events.get(name), new.events.get(name))]
 
 
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the places in which two schemas differ, and what is different there."""
+    return [(place, what) for place, what, _ in _Schemas(old, new).differences()]
+
+
 def _of_type(name: str, old: EventType | None, new: EventType | None) -> Iterator[Change]:
     if old is None:
         yield Change(name, "added")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,6 +19,9 @@ from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
     from outbox_pipelines.catalog.comparison import Compared
+
+
+_REGISTRY_SECONDS: Final = 10.0
 
 
 @click.group()
@@ -126,6 +130,49 @@ def diff(old: Path, new: Path, as_json: bool) -> None:
         ]
         click.echo(_columns(rows) if found else "no difference")
     if any(each.breaks for each in found):
+        sys.exit(1)
+
+
+@catalog.command()
+@click.option("--check", "only_check", is_flag=True, help="Change nothing; show what it would do.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.pass_obj
+def register(settings: Settings, only_check: bool, as_json: bool) -> None:
+    """Register the schemas of all types with a format such as json_schema in the schema registry.
+
+    What is registered already stays. If a schema is missing, or not compatible with earlier versions of its
+    subject, nothing is registered, and the command exits with 1. Needs no database.
+
+    In CI, before a deployment: outbox catalog register --check
+    """
+    from outbox_pipelines.catalog import registration
+    from outbox_pipelines.catalog.document import require_catalog
+    from outbox_pipelines.catalog.registry import Registry
+    from outbox_pipelines.catalog.subjects import Subjects
+
+    subjects = Subjects(require_catalog(settings), settings)
+    if not (subjects.of_event_types or subjects.missing):
+        raise SetupError(
+            "no type of the event catalog has a schema to register: set OUTBOX_FORMAT=json_schema, or format "
+            "in the rules of types"
+        )
+    registry = Registry(settings, seconds=_REGISTRY_SECONDS)
+    if only_check:
+        found = registration.check(registry, subjects)
+    else:
+        found = registration.register(registry, subjects, settings.registry_compatibility)
+    if as_json:
+        click.echo(json.dumps([asdict(each) for each in found], indent=2, ensure_ascii=False))
+    else:
+        rows = [("event type", "subject", "id", "")]
+        rows += [
+            (each.event_type, each.subject or "-", str(each.schema_id or "-"), each.status) for each in found
+        ]
+        click.echo(_columns(rows))
+    for each in found:
+        if each.is_wrong:
+            click.echo(plain(f"outbox: {each.event_type} {each.why}"), err=True)
+    if any(each.is_wrong for each in found):
         sys.exit(1)
 
 

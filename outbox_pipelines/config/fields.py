@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
 )
 
-from outbox_pipelines.config.rules import Rule, Rules, check_names
+from outbox_pipelines.config.rules import Rule, Rules, check_format, check_formats, check_names
 from outbox_pipelines.config.types import (
     ANY_CASE,
     AfterDeadLetter,
@@ -31,15 +31,19 @@ from outbox_pipelines.config.types import (
     Dsn,
     ExistingTable,
     FlatMembers,
+    Format,
     HeaderNames,
     KafkaConfig,
     Limits,
     Link,
     OutboxName,
+    RegistryUrls,
+    RegistryUserInfo,
     Replicas,
     RetrySeconds,
     SchemaName,
     SecretCommand,
+    SecretToken,
     Topic,
     TopicPatterns,
     UriReference,
@@ -136,6 +140,7 @@ class Topics(BaseModel):
         # `Messages` is validated before, and event types are before aggregate types: each pair is seen.
         others = info.data.get("event_types", {}) if info.field_name == "aggregate_types" else {}
         check_names(value, others, info.data)
+        check_formats(value, others, info.data)
         return value
 
 
@@ -168,6 +173,61 @@ class Messages(BaseModel):
     catalog_file: Path | None = Field(
         default=None, description="The [event catalog](catalog.md), a YAML file."
     )
+    format: Format = Field(
+        default="json",
+        description="`json_schema` frames each value with the id of its schema in a "
+        "[schema registry](catalog.md#the-schema-registry).",
+    )
+
+    @field_validator("format")
+    @classmethod
+    def _can_be_written(cls, value: str, info: ValidationInfo) -> str:
+        check_format({**info.data, "format": value})
+        return value
+
+
+class Registry(BaseModel):
+    """The schema registry."""
+
+    registry_url: RegistryUrls = Field(
+        default="",
+        description="Address of a [schema registry](catalog.md#the-schema-registry) with Confluent's API; "
+        "several of one registry, separated by commas.",
+    )
+    registry_user_info: RegistryUserInfo = Field(
+        default=Secret(), description="Its `user:password` (HTTP basic authentication)."
+    )
+    registry_token: SecretToken = Field(default=Secret(), description="Its bearer token.")
+    registry_ca: Path | None = Field(
+        default=None, description="Certificates (PEM) that verify its certificate. If not set: certifi's."
+    )
+    registry_subjects: Literal["topic_record", "topic", "record"] = Field(
+        default="topic_record",
+        description="Subject of a type: `<topic>-<event type>`, `<topic>-value` or `<event type>`.",
+    )
+    registry_compatibility: Literal[
+        "BACKWARD",
+        "BACKWARD_TRANSITIVE",
+        "FORWARD",
+        "FORWARD_TRANSITIVE",
+        "FULL",
+        "FULL_TRANSITIVE",
+        "NONE",
+    ] = Field(
+        default="BACKWARD",
+        description="What `outbox catalog register` sets for a subject that has no level of its own.",
+    )
+    registry_framing: Literal["value", "header"] = Field(
+        default="value",
+        description="Where the id is: in 5 bytes before the JSON, or in the header `__value_schema_id`.",
+    )
+
+    @field_validator("registry_token")
+    @classmethod
+    def _is_alone(cls, value: Secret, info: ValidationInfo) -> Secret:
+        if value and info.data.get("registry_user_info"):
+            raise ValueError("is set beside OUTBOX_REGISTRY_USER_INFO: remove one of them")
+        return value
 
 
 class Lease(BaseModel):
@@ -415,6 +475,7 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "outbox": Outbox,
     "topics": Topics,
     "messages": Messages,
+    "registry": Registry,
     "relay": Relay,
     "telemetry": Telemetry,
     "days": Days,

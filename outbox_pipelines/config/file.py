@@ -30,7 +30,12 @@ from outbox_pipelines.errors import SetupError
 VARIABLE: Final = "OUTBOX_CONFIG"
 """Names the file; without it, it is `outbox.toml` in the working directory, if that exists."""
 NAME: Final = "outbox.toml"
-SECRET: Final = frozenset({"dsn", "consumer_dsn", "alerts", "connect", "dead_letter_command"})
+SECRET: Final = frozenset(
+    {
+        *("dsn", "consumer_dsn", "alerts", "connect", "dead_letter_command"),
+        *("registry_token", "registry_user_info"),
+    }
+)
 MAY_BE_PLAIN: Final = frozenset({"dsn", "consumer_dsn", "connect"})
 """Secrets only if they contain a password."""
 # Two outboxes that had them from the same place would be one.

@@ -19,6 +19,7 @@ from outbox_pipelines.config.types import (
     AfterDeadLetter,
     Attempts,
     FlatMembers,
+    Format,
     HeaderNames,
     RetrySeconds,
     Topic,
@@ -37,6 +38,7 @@ class Rule(BaseModel):
 
     topic: Topic | None = None
     value_format: ValueFormat | None = None
+    format: Format | None = None
     header_names: HeaderNames | None = None
     flat_members: FlatMembers | None = None
     tombstones: bool | None = None
@@ -98,6 +100,32 @@ def check_names(rules: dict[str, Rule], others: dict[str, Rule], general: Mappin
                     read({**general.get(name, {}), **(getattr(rule, name) or {}), **other})
                 except ValueError as error:
                     raise ValueError(f"[{types}] {name}: {error}") from None
+
+
+def check_formats(rules: dict[str, Rule], others: dict[str, Rule], general: Mapping[str, Any]) -> None:
+    """Raise `ValueError` where a format, also with another type's rule, cannot be written."""
+    for types, rule in rules.items():
+        for other in (Rule(), *others.values()):
+            chosen = rule.model_dump(exclude_none=True) | other.model_dump(exclude_none=True)
+            try:
+                check_format({**general, **chosen})
+            except ValueError as error:
+                raise ValueError(f"[{types}]: {error}") from None
+
+
+def check_format(settings: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if values of this format cannot be written with these settings."""
+    chosen, shape = settings.get("format"), settings.get("value_format", "payload")
+    if chosen in (None, "json"):
+        return
+    if shape != "payload":
+        raise ValueError(
+            f"format {chosen} needs value_format payload, and it is {shape}: the schema of the event catalog "
+            "describes the payload alone"
+        )
+    for needed in ("registry_url", "catalog_file"):
+        if not settings.get(needed, True):
+            raise ValueError(f"format {chosen} needs OUTBOX_{needed.upper()}: set it")
 
 
 def has_rules(settings: Ruled) -> bool:

@@ -17,6 +17,7 @@ from outbox_pipelines.config.connect_url import connect_urls
 from outbox_pipelines.config.consumers import read_consumers
 from outbox_pipelines.config.kafka_config import read_config
 from outbox_pipelines.config.message_names import read_headers, read_members
+from outbox_pipelines.config.registry_url import registry_urls
 from outbox_pipelines.config.table_mapping import read_mapping
 from outbox_pipelines.config.tables import as_table
 from outbox_pipelines.config.thresholds import read_thresholds
@@ -84,6 +85,20 @@ def _connect(value: Secret) -> Secret:
 def _connector(value: str) -> str:
     if value != value.strip() or not value.isprintable() or "/" in value:
         raise ValueError("write a name without / and spaces around it, such as outbox-shop")
+    return value
+
+
+def _registry(value: str) -> str:
+    if value:
+        register_urls(value)
+        registry_urls(value)
+    return value
+
+
+def _user_info(value: Secret) -> Secret:
+    register(value.reveal(), value.reveal().partition(":")[2])
+    if value and not value.reveal().partition(":")[2]:
+        raise ValueError("has no password in it: write the user, a colon and the password")
     return value
 
 
@@ -185,6 +200,7 @@ def _lower(value: object) -> object:
 
 
 ValueFormat = Literal["payload", "flat", "envelope", "cloudevents"]
+Format = Literal["json", "json_schema"]
 AfterDeadLetter = Literal["continue", "block"]
 Attempts = Annotated[int, Field(ge=1, le=1_000_000)]
 RetrySeconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
@@ -198,6 +214,8 @@ SchemaName = Annotated[str, AfterValidator(_schema)]
 Dsn = Annotated[Secret, AfterValidator(_dsn)]
 Brokers = Annotated[str, AfterValidator(_brokers)]
 ConnectUrls = Annotated[Secret, AfterValidator(_connect)]
+RegistryUrls = Annotated[str, AfterValidator(_registry)]
+RegistryUserInfo = Annotated[Secret, AfterValidator(_user_info)]
 ConnectorName = Annotated[str, AfterValidator(_connector)]
 Topic = Annotated[str, AfterValidator(_topic)]
 TopicPatterns = Annotated[str, AfterValidator(_topic_patterns)]
@@ -207,6 +225,7 @@ HeaderNames = Annotated[Names, BeforeValidator(as_table), _read_by(read_headers)
 FlatMembers = Annotated[Names, BeforeValidator(as_table), _read_by(read_members)]
 UriReference = Annotated[str, AfterValidator(_uri_reference)]
 SecretCommand = Annotated[Secret, AfterValidator(_command)]
+SecretToken = Annotated[Secret, AfterValidator(_command)]
 ArchivePlace = Annotated[str, AfterValidator(_archive)]
 Limits = Annotated[dict[str, float | str], BeforeValidator(_limits), _read_by(read_thresholds)]
 AlertAddresses = Annotated[Secret, AfterValidator(_alerts)]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.registry import registry
 from tests.schema.servers import database, server
 
-__all__ = ["database", "server"]
+__all__ = ["database", "registry", "server"]
 
 Write = Callable[[str], Path]
 

@@ -1,0 +1,90 @@
+"""Register the schemas of the event catalog in a schema registry, or say what it would refuse.
+
+Invariants:
+- Everything is checked before anything is registered: an incompatible schema leaves the registry unchanged.
+- What the registry has already stays: a second registration changes nothing, and finds the same ids.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from outbox_pipelines.catalog.changes import differences
+from outbox_pipelines.catalog.registry import Latest, Registry
+from outbox_pipelines.catalog.subjects import Subject, Subjects
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What became of an event type's schema, or would."""
+
+    event_type: str
+    subject: str
+    """Empty if the type has none."""
+    status: Literal["unchanged", "registered", "new", "compatible", "incompatible", "missing"]
+    schema_id: int | None = None
+    why: str = ""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether events of the type could not be published with their schema."""
+        return self.status in ("incompatible", "missing")
+
+
+def check(registry: Registry, subjects: Subjects) -> list[Registered]:
+    """Return what a registration would do; change nothing.
+
+    Raises:
+        UnavailableError: the registry does not answer.
+        SetupError: it refuses.
+    """
+    found = [_checked(registry, each) for each in subjects.of_event_types.values()]
+    return [*found, *(Registered(name, "", "missing", why=why) for name, why in subjects.missing.items())]
+
+
+def register(registry: Registry, subjects: Subjects, compatibility: str) -> list[Registered]:
+    """Register what the registry does not have yet, if `check` finds nothing wrong; return what was done.
+
+    Args:
+        compatibility: of subjects that have none of their own.
+
+    Raises:
+        UnavailableError: the registry does not answer.
+        SetupError: it refuses.
+    """
+    found = check(registry, subjects)
+    if any(each.is_wrong for each in found):
+        return found
+    for n, each in enumerate(found):
+        if each.status != "unchanged":
+            schema_id = registry.register(subjects.of_event_types[each.event_type], compatibility)
+            found[n] = Registered(each.event_type, each.subject, "registered", schema_id)
+    return found
+
+
+def _checked(registry: Registry, subject: Subject) -> Registered:
+    schema_id = registry.find(subject)
+    if schema_id is not None:
+        return Registered(subject.event_type, subject.name, "unchanged", schema_id)
+    latest = registry.latest(subject)
+    if latest is None:
+        return Registered(subject.event_type, subject.name, "new")
+    if registry.is_compatible(subject):
+        return Registered(subject.event_type, subject.name, "compatible")
+    level = registry.compatibility(subject) or "the registry's default"
+    why = f"not compatible ({level}) with version {latest.version}: {_different(latest, subject)}"
+    return Registered(subject.event_type, subject.name, "incompatible", why=why)
+
+
+def _different(latest: Latest, subject: Subject) -> str:
+    """Return what is different, in our words: of the registry's, each has others, or none."""
+    try:
+        old: Any = json.loads(latest.text)
+    except ValueError:
+        return "that version is no JSON Schema"
+    if not isinstance(old, dict):
+        return "that version is no JSON Schema of an object"
+    found = [f"payload{place}: {what}" for place, what in differences(old, json.loads(subject.text))]
+    return "; ".join(found) or "look at both schemas"

@@ -1,0 +1,178 @@
+"""A schema registry with Confluent's API, asked by Confluent's client.
+
+Invariants:
+- What it answers is in our words: what failed, why, and what to do. No message has a credential in it.
+- A registry that does not answer is an `UnavailableError`; one that refuses or is none, a `SetupError`.
+- A call takes a limited time, and is made once: who calls decides whether to call again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from outbox_pipelines.catalog.subjects import Subject
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.errors import RefusedError, SetupError, UnavailableError
+from outbox_pipelines.settings import MessageSettings
+
+_Answer = TypeVar("_Answer")
+NAME: Final = "the schema registry"
+"""How messages about it begin."""
+# The registry's own codes of a 404: no such subject, version, schema, level of a subject.
+_NOT_THERE: Final = frozenset({40401, 40402, 40403, 40408})
+_LONGEST: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The newest version of a subject."""
+
+    version: int
+    text: str
+
+
+class IncompatibleError(SetupError):
+    """The registry refuses a schema, which does not fit earlier ones of its subject."""
+
+
+class Registry:
+    """The registry that the settings name.
+
+    Args:
+        seconds: how long each call may take.
+
+    Raises:
+        SetupError: none is named, its client is not installed, or the certificates cannot be read.
+    """
+
+    def __init__(self, settings: MessageSettings, *, seconds: float) -> None:
+        if not settings.registry_url:
+            raise SetupError("no schema registry is named: set OUTBOX_REGISTRY_URL, as https://registry:8081")
+        try:
+            from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+        except ImportError:
+            raise SetupError(
+                f"the client of {NAME[4:]} is missing: pip install 'outbox-pipelines[registry]'"
+            ) from None
+        given: dict[str, Any] = {"url": settings.registry_url, "timeout": seconds, "max.retries": 0}
+        if settings.registry_user_info:
+            given["basic.auth.user.info"] = settings.registry_user_info.reveal()
+        if settings.registry_token:
+            given |= {
+                "bearer.auth.credentials.source": "STATIC_TOKEN",
+                "bearer.auth.token": settings.registry_token.reveal(),
+                # Of Confluent Cloud; its client sends them with each token.
+                "bearer.auth.logical.cluster": "",
+                "bearer.auth.identity.pool.id": "",
+            }
+        if settings.registry_ca is not None:
+            given["ssl.ca.location"] = str(settings.registry_ca)
+        try:
+            self._client = SchemaRegistryClient(given)
+        except (OSError, ValueError) as error:
+            # `ssl.SSLError` is an OSError.
+            raise SetupError(f"OUTBOX_REGISTRY_CA cannot be used: {first_line(error)}") from None
+        self._schema = Schema
+        self._at = f"{NAME} ({settings.registry_url})"
+
+    def find(self, subject: Subject) -> int | None:
+        """Return the id of this subject's document; None if the registry does not have it there."""
+        document = self._document(subject)
+        return self._ask(
+            subject, lambda: _id(self._client.lookup_schema(subject.name, document, True).schema_id)
+        )
+
+    def latest(self, subject: Subject) -> Latest | None:
+        """Return the newest version of a subject; None if there is none."""
+
+        def ask() -> Latest:
+            found = self._client.get_latest_version(subject.name)
+            return Latest(int(found.version or 0), str(found.schema.schema_str))
+
+        return self._ask(subject, ask)
+
+    def is_compatible(self, subject: Subject) -> bool:
+        """Return whether the document fits earlier ones of its subject, by the subject's compatibility."""
+        ask = self._client.test_compatibility_all_versions
+        # Without a subject there is nothing that it could break.
+        return self._ask(subject, lambda: ask(subject.name, self._document(subject), True)) is not False
+
+    def compatibility(self, subject: Subject) -> str | None:
+        """Return the compatibility that a subject has of its own."""
+        return self._ask(subject, lambda: str(self._client.get_compatibility(subject.name)))
+
+    def register(self, subject: Subject, compatibility: str) -> int:
+        """Add the document to its subject, which first gets this compatibility if it has none; return its id.
+
+        Raises:
+            IncompatibleError: the registry refuses it.
+        """
+        document = self._document(subject)
+        if self.compatibility(subject) is None:
+            self._ask(subject, lambda: self._client.set_compatibility(subject.name, compatibility))
+        schema_id = self._ask(
+            subject, lambda: _id(self._client.register_schema(subject.name, document, True))
+        )
+        if schema_id is None:
+            raise SetupError(f"{self._at} did not register {subject.name}: look into its log")
+        return schema_id
+
+    def _document(self, subject: Subject) -> Any:
+        return self._schema(subject.text, "JSON")
+
+    def _ask(self, subject: Subject, ask: Callable[[], _Answer]) -> _Answer | None:
+        """Return an answer; None if the registry does not have what it is asked for."""
+        from confluent_kafka.schema_registry import SchemaRegistryError
+
+        try:
+            return ask()
+        except SchemaRegistryError as error:
+            if error.http_status_code == 404 and error.error_code in _NOT_THERE:
+                return None
+            raise self._refusal(subject.name, error) from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            # Of the client, which takes each answer for JSON of a registry.
+            raise SetupError(f"{self._at} {_NO_REGISTRY}") from None
+        except Exception as error:  # noqa: BLE001 - of the library that the client connects with
+            cause = first_line(error)
+            if "CERTIFICATE_VERIFY_FAILED" in cause:
+                raise RefusedError(
+                    f"{self._at} has a certificate that cannot be verified: name those of its authority in "
+                    "OUTBOX_REGISTRY_CA"
+                ) from None
+            raise UnavailableError(f"{self._at} is unavailable: {cause or type(error).__name__}") from None
+
+    def _refusal(self, subject: str, error: Any) -> SetupError:
+        status = error.http_status_code
+        said = " ".join(str(error.error_message or "").split())
+        # -1: the answer is not JSON, and the client's message repeats it.
+        said = "" if error.error_code == -1 or not said else f": {said[:_LONGEST]}"
+        if status == 401:
+            return RefusedError(
+                f"{self._at} answers with HTTP 401 (unauthorized): correct OUTBOX_REGISTRY_USER_INFO or "
+                "OUTBOX_REGISTRY_TOKEN"
+            )
+        if status == 403:
+            return RefusedError(f"{self._at} denies access to subject {subject}: grant it to this user{said}")
+        if status == 409:
+            return IncompatibleError(f"{self._at} refuses the schema of {subject}{said}")
+        if status == 422:
+            return SetupError(f"{self._at} takes the schema of {subject} for invalid{said}")
+        if status in (408, 429) or status >= 500:
+            return UnavailableError(f"{self._at} answers with HTTP {status} about subject {subject}{said}")
+        return SetupError(f"{self._at} {_NO_REGISTRY} (HTTP {status})")
+
+
+_NO_REGISTRY: Final = (
+    "does not answer as a schema registry: correct OUTBOX_REGISTRY_URL, also its path (Apicurio's is "
+    "/apis/ccompat/v7)"
+)
+
+
+def _id(given: Any) -> int:
+    # It must fit the 4 bytes in front of a value.
+    if type(given) is not int or not 0 <= given < 1 << 32:
+        raise ValueError
+    return given

@@ -1,0 +1,117 @@
+"""What a schema registry has of the event catalog: the subject of each event type, and the document in it.
+
+Invariants:
+- The document is the schema of the event catalog with `$schema` and `title`: some registries refuse one
+  without the former, and clients take the latter for the name of the record.
+- The text of a document depends on what it says, not on the order of its members in the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from outbox_pipelines.catalog.document import Catalog, EventType
+from outbox_pipelines.config.rules import Router, of_types
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.settings import MessageSettings
+
+_DRAFT_7: Final = "http://json-schema.org/draft-07/schema#"
+_DRAFT_2020_12: Final = "https://json-schema.org/draft/2020-12/schema"
+# What draft 7 does not have, or reads in another way.
+_LATER: Final = frozenset(
+    {
+        *("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef", "$vocabulary"),
+        *("dependentRequired", "dependentSchemas", "maxContains", "minContains", "prefixItems"),
+        *("unevaluatedItems", "unevaluatedProperties"),
+    }
+)
+_VALUES: Final = frozenset({"const", "default", "enum", "examples"})
+# Beside a reference, which draft 7 reads alone.
+_WORDS: Final = frozenset({"$ref", "$comment", "description", "title"})
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A subject, and the newest document that belongs under it."""
+
+    name: str
+    event_type: str
+    text: str
+    """A JSON Schema."""
+
+
+class Subjects:
+    """The subjects of the event types that have a format with a schema.
+
+    Attributes:
+        of_event_types: the subject of each type that has one.
+        missing: by event type, why it has none.
+
+    Raises:
+        SetupError: two event types have the same subject.
+    """
+
+    def __init__(self, catalog: Catalog, settings: MessageSettings) -> None:
+        self._strategy = settings.registry_subjects
+        self._router = Router(settings)
+        self.of_event_types: dict[str, Subject] = {}
+        self.missing: dict[str, str] = {}
+        for name, each in catalog.events.items():
+            own = of_types(settings, each.aggregate_type or "", name)
+            if each.lifecycle != "retired" and own.format != "json":
+                self._add(name, each, own)
+        self._require_one_type_each()
+
+    def name(self, aggregate_type: str, event_type: str) -> str:
+        """Return the subject of events of these types; raise `IllegalTopicError` if they have no topic."""
+        if self._strategy == "record":
+            return event_type
+        topic = self._router.topic(aggregate_type, event_type)
+        return f"{topic}-value" if self._strategy == "topic" else f"{topic}-{event_type}"
+
+    def _add(self, name: str, each: EventType, own: MessageSettings) -> None:
+        if each.payload is None:
+            self.missing[name] = "has no schema in the event catalog: add one"
+        elif each.aggregate_type is None and self._strategy != "record" and "{aggregate_type" in own.topic:
+            self.missing[name] = (
+                "has no aggregate_type in the event catalog: add it, since its subject contains the topic "
+                f"{own.topic}"
+            )
+        else:
+            subject = self.name(each.aggregate_type or "", name)
+            self.of_event_types[name] = Subject(subject, name, document(name, each.payload))
+
+    def _require_one_type_each(self) -> None:
+        together: dict[str, list[str]] = defaultdict(list)
+        for event_type, subject in self.of_event_types.items():
+            together[subject.name].append(event_type)
+        for subject_name, event_types in together.items():
+            if len(event_types) > 1:
+                raise SetupError(
+                    f"subject {subject_name} would have the schemas of {', '.join(event_types)}: set "
+                    "OUTBOX_REGISTRY_SUBJECTS=topic_record, or give each a topic of its own"
+                )
+
+
+def document(event_type: str, schema: dict[str, Any]) -> str:
+    """Return the document of an event type, as JSON.
+
+    Registries check compatibility best in draft 7, so it is named where the schema means the same in it.
+    """
+    draft = _DRAFT_2020_12 if any(_later(schema)) else _DRAFT_7
+    return json.dumps({"$schema": draft, **schema, "title": event_type}, sort_keys=True, ensure_ascii=False)
+
+
+def _later(schema: Any) -> Iterator[bool]:
+    if isinstance(schema, dict):
+        yield bool(_LATER & schema.keys()) or ("$ref" in schema and not schema.keys() <= _WORDS)
+        for key, each in schema.items():
+            if key not in _VALUES:
+                yield from _later(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from _later(each)

@@ -1,0 +1,86 @@
+"""`outbox catalog register`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from outbox_pipelines.cli.main import cli
+from tests.catalog.conftest import Write
+from tests.registry import FakeRegistry
+
+pytestmark = pytest.mark.slow
+
+_EVENTS = """
+events:
+  placed: {description: x, producer: x, owner: x, aggregate_type: order,
+           schema: {type: object, required: [a], properties: {a: {}}}}
+  paid: {description: x, producer: x, owner: x, aggregate_type: order, schema: {type: object}}
+"""
+# `placed` cannot follow the version before, and `paid` can.
+_LATER = _EVENTS.replace("required: [a]", "required: [a, b]").replace("schema: {type: object}", "schema: {}")
+
+
+def _run(registry: FakeRegistry, write: Write, events: str, *options: str) -> Result:
+    environment = {
+        "OUTBOX_REGISTRY_URL": registry.url,
+        "OUTBOX_CATALOG_FILE": str(write(events)),
+        "OUTBOX_FORMAT": "json_schema",
+    }
+    return CliRunner().invoke(cli, ["catalog", "register", *options], env=environment)
+
+
+def _statuses(result: Result) -> dict[str, str]:
+    return {each["event_type"]: each["status"] for each in json.loads(result.stdout)}
+
+
+def test_schemas_are_registered_once(registry: FakeRegistry, write: Write) -> None:
+    """Guards against a check that changes something, and a second version of what is registered."""
+    result = _run(registry, write, _EVENTS, "--check", "--json")
+    assert (result.exit_code, _statuses(result)) == (0, {"placed": "new", "paid": "new"})
+    assert not registry.subjects
+    assert not registry.levels
+    result = _run(registry, write, _EVENTS)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[1].split() == ["placed", "order-events-placed", "1", "registered"]
+    assert registry.levels == {"order-events-placed": "BACKWARD", "order-events-paid": "BACKWARD"}
+    result = _run(registry, write, _EVENTS, "--json")
+    assert (result.exit_code, _statuses(result)) == (0, {"placed": "unchanged", "paid": "unchanged"})
+    assert [len(each) for each in registry.subjects.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("options", [[], ["--check"]])
+def test_an_incompatible_schema_stops_all(registry: FakeRegistry, write: Write, options: list[str]) -> None:
+    """Guards against half a registration, and a failure that names neither what differs nor the version."""
+    _run(registry, write, _EVENTS)
+    result = _run(registry, write, _LATER, *options)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "outbox: placed not compatible (BACKWARD) with version 1: payload.b: is required now\n"
+    )
+    assert [len(each) for each in registry.subjects.values()] == [1, 1]
+    registry.levels["order-events-placed"] = "NONE"
+    result = _run(registry, write, _LATER, *options, "--json")
+    status = "compatible" if options else "registered"
+    assert (result.exit_code, set(_statuses(result).values())) == (0, {status})
+
+
+def test_a_type_without_a_schema_stops_all(registry: FakeRegistry, write: Write) -> None:
+    """Guards against a deployment after which the events of a type are dead letters."""
+    result = _run(registry, write, _EVENTS.replace(", schema: {type: object}", ""))
+    assert result.exit_code == 1
+    assert "paid has no schema in the event catalog" in result.stderr
+    assert not registry.subjects
+
+
+def test_what_cannot_be_done_is_an_error(registry: FakeRegistry, write: Write) -> None:
+    """Guards against an exit code that a pipeline takes for an incompatible schema."""
+    registry.fails = 503, ""
+    result = _run(registry, write, _EVENTS)
+    assert (result.exit_code, "HTTP 503" in result.stderr) == (2, True)
+    result = CliRunner().invoke(
+        cli, ["catalog", "register"], env={"OUTBOX_CATALOG_FILE": str(write(_EVENTS)), "OUTBOX_FORMAT": ""}
+    )
+    assert (result.exit_code, "set OUTBOX_FORMAT=json_schema" in result.stderr) == (2, True)

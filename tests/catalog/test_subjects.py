@@ -1,0 +1,83 @@
+"""What a schema registry has of the event catalog."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from outbox_pipelines.catalog.document import read_catalog
+from outbox_pipelines.catalog.subjects import Subjects, document
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.settings import make_settings
+from tests.catalog.conftest import Write
+
+_ENTRY = "{description: x, producer: x, owner: x, aggregate_type: order, schema: {type: object}}"
+_EVENTS = f"""
+events:
+  placed: {_ENTRY}
+  paid: {_ENTRY}
+  gone: {_ENTRY.replace("schema", "lifecycle: retired, schema")}
+  bare: {_ENTRY.replace("schema: {type: object}", "lifecycle: proposed")}
+  any: {_ENTRY.replace("aggregate_type: order, ", "")}
+"""
+
+
+def _subjects(write: Write, events: str = _EVENTS, **given: Any) -> Subjects:
+    base = {"registry_url": "http://x", "catalog_file": "x", "format": "json_schema"}
+    return Subjects(read_catalog(write(events)), make_settings(**base | given))
+
+
+def test_each_type_with_a_schema_has_a_subject(write: Write) -> None:
+    """Guards against a type that is passed over in silence, and a retired one that blocks the others."""
+    found = _subjects(write)
+    names = {name: each.name for name, each in found.of_event_types.items()}
+    assert names == {"placed": "order-events-placed", "paid": "order-events-paid"}
+    assert "has no schema" in found.missing.pop("bare")
+    assert "has no aggregate_type" in found.missing.pop("any")
+    assert not found.missing
+    assert set(_subjects(write, registry_subjects="record").of_event_types) == {"placed", "paid", "any"}
+    # The topic of such a type is known.
+    assert _subjects(write, topic="all").of_event_types["any"].name == "all-any"
+
+
+def test_rules_choose_the_types(write: Write) -> None:
+    """Guards against a migration of one type that takes all of them along."""
+    found = _subjects(write, format="json", event_types={"paid": {"format": "json_schema"}})
+    assert set(found.of_event_types) == {"paid"}
+    assert not found.missing
+
+
+def test_a_subject_has_one_type(write: Write) -> None:
+    """Guards against two types that replace each other's schema in every registration."""
+    with pytest.raises(SetupError, match="order-events-value would have the schemas of placed, paid"):
+        _subjects(write, registry_subjects="topic")
+    own = {"paid": {"topic": "payments"}}
+    found = _subjects(write, registry_subjects="topic", event_types=own).of_event_types
+    assert (found["placed"].name, found["paid"].name) == ("order-events-value", "payments-value")
+
+
+@pytest.mark.parametrize(
+    ("schema", "draft"),
+    [
+        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}, "draft-07"),
+        ({"properties": {"a": {"$ref": "#/$defs/b", "description": "x"}}}, "draft-07"),
+        ({"enum": [{"prefixItems": 1}]}, "draft-07"),
+        ({"properties": {"a": {"$ref": "#/$defs/b", "minimum": 1}}}, "2020-12"),
+        ({"properties": {"a": {"prefixItems": [{"type": "string"}]}}}, "2020-12"),
+        ({"unevaluatedProperties": False}, "2020-12"),
+        ({"$schema": "https://json-schema.org/draft/2019-09/schema"}, "2019-09"),
+    ],
+)
+def test_the_document_names_its_draft(schema: dict[str, Any], draft: str) -> None:
+    """Guards against a document that means something else in the draft that it names."""
+    found = json.loads(document("placed", schema))
+    assert draft in found.pop("$schema")
+    assert found.pop("title") == "placed"
+    assert found == {key: value for key, value in schema.items() if key != "$schema"}
+
+
+def test_the_order_of_members_is_no_change() -> None:
+    """Guards against another version of each schema after the file was sorted."""
+    assert document("a", {"b": 1, "c": {"e": 1, "d": 2}}) == document("a", {"c": {"d": 2, "e": 1}, "b": 1})
