@@ -31,7 +31,8 @@ def config() -> None:
 def check() -> None:
     """Show all mistakes in outbox.toml and in the environment, with their lines.
 
-    Also files that do not exist, and settings that contradict each other. Exits with 1 if there are any. Asks neither a database nor Kafka.
+    Also files that do not exist, and settings that contradict each other. Exits with 1 if there are any. Asks
+    neither a database nor Kafka.
     """
     warn_of_mistyped()
     all_values = _all_values()
