@@ -73,9 +73,11 @@ def test_a_run_that_is_ended_ends_what_its_tests_have_started(tmp_path: Path) ->
 
 
 _CRASHES = """
-import ctypes
+import ctypes, resource
 
 def test_it():
+    # A core file would be left.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     reads_nothing()
 
 def reads_nothing():
