@@ -75,6 +75,16 @@ def test_an_outage_agrees(outbox: Outbox, recorder: Recorder, monkeypatch: pytes
     assert recorder.play() > 10
 
 
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_takeover_in_an_outage_agrees(outbox: Outbox, recorder: Recorder, delivery: str) -> None:
+    """Guards against a core to which all is played as if Kafka had been available at its start."""
+    outbox.fill(20)
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_shards SET breaker = 'open', breaker_reason = 'no broker'")
+    service.relay(quick(outbox, delivery=delivery), until_empty=True)
+    assert recorder.play() > 10
+
+
 def test_another_core_does_not_agree(
     outbox: Outbox, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

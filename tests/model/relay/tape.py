@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from outbox_pipelines.core.event import Event
@@ -296,7 +297,8 @@ class Recording:
     def __init__(self, publisher: Publisher, *, until_empty: bool, limit: int | None = None) -> None:
         self.tape = Tape(limit)
         self.until_empty = until_empty
-        self.patience = publisher.breaker._patience
+        # Open where the relay before has left it so.
+        self.breaker = copy(publisher.breaker)
         self.begins_at: tuple[Position, str | None] | None = None
 
     def flow(self, publisher: Publisher, real: dict[str, Any], flags: dict[str, Any]) -> Flow:
@@ -323,10 +325,11 @@ class Recording:
         clock = Played(tape, "clock")
         publisher: Any
         if self.begins_at is None:
-            publisher = Publisher(producer, blocked, patience=self.patience, clock=clock)
+            publisher = Publisher(producer, blocked, patience=0.0, clock=clock)
         else:
-            ports: Any = {"patience": self.patience, "clock": clock, "new_id": Played(tape, "new_id")}
+            ports: Any = {"patience": 0.0, "clock": clock, "new_id": Played(tape, "new_id")}
             publisher = TransactionalPublisher(producer, blocked, *self.begins_at, **ports)
+        publisher.breaker = copy(self.breaker)
         producer.__dict__["publisher"] = publisher
         names = ("batches", "ledger", "blocked", "retries", "crash_guard", "clock", "is_stopped")
         played: dict[str, Any] = {name: Played(tape, name) for name in names}
