@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from outbox_pipelines.catalog.classes import classes
+from outbox_pipelines.catalog.document import read_catalog
+
 # `make lint` checks the same calls, in the suite and the examples.
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -23,6 +26,7 @@ from sqlalchemy import orm
 from sqlalchemy.ext import asyncio
 from outbox_pipelines.writer import Emitted, NewEvent, correlated, derive_key, emit, emit_many
 from outbox_pipelines.writer.testing import WrittenEvent, assert_emitted, captured, events_of
+from order_events import OrderPaid, OrderPlaced
 
 @dataclass(frozen=True)
 class Placed:
@@ -43,6 +47,8 @@ def write(
     emit(connection, "order", 1, "e", {"a": [1]})
     typed: Emitted = emit(connection, Placed(1), idempotency_key="k")
     emit_many(connection, [Placed(1), NewEvent("order", 1, "e", {})])
+    typed = emit(connection, OrderPlaced(order_id=1, currency="EUR", coupon=None), idempotency_key="k")
+    typed = emit(session, OrderPaid(), aggregate_id=1)
     emit(dicts, "order", UUID(int=1), "e", None, headers={"h": 1})
     emit(cursor, "order", "1", "e", [], idempotency_key="k", version=1)
     emit(raw, "order", "1", "e", [])
@@ -71,6 +77,8 @@ async def write_later(
     later: Coroutine[Any, Any, Emitted] = emit(session, "order", 1, "e", {})
     await later
     typed: Emitted = await emit(connection, Placed(1))
+    typed = await emit(session, OrderPlaced(order_id=1, currency="EUR"))
+    typed = await emit(session, OrderPaid(), aggregate_id=1)
     many: list[Emitted] = await emit_many(scoped, [NewEvent("order", 1, "e", {})])
     written: list[WrittenEvent] = await events_of(session)
     return emitted.id or written[0].id
@@ -141,6 +149,7 @@ import psycopg
 import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from outbox_pipelines.writer import Emitted, NewEvent, emit, emit_many
+from order_events import OrderPaid, OrderPlaced
 
 def write(
     connection: psycopg.Connection, engine: sqlalchemy.Engine, async_engine: AsyncEngine,
@@ -164,7 +173,21 @@ WRONG = {
     'emit_many(connection, [("order", 1, "e", {})])': "list-item",
     "emit_many(engine, [])": "call-overload",
     'NewEvent("order", 1, "e", {}).payload = 1': "misc",
+    "emit(connection, OrderPaid())": "call-overload",
+    'emit_many(connection, [OrderPlaced(order_id=1, currency="EUR"), OrderPaid()])': "list-item",
+    "OrderPlaced(order_id=1)": "call-arg",
+    'OrderPlaced(order_id="1", currency="EUR")': "arg-type",
+    'OrderPlaced(order_id=1, currency="USD")': "arg-type",
+    'OrderPlaced(order_id=1, currency="EUR", cupon="x")': "call-arg",
 }
+EVENTS = """
+events:
+  order.placed:
+    {description: d, producer: p, owner: o, aggregate_type: order, aggregate_id: order-id, schema: {
+      type: object, required: [order-id, currency], properties: {
+        order-id: {type: integer}, currency: {enum: [EUR, NOK]}, coupon: {type: string}}}}
+  order.paid: {description: d, producer: p, owner: o, aggregate_type: order, schema: {type: object}}
+"""
 
 HANDLERS = """
 from dataclasses import dataclass
@@ -223,13 +246,23 @@ strict = true
 [mypy-asyncpg.*,django.*,psycopg2.*]
 ignore_missing_imports = true
 """
-FILES = ["right.py", "alone.py", "untyped.py", "wrong.py", "handlers.py", "wrong_handlers.py"]
+FILES = [
+    "order_events.py",
+    "right.py",
+    "alone.py",
+    "untyped.py",
+    "wrong.py",
+    "handlers.py",
+    "wrong_handlers.py",
+]
 
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[str]:
     """What mypy --strict prints about the files."""
     here = tmp_path_factory.mktemp("types")
+    (here / "catalog.yaml").write_text(EVENTS)
+    (here / "order_events.py").write_text(classes(read_catalog(here / "catalog.yaml")))
     (here / "right.py").write_text(RIGHT)
     (here / "mypy.ini").write_text(CONFIG)
     (here / "alone.py").write_text(ALONE)

@@ -77,11 +77,12 @@ def _of_type(name: str, old: EventType | None, new: EventType | None) -> Iterato
     if new.lifecycle != old.lifecycle:
         breaks = _BOTH if new.lifecycle == "retired" and old.lifecycle == "active" else _NO_ONE
         yield _change(name, old, f"lifecycle: {old.lifecycle} → {new.lifecycle}", breaks)
-    for entry in ("topic", "aggregate_type"):
+    for entry in ("topic", "aggregate_type", "aggregate_id", "version"):
         before, after = getattr(old, entry), getattr(new, entry)
         if before != after:
-            # What was not documented may be as it is documented now.
-            yield _change(name, old, f"{entry}: {before} → {after}", _CONSUMERS if before else _NO_ONE)
+            # What was not documented may be as it is documented now. A version's number breaks no one.
+            breaks = _CONSUMERS if before and entry != "version" else _NO_ONE
+            yield _change(name, old, f"{entry}: {before} → {after}", breaks)
     given = old.payload or {}, new.payload or {}
     for place, what, breaks in _Schemas(*given).differences():
         yield _change(name, old, f"payload{place}: {what}", breaks)

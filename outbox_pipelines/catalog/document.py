@@ -50,6 +50,10 @@ class EventType(BaseModel):
     consumers: tuple[str, ...] = ()
     aggregate_type: str | None = None
     """The aggregate type that its events have; None: any."""
+    aggregate_id: str | None = None
+    """The member of the payload that has the aggregate's id; None: the writer gives it."""
+    version: int | None = Field(default=None, ge=1, lt=2**31)
+    """The version that its events have; None: none."""
     topic: str | None = None
     """The topic; None: determined by the settings."""
     lifecycle: Lifecycle = "active"
@@ -65,6 +69,16 @@ class EventType(BaseModel):
         if value is not None and not is_topic(value):
             raise ValueError("a topic name consists of 1 to 249 of the characters a-z A-Z 0-9 . _ -")
         return value
+
+    @model_validator(mode="after")
+    def _has_an_id_in_each_payload(self) -> EventType:
+        if self.aggregate_id is not None and self.aggregate_id not in (self.payload or {}).get(
+            "required", ()
+        ):
+            raise ValueError(
+                f"aggregate_id is {self.aggregate_id!r}: name a member that its schema lists as required"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_a_day_when_retired(self) -> EventType:

@@ -65,6 +65,10 @@ def _section(name: str, each: EventType) -> Iterator[str]:
     yield f"- topic: {_code(each.topic) if each.topic else 'by the aggregate type'}"
     if each.aggregate_type:
         yield f"- aggregate type: {_code(each.aggregate_type)}"
+    if each.aggregate_id:
+        yield f"- id of the aggregate: {_code(each.aggregate_id)}"
+    if each.version:
+        yield f"- version: {each.version}"
     yield f"- producer: {_text(each.producer)}"
     yield f"- consumers: {_text(', '.join(each.consumers)) or 'none known'}"
     yield f"- owner: {_text(each.owner)}"

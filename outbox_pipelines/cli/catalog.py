@@ -1,4 +1,4 @@
-"""The commands `outbox catalog …`: check that every event type is documented, and render the catalog."""
+"""The commands `outbox catalog …`: compare the event catalog, render it, and generate classes of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REGISTRY_SECONDS: Final = 10.0
 
 @click.group()
 def catalog() -> None:
-    """Compare the event catalog with the table, and render it as a page (OUTBOX_CATALOG_FILE)."""
+    """Compare the event catalog (OUTBOX_CATALOG_FILE), render it as a page, and generate classes of it."""
 
 
 @catalog.command()
@@ -78,6 +78,10 @@ def render(settings: Settings, output: Path | None, kind: str, api_version: str)
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     else:
         text = page.page(found) if kind == "html" else page.markdown(found)
+    _write(output, text, f"{len(found.events)} event types")
+
+
+def _write(output: Path | None, text: str, what: str) -> None:
     if output is None:
         click.echo(plain_lines(text) if sys.stdout.isatty() else text, nl=False)
         return
@@ -85,7 +89,45 @@ def render(settings: Settings, output: Path | None, kind: str, api_version: str)
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SetupError(f"{output} cannot be written ({error.strerror}): choose another file") from None
-    click.echo(f"{output}: {len(found.events)} event types")
+    click.echo(f"{output}: {what}")
+
+
+@catalog.command("classes")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="File (default: stdout).")
+@click.option(
+    "--check", "is_check", is_flag=True, help="Exit with 1 if the file of --output is not up to date."
+)
+@click.pass_obj
+def classes_(settings: Settings, output: Path | None, is_check: bool) -> None:
+    """Generate a Python class for each event type, for writers and consumers. Needs no database.
+
+    The module needs pydantic 2: emit(connection, OrderPlaced(…)), @consumer.on(OrderPlaced). Retired types
+    have no class. --check needs no generator; use it in CI.
+    """
+    from outbox_pipelines.catalog.classes import classes, is_current
+    from outbox_pipelines.catalog.document import require_catalog
+
+    found = require_catalog(settings)
+    if not is_check:
+        text = classes(found)
+        _write(output, text, "classes of the event catalog")
+        return
+    if output is None:
+        raise SetupError("--check needs the file to compare: add --output FILE")
+    try:
+        text = output.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"{output} cannot be read ({error}): generate it without --check") from None
+    if not is_current(found, text):
+        click.echo(
+            plain(
+                f"outbox: {output} is not what the event catalog says, or was edited: run "
+                f"outbox catalog classes --output {output}"
+            ),
+            err=True,
+        )
+        sys.exit(1)
+    click.echo(f"{output} is up to date")
 
 
 @catalog.command()

@@ -230,8 +230,14 @@ def giver(function: Callable[..., object], batch: int | None, payload: type | No
     if kind in _ANY:
         origin, arguments = Event, (payload,)
     has_event = origin is Event
+    given = arguments[0] if has_event else kind
+    if payload is not None and _event_type(given) not in (None, _event_type(payload)):
+        raise SetupError(
+            f"{name} handles {_event_type(payload)} and its annotation names {given.__name__}, a class of "
+            f"{_event_type(given)}: annotate {payload.__name__}"
+        )
     try:
-        convert = converter(arguments[0] if has_event else kind)
+        convert = converter(given)
     except SetupError as error:
         raise SetupError(f"{name}: {error}") from None
 
@@ -245,6 +251,10 @@ def giver(function: Callable[..., object], batch: int | None, payload: type | No
         return event.with_payload(payload) if has_event else payload
 
     return give
+
+
+def _event_type(kind: Any) -> object:
+    return getattr(kind, "__event_type__", None)
 
 
 def _event(event: Event) -> Event:

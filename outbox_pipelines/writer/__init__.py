@@ -23,7 +23,7 @@ from outbox_pipelines.writer.errors import (
     OutboxError,
     PayloadTooLargeError,
 )
-from outbox_pipelines.writer.events import Emitted, NewEvent, TypedEvent
+from outbox_pipelines.writer.events import Emitted, NewEvent, TypedEvent, UnkeyedEvent
 from outbox_pipelines.writer.keys import derive_key
 from outbox_pipelines.writer.validation import validate_with
 
@@ -35,6 +35,7 @@ __all__ = [
     "OutboxError",
     "PayloadTooLargeError",
     "TypedEvent",
+    "UnkeyedEvent",
     "correlated",
     "derive_key",
     "emit",

@@ -15,7 +15,15 @@ from uuid import UUID
 from outbox_pipelines.writer import content, statements
 from outbox_pipelines.writer.context import Surroundings, surroundings
 from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
-from outbox_pipelines.writer.events import MISSING, Emitted, NewEvent, TypedEvent, new_event, of_typed
+from outbox_pipelines.writer.events import (
+    MISSING,
+    Emitted,
+    NewEvent,
+    TypedEvent,
+    UnkeyedEvent,
+    new_event,
+    of_typed,
+)
 from outbox_pipelines.writer.statements import Query
 from outbox_pipelines.writer.targets import Way, way_through
 
@@ -79,9 +87,37 @@ def emit(
     traceparent: str | None = None,
     version: int | None = None,
 ) -> Coroutine[Any, Any, Emitted]: ...
+@overload
+def emit(
+    target: Target,
+    event: UnkeyedEvent,
+    /,
+    *,
+    aggregate_id: object,
+    headers: Mapping[str, object] | None = None,
+    idempotency_key: str | None = None,
+    correlation_id: str | UUID | None = None,
+    causation_id: str | UUID | None = None,
+    traceparent: str | None = None,
+    version: int | None = None,
+) -> Emitted: ...
+@overload
+def emit(
+    target: AsyncTarget,
+    event: UnkeyedEvent,
+    /,
+    *,
+    aggregate_id: object,
+    headers: Mapping[str, object] | None = None,
+    idempotency_key: str | None = None,
+    correlation_id: str | UUID | None = None,
+    causation_id: str | UUID | None = None,
+    traceparent: str | None = None,
+    version: int | None = None,
+) -> Coroutine[Any, Any, Emitted]: ...
 def emit(
     target: Target | AsyncTarget,
-    aggregate_type: str | TypedEvent,
+    aggregate_type: str | UnkeyedEvent,
     aggregate_id: object = MISSING,
     event_type: str = MISSING,
     payload: object = MISSING,
@@ -104,7 +140,8 @@ def emit(
             asynchronous one: a connection or cursor of psycopg, an `AsyncSession`, `async_scoped_session` or
             `AsyncConnection` of SQLAlchemy, a connection of asyncpg.
         aggregate_type: what the event is about, such as ``order``; part of its topic. Or a `TypedEvent`,
-            which names its type and id and is the payload: then without the next three.
+            which names its type and id and is the payload: then without the next three. If its
+            class names no id, with `aggregate_id`.
         aggregate_id: its id; the key of the message: text, an integer, a UUID, or an object of a type that
             defines its own text.
         event_type: what happened, such as ``order.placed``.

@@ -9,6 +9,8 @@ An event can be an object of a class that names its type and key, such as
         __aggregate_id__ = "order_id"                 # the attribute that has the aggregate's id
         order_id: int
         total: Decimal
+
+`outbox catalog classes` generates such classes from the event catalog.
 """
 
 from __future__ import annotations
@@ -21,16 +23,21 @@ from uuid import UUID
 from outbox_pipelines.writer.errors import OutboxError
 
 
-class TypedEvent(Protocol):
-    """An event whose class names its type and key: a dataclass, or a model of pydantic or attrs.
-
-    A class can also have `__event_version__`, an integer: the event's `version`.
-    """
+class UnkeyedEvent(Protocol):
+    """A typed event whose class does not say which attribute has the aggregate's id: pass `aggregate_id`."""
 
     @property
     def __event_type__(self) -> str: ...
     @property
     def __aggregate_type__(self) -> str: ...
+
+
+class TypedEvent(UnkeyedEvent, Protocol):
+    """An event whose class names its type and key: a dataclass, or a model of pydantic or attrs.
+
+    A class can also have `__event_version__`, an integer: the event's `version`.
+    """
+
     @property
     def __aggregate_id__(self) -> str: ...
 
@@ -63,7 +70,7 @@ MISSING: Final[Any] = _Missing()
 def new_event(
     aggregate_type: Any, aggregate_id: Any, event_type: Any, payload: Any, /, *options: Any
 ) -> NewEvent:
-    """Return an event of four arguments and options, or of a typed event as the first one.
+    """Return an event of four arguments and options, or of a typed event and perhaps its aggregate's id.
 
     Raises:
         OutboxError: neither is given.
@@ -72,16 +79,22 @@ def new_event(
     missing = [one is MISSING for one in given]
     if not any(missing):
         return NewEvent(aggregate_type, *given, *options)
-    if not all(missing) or isinstance(aggregate_type, str):
+    if not all(missing[1:]) or isinstance(aggregate_type, str):
         raise OutboxError(
             "an argument is missing: give aggregate_type, aggregate_id, event_type and payload, or an object "
             "whose class names its event type"
         )
-    return of_typed(aggregate_type, *options)
+    if not missing[0] and hasattr(aggregate_type, "__aggregate_id__"):
+        kind = type(aggregate_type).__qualname__
+        raise OutboxError(f"aggregate_id is superfluous: {kind} names it in __aggregate_id__")
+    return of_typed(aggregate_type, *options, aggregate_id=aggregate_id)
 
 
-def of_typed(event: Any, /, *options: Any) -> NewEvent:
+def of_typed(event: Any, /, *options: Any, aggregate_id: Any = MISSING) -> NewEvent:
     """Return a typed event as a `NewEvent`; options are those of it, in order.
+
+    Args:
+        aggregate_id: by default, that of the attribute which the class names.
 
     Raises:
         OutboxError: its class does not name an event.
@@ -93,10 +106,12 @@ def of_typed(event: Any, /, *options: Any) -> NewEvent:
         raise OutboxError(
             f"emit was given a {kind.__name__} as its event: pass a list of events to emit_many"
         )
-    names = [getattr(kind, name, None) for name in _NAMES]
+    needed = _NAMES if aggregate_id is MISSING else _NAMES[:2]
+    names: list[Any] = [getattr(kind, name, None) for name in needed]
     if not all(isinstance(name, str) for name in names):
-        missing = next(name for name in _NAMES if not isinstance(getattr(kind, name, None), str))
-        raise OutboxError(f"{kind.__qualname__} is no event: its class has no {missing}, a text")
+        missing = next(name for name in needed if not isinstance(getattr(kind, name, None), str))
+        hint = ": pass aggregate_id" if missing == "__aggregate_id__" else ""
+        raise OutboxError(f"{kind.__qualname__} is no event: its class has no {missing}, a text{hint}")
     # If a dataclass exists, its module is loaded.
     fields: Any = sys.modules["dataclasses"].fields(kind) if hasattr(kind, "__dataclass_fields__") else ()
     if annotated := sorted({field.name for field in fields} & {*_NAMES}):
@@ -104,13 +119,15 @@ def of_typed(event: Any, /, *options: Any) -> NewEvent:
             f"{annotated[0]} of {kind.__qualname__} is a field of the dataclass and would be in the payload: "
             "write it without an annotation, or annotate ClassVar[str]"
         )
-    event_type, aggregate_type, attribute = names
-    if not hasattr(event, str(attribute)):
-        raise OutboxError(
-            f"{kind.__qualname__} has no attribute {attribute!r}: __aggregate_id__ is the name of the one "
-            "with the aggregate's id"
-        )
-    made = NewEvent(str(aggregate_type), getattr(event, str(attribute)), str(event_type), event, *options)
+    event_type, aggregate_type, *attributes = names
+    for attribute in attributes:
+        if not hasattr(event, attribute):
+            raise OutboxError(
+                f"{kind.__qualname__} has no attribute {attribute!r}: __aggregate_id__ is the name of the "
+                "one with the aggregate's id"
+            )
+        aggregate_id = getattr(event, attribute)
+    made = NewEvent(aggregate_type, aggregate_id, event_type, event, *options)
     if made.version is None:
         made = made._replace(version=getattr(kind, "__event_version__", None))
     return made

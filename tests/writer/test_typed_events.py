@@ -161,10 +161,45 @@ def test_one_event_for_emit_many() -> None:
 
 
 def test_arguments_beside_it() -> None:
-    """Guards against a payload that is ignored."""
-    for arguments in ((PLACED, 42), ("order", 42, "order.placed"), (PLACED, 42, "order.placed")):
-        with captured(), pytest.raises(OutboxError, match="an argument is missing"):
+    """Guards against a payload, or a second id, that is ignored."""
+    for arguments, message in (
+        ((PLACED, 42), "aggregate_id is superfluous: Placed names it"),
+        (("order", 42, "order.placed"), "an argument is missing"),
+        ((PLACED, 42, "order.placed"), "an argument is missing"),
+    ):
+        with captured(), pytest.raises(OutboxError, match=message):
             write(None, *arguments)
+
+
+class Seen(pydantic.BaseModel):
+    __event_type__: ClassVar[str] = "order.seen"
+    __aggregate_type__: ClassVar[str] = "order"
+
+
+def test_a_class_without_an_id() -> None:
+    """Guards against an id that must be in each payload."""
+    order = Order(id=42)
+    with captured() as events:
+        write(None, Seen(), aggregate_id=42)
+        order.record(Seen())
+        OutboxEvent(Seen(), 42)
+        with pytest.raises(OutboxError, match=r"its class has no __aggregate_id__, a text: pass"):
+            write(None, Seen())
+    assert found(events) == [("order", "42", "order.seen", {}, None)]
+
+
+def test_another_class_at_the_handler() -> None:
+    """Guards against a handler that reads each event as one of another type."""
+    consumer = Consumer(source="billing", topics=["order-events"], kafka=KAFKA, dsn="postgresql://")
+
+    def placed(event: Event[Paid], connection: object) -> None: ...
+
+    message = (
+        "placed handles order.placed and its annotation names Paid, a class of order.paid: annotate Placed"
+    )
+    with pytest.raises(SetupError, match=message):
+        consumer.on(Placed)(placed)
+    consumer.on(Paid)(placed)
 
 
 def test_the_same_class_at_the_consumer() -> None:

@@ -21,7 +21,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from outbox_pipelines.writer import content
 from outbox_pipelines.writer.context import surroundings
 from outbox_pipelines.writer.errors import OutboxError
-from outbox_pipelines.writer.events import MISSING, Emitted, TypedEvent, new_event
+from outbox_pipelines.writer.events import MISSING, Emitted, UnkeyedEvent, new_event
 
 
 def outbox_table(schema: str | None = None) -> Table:
@@ -85,7 +85,7 @@ class OutboxEventMixin:
 
     def __init__(
         self,
-        aggregate_type: str | TypedEvent,
+        aggregate_type: str | UnkeyedEvent,
         aggregate_id: object = MISSING,
         event_type: str = MISSING,
         payload: object = MISSING,

@@ -18,7 +18,7 @@ from sqlalchemy.orm.attributes import flag_dirty
 from outbox_pipelines.writer import content
 from outbox_pipelines.writer.context import surroundings
 from outbox_pipelines.writer.errors import OutboxError
-from outbox_pipelines.writer.events import MISSING, TypedEvent, new_event, of_typed
+from outbox_pipelines.writer.events import MISSING, UnkeyedEvent, new_event, of_typed
 
 
 class Recorded(NamedTuple):
@@ -41,7 +41,7 @@ class RecordsEvents:
 
     def record(
         self,
-        event_type: str | TypedEvent,
+        event_type: str | UnkeyedEvent,
         payload: object = MISSING,
         *,
         headers: Mapping[str, object] | None = None,
@@ -64,7 +64,7 @@ class RecordsEvents:
         if isinstance(event_type, str) or payload is not MISSING:
             event = new_event(self.__aggregate_type__, _NOT_YET, event_type, payload, *options)
         else:
-            event = of_typed(event_type, *options)._replace(aggregate_id=_NOT_YET)
+            event = of_typed(event_type, *options, aggregate_id=_NOT_YET)
             if event.aggregate_type != self.__aggregate_type__:
                 raise OutboxError(
                     f"{type(self).__name__} cannot record {event.event_type}, an event of "
