@@ -13,11 +13,10 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from outbox_pipelines.config.connect_url import connect_urls
 from outbox_pipelines.config.consumers import read_consumers
 from outbox_pipelines.config.kafka_config import read_config
 from outbox_pipelines.config.message_names import read_headers, read_members
-from outbox_pipelines.config.registry_url import registry_urls
+from outbox_pipelines.config.server_urls import connect_urls, registry_urls
 from outbox_pipelines.config.table_mapping import read_mapping
 from outbox_pipelines.config.tables import as_table
 from outbox_pipelines.config.thresholds import read_thresholds
