@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from outbox_pipelines.catalog.subjects import Subject
+from outbox_pipelines.core.outages import REGISTRY
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import RefusedError, SetupError, UnavailableError
 from outbox_pipelines.settings import MessageSettings
 
 _Answer = TypeVar("_Answer")
-NAME: Final = "the schema registry"
-"""How messages about it begin."""
 # The registry's own codes of a 404: no such subject, version, schema, level of a subject.
 _NOT_THERE: Final = frozenset({40401, 40402, 40403, 40408})
 _LONGEST: Final = 500
@@ -54,7 +53,7 @@ class Registry:
             from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
         except ImportError:
             raise SetupError(
-                f"the client of {NAME[4:]} is missing: pip install 'outbox-pipelines[registry]'"
+                f"the client of {REGISTRY[4:]} is missing: pip install 'outbox-pipelines[registry]'"
             ) from None
         given: dict[str, Any] = {"url": settings.registry_url, "timeout": seconds, "max.retries": 0}
         if settings.registry_user_info:
@@ -75,7 +74,7 @@ class Registry:
             # `ssl.SSLError` is an OSError.
             raise SetupError(f"OUTBOX_REGISTRY_CA cannot be used: {first_line(error)}") from None
         self._schema = Schema
-        self._at = f"{NAME} ({settings.registry_url})"
+        self._at = f"{REGISTRY} ({settings.registry_url})"
 
     def find(self, subject: Subject) -> int | None:
         """Return the id of this subject's document; None if the registry does not have it there."""

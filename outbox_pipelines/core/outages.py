@@ -5,6 +5,7 @@ Invariants:
   the same statement would fail again, so it is not repeated until it succeeds.
 - The class of the driver's exception decides only if there is no code: psycopg calls `OperationalError` also
   what a value (54), a trigger (2F, 38, 39) or a foreign table (HV) causes.
+- A reason for not publishing says whose outage it is by how it begins: it is stored and shown as text.
 - One rule for every program that waits for a server at its start: it ends if its login, its database or its
   certificate is refused, and only then. One that has worked before waits: someone may be about to change a
   password.
@@ -35,6 +36,21 @@ OUTAGES: Final = {
     "57": "the server stops or starts, or someone canceled the statement",
     "58": "an error of the server's disk or system",
 }
+
+
+REGISTRY: Final = "the schema registry"
+"""How the reason of an outage begins that is not Kafka's, but the schema registry's."""
+
+
+def server_of(reason: str | None) -> str:
+    """Return whose outage a reason for not publishing describes."""
+    return REGISTRY if reason and reason.startswith(REGISTRY) else "Kafka"
+
+
+def described(reason: str | None) -> str:
+    """Return the reason for not publishing as a sentence."""
+    server = server_of(reason)
+    return f"waiting for {server}: {reason}" if server == REGISTRY else f"{server} is unavailable: {reason}"
 
 
 def code_of(error: BaseException) -> str:

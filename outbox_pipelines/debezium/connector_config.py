@@ -281,6 +281,11 @@ def _refuse(settings: MessageSettings) -> None:
             f"OUTBOX_VALUE_FORMAT={settings.value_format}: Debezium sends the payload as it is: set "
             f"OUTBOX_VALUE_FORMAT=payload, {_RELAY}"
         )
+    if settings.format != "json":
+        raise SetupError(
+            f"OUTBOX_FORMAT={settings.format}: Debezium sends the payload without the id of a schema: set "
+            f"OUTBOX_FORMAT=json, {_RELAY}"
+        )
     if has_rules(settings):
         raise SetupError(
             "OUTBOX_EVENT_TYPES, OUTBOX_AGGREGATE_TYPES: Debezium has one rule for all types: unset them and "

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_pipelines.config.rules import Router
 from outbox_pipelines.core.event import Event
@@ -29,6 +29,9 @@ from outbox_pipelines.relay.kafka.topic_lookups import Topics
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns, describe
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.settings import ProcessSettings
+
+if TYPE_CHECKING:
+    from outbox_pipelines.relay.kafka.schema_ids import SchemaIds
 
 # Dead letters that wait for the operator's command: in memory, because a marked table cannot store them.
 _MOST_COMMANDS: Final = 1000
@@ -48,13 +51,14 @@ class MarkedTableRetries(Retries):
         blocked: BlockedAggregates,
         *,
         topics: Topics,
+        schema_ids: SchemaIds | None = None,
         on_dead_letter: Callable[[DeadLetter], None],
     ) -> None:
         self._runs = DeadLetterRuns(settings.dead_letter_command.reveal(), most=_MOST_COMMANDS)
         self._lines = RepeatedLines(_LOG)
         self._has_command = bool(settings.dead_letter_command)
         self._on_letter = on_dead_letter
-        self._own_prober = Prober(settings, topics)
+        self._own_prober = Prober(settings, topics, schema_ids=schema_ids)
         super().__init__(
             _Rows(ownership),
             claims,

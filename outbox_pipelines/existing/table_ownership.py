@@ -23,6 +23,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines.core import outages
 from outbox_pipelines.database import Connection, connect, refuse_standby, require_own_session
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import examine, existing_sql, findings
@@ -61,6 +62,7 @@ class TableOwnership(Ownership):
     def __init__(self, settings: RelaySettings, owner: str) -> None:
         super().__init__(settings, owner)
         self._session_name = f"outbox relay: {owner}"
+        self._breaker_reason: str | None = None
         self._has_lock = False
         self._has_taken = False
         try:
@@ -190,9 +192,10 @@ class TableOwnership(Ownership):
         """Show in the log and in the session's name whether Kafka is available."""
         is_closed = breaker.state is State.CLOSED
         if breaker.state is State.OPEN:
-            _LOG.warning("Kafka is unavailable: %s", breaker.reason)
+            self._breaker_reason = breaker.reason
+            _LOG.warning("%s", outages.described(breaker.reason))
         elif is_closed:
-            _LOG.warning("Kafka is available again")
+            _LOG.warning("%s is available again", outages.server_of(self._breaker_reason))
         # At the beginning, because PostgreSQL truncates names to 63 bytes.
         name = self._session_name if is_closed else f"{WITHOUT_KAFKA}{self._session_name}"
         self.execute("SELECT set_config('application_name', %(name)s, false)", {"name": name})

@@ -58,6 +58,7 @@ class MarkedTableWorker:
             self._source,
             blocked,
             topics=producer.lookups,
+            schema_ids=producer.schema_ids,
             on_dead_letter=run.on_dead_letter,
         )
         self._ledger = SharedLedger()

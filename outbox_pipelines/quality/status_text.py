@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from outbox_pipelines.core.outages import server_of
 from outbox_pipelines.core.text import plain, size
 from outbox_pipelines.debezium.connector_state import Connector
 from outbox_pipelines.quality.measurements import CAP, Measurements, ShardStatus, age
@@ -131,4 +132,7 @@ def _connector(connector: Connector) -> str:
 def _kafka(shard: ShardStatus) -> str:
     if shard.breaker == "closed":
         return "-" if shard.owner is None else "reachable"
-    return f"UNAVAILABLE, breaker {shard.breaker}: {shard.breaker_reason}; events stay in the table"
+    # The reason names the schema registry, if it is that one.
+    is_kafka = server_of(shard.breaker_reason) == "Kafka"
+    what = "UNAVAILABLE" if is_kafka else "waits for the schema registry"
+    return f"{what}, breaker {shard.breaker}: {shard.breaker_reason}; events stay in the table"

@@ -23,7 +23,7 @@ from enum import Enum
 import psycopg
 
 from outbox_pipelines.core.answers import limited_after
-from outbox_pipelines.core.outages import is_outage
+from outbox_pipelines.core.outages import is_outage, server_of
 from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import locks
@@ -201,7 +201,7 @@ def _look_for_kafka(producer: IdempotentProducer, run: Run) -> None:
         ends = run.until_empty or run.hand_over_after is not None or run.stop.is_set()
         if ends or isinstance(error, RefusedError):
             raise
-        _LOG.warning("waiting for Kafka: %s", first_line(error))
+        _LOG.warning("waiting for %s: %s", server_of(str(error)), first_line(error))
 
 
 def _pauses() -> Iterator[float]:

@@ -21,6 +21,7 @@ from uuid import uuid4
 import psycopg
 
 from outbox_pipelines.config.rules import Router, of_types
+from outbox_pipelines.core import outages
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.breaker import State
@@ -124,15 +125,15 @@ def _show(shard: Shard, run: Run, state: State, reason: str | None) -> None:
     """Show in the database, the metrics and the log whether Kafka is available, if that has changed."""
     if (state, reason or "") == (shard.breaker, shard.breaker_reason):
         return
-    before = shard.breaker
+    before, before_reason = shard.breaker, shard.breaker_reason
     run.metrics.breaker(state)
     shard.show_breaker(state, reason)
     if state is before:
         return
     if state is State.OPEN:
-        _LOG.warning("Kafka is unavailable: %s", reason)
+        _LOG.warning("%s", outages.described(reason))
     elif state is State.CLOSED:
-        _LOG.warning("Kafka is available again")
+        _LOG.warning("%s is available again", outages.server_of(before_reason))
 
 
 class Worker:
@@ -174,7 +175,10 @@ class Worker:
         self._commands = DueCommands(settings, shard)
         rehearses = settings.delivery == "exactly_once"
         self._prober = Prober(
-            settings, producer.lookups, f"{place(shard).transactional_id}-prober" if rehearses else None
+            settings,
+            producer.lookups,
+            f"{place(shard).transactional_id}-prober" if rehearses else None,
+            schema_ids=producer.schema_ids,
         )
         self._retries = Retries(
             self._parked,

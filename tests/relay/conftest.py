@@ -17,7 +17,10 @@ from outbox_pipelines.settings import load_settings
 from tests.conftest import ADOPT, Lasting, Outbox, create_database, topic_prefix
 from tests.history import business
 from tests.history.servers import awake, lasting_servers
+from tests.registry import registry
 from tests.relay.topic import create_topic
+
+__all__ = ["registry"]
 
 
 @pytest.fixture

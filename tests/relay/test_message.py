@@ -6,7 +6,7 @@ import pytest
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.kafka.message import Encoder, EncodingError, Headers
+from outbox_pipelines.relay.kafka.message import Encoder, EncodingError, Headers, Value
 from outbox_pipelines.settings import load_settings
 
 USUAL = [("id", "0198"), ("event-type", "order.placed"), ("aggregate-type", "order")]
@@ -17,7 +17,7 @@ def _event(metadata: dict[str, object] | None = None, payload: str = '{"n": 0.10
     return Event(7, "0198", "order", "42", "order.placed", payload, text)
 
 
-def _encode(event: Event, **settings: object) -> tuple[str | None, Headers]:
+def _encode(event: Event, **settings: object) -> tuple[Value, Headers]:
     return Encoder(load_settings(**settings)).encode(event)
 
 

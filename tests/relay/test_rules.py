@@ -64,12 +64,13 @@ def test_an_event_type_wins_over_its_aggregate_type_and_that_over_all() -> None:
         ({"a": {"value_format": "flat"}}, (False, True)),
         ({"a": {"value_format": "envelope"}}, (True, True)),
         ({"a": {"topic": "b"}}, (False, False)),
+        ({"a": {"format": "json_schema"}}, (False, True)),
     ],
 )
 @pytest.mark.parametrize("place", ["event_types", "aggregate_types"])
 def test_what_one_type_needs_is_read_for_all(place: str, rules: Any, needs: tuple[bool, bool]) -> None:
     """Guards against a source that does not read the time that one type has in its value."""
-    settings = load_settings(**{place: rules})
+    settings = load_settings(registry_url="http://x", catalog_file="x", **{place: rules})
     assert (needs_time(settings), needs_json(settings)) == needs
 
 
@@ -87,6 +88,12 @@ def test_what_one_type_needs_is_read_for_all(place: str, rules: Any, needs: tupl
         ),
         ({"a": {"header_names": {"event-type": ""}}}, r"\[a\]: header_names renames event-type: "),
         ({"a": {"header_names": {"version": "t"}}}, r"\[a\] header_names: two headers would have the name t"),
+        ({"a": {"format": "avro"}}, r"\[a\] format: Input should be 'json' or 'json_schema'"),
+        ({"a": {"format": "json_schema"}}, r"\[a\]: format json_schema needs OUTBOX_REGISTRY_URL: set it"),
+        (
+            {"a": {"format": "json_schema", "value_format": "flat"}},
+            r"\[a\]: format json_schema needs value_format payload, and it is flat",
+        ),
         ({"a": {"flat_members": {"x": "y"}}}, r"\[a\] flat_members: unknown member 'x'"),
         ({"a": {"cloudevents_source": "https://u:pw@h/"}}, r"\[a\] cloudevents_source: has a password in it"),
     ],
@@ -107,6 +114,12 @@ def test_two_rules_that_meet_at_an_event_fit_each_other() -> None:
     }
     with pytest.raises(SetupError, match=r"\[order\] header_names: two headers would have the name x"):
         load_settings(**rules)
+    rules = {
+        "event_types": {"paid": {"format": "json_schema"}},
+        "aggregate_types": {"order": {"value_format": "flat"}},
+    }
+    with pytest.raises(SetupError, match=r"\[order\]: format json_schema needs value_format payload"):
+        load_settings(registry_url="http://x", catalog_file="x", **rules)
 
 
 def test_types_have_their_own_retries(outbox: Outbox) -> None:

@@ -14,7 +14,7 @@ from cloudevents.core.formats.json import JSONFormat
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.kafka.message import Encoder, EncodingError
+from outbox_pipelines.relay.kafka.message import Encoder, EncodingError, Value
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Message, Outbox
@@ -26,7 +26,7 @@ BODY = (
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def _flat(payload: str, metadata: str | None = None) -> str | None:
+def _flat(payload: str, metadata: str | None = None) -> Value:
     event = Event(7, "0198", "order", "42", "order.placed", payload, metadata)
     return Encoder(load_settings(value_format="flat")).encode(event)[0]
 

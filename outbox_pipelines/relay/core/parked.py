@@ -164,7 +164,7 @@ class Verdict(Enum):
     PUBLISHED = "Kafka has it"
     ACCEPTED = "Kafka would take it: tried in a transaction that was aborted"
     REFUSED = "refused alone: counts"
-    UNAVAILABLE = "its topic is not as it must be: does not count"
+    UNAVAILABLE = "its topic or its schema is not there: does not count"
     UNKNOWN = "no answer: does not count"
 
 

@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
@@ -24,7 +25,10 @@ from outbox_pipelines.settings import MessageSettings
 # As confluent-kafka types them; every value here is a str.
 Headers = list[tuple[str, str | bytes | None]]
 Metadata = dict[str, Any]
-Encode = Callable[[Event], tuple[str | None, Headers]]
+Value = str | bytes | None
+Encode = Callable[[Event], tuple[Value, Headers]]
+# The id of the schema of events with these types: aggregate type and event type.
+IdOf = Callable[[str, str], int]
 # A value of an event and its metadata.
 Shape = Callable[[Event, Metadata], str]
 
@@ -36,6 +40,8 @@ _MEMBERS: Final = {
 }
 # A writer may invent types.
 _MOST_TYPES: Final = 10_000
+# Where Confluent's clients look for the id, before they look for it in the value.
+_SCHEMA_ID: Final = "__value_schema_id"
 _TOO_DEEP: Final = "its JSON is nested too deeply for the relay to read: flatten it"
 
 
@@ -43,8 +49,15 @@ class EncodingError(ValueError):
     """The event does not fit the shape that was chosen."""
 
 
+class UnregisteredError(EncodingError):
+    """The schema of an event's type is not registered yet."""
+
+
 class Encoder:
     """Events as messages, in the shape and with the header names of the settings.
+
+    Args:
+        id_of: gives the ids that values are framed with; needed where `is_framed`.
 
     Attributes:
         encode: gives value and headers of an event, None as the value of a tombstone; `EncodingError` where
@@ -53,8 +66,15 @@ class Encoder:
 
     encode: Encode
 
-    def __init__(self, settings: MessageSettings) -> None:
-        self.encode = _by_types(settings) if has_rules(settings) else _encode(settings)
+    def __init__(self, settings: MessageSettings, id_of: IdOf | None = None) -> None:
+        by_types = has_rules(settings) or is_framed(settings)
+        self.encode = _by_types(settings, id_of) if by_types else _encode(settings)
+
+
+def is_framed(settings: MessageSettings) -> bool:
+    """Whether values of any type have a format with a schema."""
+    of_event_types, of_aggregate_types = own(settings, "format")
+    return {settings.format, *of_event_types.values(), *of_aggregate_types.values()} != {"json"}
 
 
 def needs_time(settings: MessageSettings) -> bool:
@@ -63,8 +83,8 @@ def needs_time(settings: MessageSettings) -> bool:
 
 
 def needs_json(settings: MessageSettings) -> bool:
-    """Whether a shape has the payload as a part of a JSON value."""
-    return _formats(settings) != {"payload"}
+    """Whether a payload must be JSON: it is a part of a JSON value, or the format says that it is JSON."""
+    return _formats(settings) != {"payload"} or is_framed(settings)
 
 
 def _formats(settings: MessageSettings) -> set[str]:
@@ -72,30 +92,51 @@ def _formats(settings: MessageSettings) -> set[str]:
     return {settings.value_format, *of_event_types.values(), *of_aggregate_types.values()}
 
 
-def _by_types(settings: MessageSettings) -> Encode:
-    """Each pair of types in the shape that its rules choose."""
+def _by_types(settings: MessageSettings, id_of: IdOf | None) -> Encode:
+    """Each pair of types in the shape and the format that its rules choose."""
 
     @lru_cache(_MOST_TYPES)
     def of(aggregate_type: str, event_type: str) -> Encode:
-        return _encode(of_types(settings, aggregate_type, event_type))
+        chosen = of_types(settings, aggregate_type, event_type)
+        encode = _encode(chosen)
+        if chosen.format == "json":
+            return encode
+        assert id_of is not None, "who encodes a format with a schema gives its ids"
+        schema_id = id_of(aggregate_type, event_type)
+        return _framed(encode, schema_id, in_header=chosen.registry_framing == "header")
 
     return lambda event: of(event.aggregate_type, event.event_type)(event)
+
+
+def _framed(encode: Encode, schema_id: int, *, in_header: bool) -> Encode:
+    """The same with the id of its schema; a tombstone has none."""
+    frame = struct.pack(">bI", 0, schema_id)
+
+    def with_header(event: Event) -> tuple[Value, Headers]:
+        value, headers = encode(event)
+        return value, headers if value is None else [*headers, (_SCHEMA_ID, frame)]
+
+    def with_prefix(event: Event) -> tuple[Value, Headers]:
+        value, headers = encode(event)
+        return (frame + value.encode() if isinstance(value, str) else value), headers
+
+    return with_header if in_header else with_prefix
 
 
 def _encode(settings: MessageSettings) -> Encode:
     names = parsed.header_names(settings)
     usual = list(names)[:3] == list(USUAL[:3]) and "aggregate-id" not in names
     if settings.value_format == "payload" and usual and not settings.tombstones:
-        return _plain(names)
+        return _plain(names, settings)
     return _shaped(names, settings)
 
 
-def _plain(names: dict[str, str]) -> Encode:
+def _plain(names: dict[str, str], settings: MessageSettings) -> Encode:
     """The payload as it is: the shape that must cost nothing."""
     id_name, event_type_name, aggregate_type_name = list(names.values())[:3]
-    more = _more(names)
+    more = _more(names, settings)
 
-    def encode(event: Event) -> tuple[str | None, Headers]:
+    def encode(event: Event) -> tuple[Value, Headers]:
         _, event_id, aggregate_type, _, event_type, payload, metadata = event
         headers: Headers = [
             (id_name, event_id),
@@ -123,11 +164,11 @@ def _shaped(names: dict[str, str], settings: MessageSettings) -> Encode:
     shape = shapes[settings.value_format]
     columns = [(theirs, _COLUMNS[ours]) for ours, theirs in names.items() if ours in _COLUMNS]
     is_cloudevent = settings.value_format == "cloudevents"
-    more = _more(names, is_cloudevent=is_cloudevent)
+    more = _more(names, settings)
     about_value: Headers = [(CONTENT_TYPE, "application/cloudevents+json")] if is_cloudevent else []
     tombstones = settings.tombstones
 
-    def encode(event: Event) -> tuple[str | None, Headers]:
+    def encode(event: Event) -> tuple[Value, Headers]:
         headers: Headers = [(name, column(event)) for name, column in columns]
         try:
             metadata = {} if event.metadata is None else _read(event.metadata)
@@ -140,12 +181,14 @@ def _shaped(names: dict[str, str], settings: MessageSettings) -> Encode:
     return encode
 
 
-def _more(names: dict[str, str], *, is_cloudevent: bool = False) -> Callable[[Metadata], Headers]:
+def _more(names: dict[str, str], settings: MessageSettings) -> Callable[[Metadata], Headers]:
     """The headers of the metadata: what the row has of ours, then its own."""
     ours = {name: names[name] for name in METADATA if name in names}
     reserved = {name.lower() for name in (*_COLUMNS, *METADATA, CONTENT_TYPE, *names.values())}
+    if settings.format != "json":
+        reserved.add(_SCHEMA_ID)
     # A header ce_… makes readers take the message for the other way to write a CloudEvent.
-    prefixes = ("dead-letter-", "ce_") if is_cloudevent else ("dead-letter-",)
+    prefixes = ("dead-letter-", "ce_") if settings.value_format == "cloudevents" else ("dead-letter-",)
 
     def is_free(name: str) -> bool:
         name = name.lower()

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -28,10 +28,13 @@ from outbox_pipelines.relay.core.outcomes import Kind, Refusal, ShardLostError
 from outbox_pipelines.relay.core.producers import Gate
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.batch_size import BatchSize
-from outbox_pipelines.relay.kafka.message import Encoder, Headers
+from outbox_pipelines.relay.kafka.message import Encoder, Headers, UnregisteredError, Value, is_framed
 from outbox_pipelines.relay.kafka.topic_lookups import Topics, TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observers import Report, observer
 from outbox_pipelines.settings import ProcessSettings
+
+if TYPE_CHECKING:
+    from outbox_pipelines.relay.kafka.schema_ids import SchemaIds
 
 # Until the last reports of a producer that has failed are in.
 _LAST_REPORTS_SECONDS: Final = 5.0
@@ -57,7 +60,9 @@ class IdempotentProducer:
 
     def __init__(self, settings: ProcessSettings) -> None:
         self._settings = settings
-        self._encode = Encoder(settings).encode
+        self.schema_ids = _schema_ids(settings)
+        """None if no type has a format with a schema."""
+        self._encode = Encoder(settings, self.schema_ids.known if self.schema_ids else None).encode
         self._router = Router(settings)
         self._observe = observer(settings)
         self._topics = Topics(settings)
@@ -72,12 +77,15 @@ class IdempotentProducer:
         self._producer = self._new()
 
     def connect(self) -> None:
-        """Wait until a broker answers.
+        """Wait until a broker answers, and the schema registry if there is one.
 
         Raises:
-            UnavailableError: none does, or the credentials are wrong.
+            UnavailableError: one does not, or the credentials are wrong.
+            SetupError: what answers is no registry.
         """
         self._topics.connect()
+        if self.schema_ids is not None:
+            self.schema_ids.connect()
 
     def prepare(self, shards: int) -> None:
         """Make ready what so many shards need; may be called in another thread."""
@@ -169,7 +177,7 @@ class IdempotentProducer:
             except UnavailableError as error:
                 gate.unavailable(str(error))
                 return later + events[n:]
-            except TopicUnavailableError as error:
+            except (TopicUnavailableError, UnregisteredError) as error:
                 gate.suspect(delivery, event, str(error))
             except KafkaException as error:
                 reason: KafkaError = error.args[0]
@@ -240,7 +248,7 @@ class IdempotentProducer:
         same: dict[tuple[str | None, bytes, bytes], list[Event]] = {}
         for event in in_flight:
             value, _ = self._encode(event)
-            content = (self._topic(event), event.aggregate_id.encode(), (value or "").encode())
+            content = (self._topic(event), event.aggregate_id.encode(), _as_bytes(value))
             same.setdefault(content, []).append(event)
         return [
             (
@@ -279,7 +287,7 @@ class IdempotentProducer:
         self._routes.clear()
 
     def answers(self) -> bool:
-        """Return whether Kafka answers a probe.
+        """Return whether Kafka answers a probe, and the schema registry if its ids are needed.
 
         Raises:
             ShardLostError: it answers others, and has not answered this producer several times in a row.
@@ -299,7 +307,7 @@ class IdempotentProducer:
                 ) from None
         else:
             self._unanswered = 0
-        return True
+        return self.schema_ids is None or self.schema_ids.answers()
 
     def close(self) -> None:
         """End the look-ups and the client, with its threads and connections."""
@@ -336,7 +344,7 @@ class IdempotentProducer:
             with suppress(IllegalTopicError):
                 yield self._router.topic(*some)
 
-    def _is_too_large(self, topic: str, event: Event, value: str | None, headers: Headers) -> bool:
+    def _is_too_large(self, topic: str, event: Event, value: Value, headers: Headers) -> bool:
         largest = self._topics.find(topic).largest
         return largest is not None and _size(event, value, headers) > largest
 
@@ -346,9 +354,22 @@ class IdempotentProducer:
             self.trouble = error.str()
 
 
-def _size(event: Event, value: str | None, headers: Headers) -> int:
+def _schema_ids(settings: ProcessSettings) -> SchemaIds | None:
+    if not is_framed(settings):
+        return None
+    # It needs packages that a relay without a schema registry does not have.
+    from outbox_pipelines.relay.kafka.schema_ids import SchemaIds
+
+    return SchemaIds(settings)
+
+
+def _as_bytes(value: Value) -> bytes:
+    return value.encode() if isinstance(value, str) else value or b""
+
+
+def _size(event: Event, value: Value, headers: Headers) -> int:
     """Bytes of a batch with this event alone, before compression."""
-    size = _RECORD_OVERHEAD + len(event.aggregate_id.encode()) + len((value or "").encode())
+    size = _RECORD_OVERHEAD + len(event.aggregate_id.encode()) + len(_as_bytes(value))
     return size + sum(len(name.encode()) + len(content or b"") + 2 for name, content in _encoded(headers))
 
 

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -32,10 +32,13 @@ from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.outcomes import Kind
 from outbox_pipelines.relay.core.parked import Attempt, Tried, Verdict
 from outbox_pipelines.relay.kafka import client, client_errors
-from outbox_pipelines.relay.kafka.message import Encode, Encoder, Headers
+from outbox_pipelines.relay.kafka.message import Encode, Encoder, Headers, UnregisteredError, Value
 from outbox_pipelines.relay.kafka.topic_lookups import Topics, TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observers import Report, observer
 from outbox_pipelines.settings import ProcessSettings
+
+if TYPE_CHECKING:
+    from outbox_pipelines.relay.kafka.schema_ids import SchemaIds
 
 _LOG = logging.getLogger(__name__)
 # How long Kafka may take for a handful of events; longer is an outage.
@@ -52,15 +55,21 @@ class Prober:
     Args:
         topics: the lookups of topics.
         transactional_id: in exactly_once: try in transactions that are aborted, so that nothing is published.
+        schema_ids: those that the publishing thread frames values with.
     """
 
     def __init__(
-        self, settings: ProcessSettings, topics: Topics, transactional_id: str | None = None
+        self,
+        settings: ProcessSettings,
+        topics: Topics,
+        transactional_id: str | None = None,
+        *,
+        schema_ids: SchemaIds | None = None,
     ) -> None:
         self._settings = settings
         self._topics = topics
         self._transactional_id = transactional_id
-        self._encode = Encoder(settings).encode
+        self._encode = Encoder(settings, schema_ids.asked if schema_ids else None).encode
         self._router = Router(settings)
         self._observe = observer(settings)
         self._tried: deque[Tried] = deque()
@@ -302,7 +311,7 @@ class Prober:
         # No other thread waits for the prober, so it gives a busy broker time to create a topic.
         return self._topics.find_for_trial(topic, _PATIENCE_SECONDS).name
 
-    def _produce(self, topic: str, key: str, value: str | None, headers: Headers, report: Report) -> None:
+    def _produce(self, topic: str, key: str, value: Value, headers: Headers, report: Report) -> None:
         if self._producer is None:
             self._producer = self._new_producer()
         if self._transactional_id is not None and not self._is_open:
@@ -346,7 +355,7 @@ class Prober:
 
 def dead_letter(
     event: Event, encode: Encode, topic: str, reason: str, attempts: int
-) -> tuple[str | None, Headers]:
+) -> tuple[Value, Headers]:
     """Return value and headers of a dead letter's copy: the message, its reason, attempts and origin."""
     try:
         value, headers = encode(event)
@@ -371,7 +380,7 @@ def _report(attempt: Attempt, verdicts: dict[int, Tried], error: KafkaError | No
 def _judge(attempt: Attempt, error: Exception) -> Tried:
     if isinstance(error, UnavailableError):
         return Tried(attempt, Verdict.UNKNOWN, str(error))
-    if isinstance(error, TopicUnavailableError):
+    if isinstance(error, TopicUnavailableError | UnregisteredError):
         return Tried(attempt, Verdict.UNAVAILABLE, str(error))
     if isinstance(error, BufferError):
         return Tried(attempt, Verdict.UNKNOWN, str(error))

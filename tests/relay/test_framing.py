@@ -1,0 +1,276 @@
+"""Values framed with the id of their schema: what a message is then, and what happens without a registry."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient, dual_schema_id_deserializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
+
+from outbox_pipelines.catalog.document import read_catalog
+from outbox_pipelines.catalog.subjects import Subjects
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.quality import outbox_measurements
+from outbox_pipelines.quality.status_text import render
+from outbox_pipelines.relay import service
+from outbox_pipelines.relay.kafka import schema_ids
+from outbox_pipelines.relay.kafka.message import Encoder, EncodingError, UnregisteredError
+from outbox_pipelines.relay.kafka.schema_ids import SchemaIds
+from outbox_pipelines.settings import Settings, load_settings
+from outbox_pipelines.writer import emit
+from tests.conftest import Outbox, wait_until
+from tests.registry import FakeRegistry
+from tests.relay.parked import parked_rows
+from tests.relay.threads import quick, running
+from tests.relay.topic import create_topic
+
+CATALOG = """
+events:
+  placed: {description: x, producer: x, owner: x, aggregate_type: order,
+           schema: {type: object, required: [total], properties: {total: {type: number}}}}
+  paid: {description: x, producer: x, owner: x, aggregate_type: order, schema: {}}
+  bare: {description: x, producer: x, owner: x, aggregate_type: order}
+"""
+PAYLOAD = '{"total": 1.2300}'
+
+
+@pytest.fixture
+def given(registry: FakeRegistry, tmp_path: Path) -> dict[str, Any]:
+    """The settings of a format with a schema."""
+    path = tmp_path / "catalog.yaml"
+    path.write_text(CATALOG)
+    return {"registry_url": registry.url, "catalog_file": path, "format": "json_schema"}
+
+
+def _register(registry: FakeRegistry, settings: Settings, *event_types: str) -> None:
+    assert settings.catalog_file is not None
+    found = Subjects(read_catalog(settings.catalog_file), settings).of_event_types
+    for event_type in event_types:
+        registry.add(found[event_type].name, found[event_type].text)
+
+
+def _event(event_type: str = "placed", payload: str = PAYLOAD, **metadata: Any) -> Event:
+    return Event(1, "id-1", "order", "7", event_type, payload, json.dumps(metadata) if metadata else None)
+
+
+@pytest.mark.parametrize("framing", ["value", "header"])
+def test_confluents_deserializer_reads_the_message(
+    registry: FakeRegistry, given: dict[str, Any], framing: str
+) -> None:
+    """Guards against a frame that clients of a registry do not read, and a payload that is written anew."""
+    settings = load_settings(**given, registry_framing=framing)
+    _register(registry, settings, "paid", "placed")
+    encode = Encoder(settings, SchemaIds(settings).known).encode
+    value, headers = encode(_event(headers={"__VALUE_schema_id": "x", "a": "b"}))
+    assert isinstance(value, str | bytes)
+    body = value if isinstance(value, bytes) else value.encode()
+    assert body.removeprefix(b"\0\0\0\0\2") == PAYLOAD.encode()
+    assert (value == PAYLOAD) is (framing == "header")
+    names = [name for name, _ in headers]
+    assert names == ["id", "event-type", "aggregate-type", "a", *["__value_schema_id"][: framing == "header"]]
+    deserialize = JSONDeserializer(
+        None,
+        schema_registry_client=SchemaRegistryClient({"url": registry.url}),
+        conf={"schema.id.deserializer": dual_schema_id_deserializer},
+    )
+    context = SerializationContext("order-events", MessageField.VALUE, headers)
+    assert deserialize(body, context) == {"total": 1.23}
+    # It found the schema by the id.
+    value, headers = encode(_event(payload="{}"))
+    body = value if isinstance(value, bytes) else str(value).encode()
+    with pytest.raises(SerializationError, match="total"):
+        deserialize(body, SerializationContext("order-events", MessageField.VALUE, headers))
+
+
+def test_rules_choose_what_is_framed(registry: FakeRegistry, given: dict[str, Any]) -> None:
+    """Guards against a type that is framed along with others, and a tombstone with a value."""
+    rules = {"event_types": {"placed": {"format": "json_schema", "tombstones": True}}}
+    settings = load_settings(**given | {"format": "json"} | rules)
+    _register(registry, settings, "placed")
+    encode = Encoder(settings, SchemaIds(settings).known).encode
+    assert encode(_event())[0] == b"\0\0\0\0\1" + PAYLOAD.encode()
+    assert encode(_event(payload="null"))[0] is None
+    assert encode(_event("paid"))[0] == PAYLOAD
+
+
+def test_without_a_format_the_encoder_is_the_fast_one_and_nothing_is_imported() -> None:
+    """Guards against a cost, in time or memory, for those who have no schema registry."""
+    assert Encoder(load_settings()).encode.__qualname__.startswith("_plain.")
+    code = (
+        "import sys; from outbox_pipelines.relay import service, worker; "
+        "from outbox_pipelines.relay.kafka.producer import IdempotentProducer; "
+        "from outbox_pipelines.settings import make_settings; "
+        "IdempotentProducer(make_settings(kafka='127.0.0.1:1')); "
+        "print([name for name in sys.modules if 'schema_registry' in name or name in ('yaml', 'jsonschema')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_ids_are_asked_for_once(registry: FakeRegistry, given: dict[str, Any]) -> None:
+    """Guards against a request for each event, and a type that waits although its id is known."""
+    ids = SchemaIds(settings := load_settings(**given))
+    _register(registry, settings, "placed")
+    assert ids.known("order", "placed") == 1
+    registry.fails = 503, ""
+    assert [ids.known("order", "placed") for _ in range(3)] == [1, 1, 1]
+    assert len(registry.asked) == 2
+    with pytest.raises(UnregisteredError, match="subject order-events-paid: run `outbox catalog register`"):
+        ids.known("order", "paid")
+    assert ids.answers()
+    for event_type, says in (
+        ("bare", "bare has no schema in the event catalog"),
+        ("other", "other is not in the event catalog"),
+    ):
+        with pytest.raises(EncodingError, match=says):
+            ids.known("order", event_type)
+    with pytest.raises(EncodingError, match=r"would be card-events-placed, .* under order-events-placed"):
+        ids.known("card", "placed")
+    assert len(registry.asked) == 2
+
+
+def test_a_missing_schema_is_asked_for_again_by_who_tries_alone(
+    registry: FakeRegistry, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a relay that must be restarted after a registration, and attempts in an outage."""
+    ids = SchemaIds(settings := load_settings(**given))
+    with pytest.raises(UnregisteredError):
+        ids.asked("order", "placed")
+    _register(registry, settings, "placed")
+    # Not for each of many events.
+    with pytest.raises(UnregisteredError):
+        ids.asked("order", "placed")
+    monkeypatch.setattr(schema_ids, "_AGAIN_SECONDS", 0.0)
+    registry.fails = 200, "<html>"
+    with pytest.raises(UnavailableError):
+        ids.asked("order", "placed")
+    registry.fails = None
+    assert ids.asked("order", "placed") == ids.known("order", "placed") == 1
+
+
+def test_a_silent_registry_is_waited_for_once(
+    registry: FakeRegistry, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a relay that stands still for each of its events."""
+    monkeypatch.setattr(schema_ids, "_CALL_SECONDS", 0.1)
+    monkeypatch.setattr(schema_ids, "_AGAIN_SECONDS", 60.0)
+    registry.hangs = threading.Event()
+    ids = SchemaIds(load_settings(**given))
+    for _ in range(100):
+        with pytest.raises(UnavailableError, match="timed out"):
+            ids.known("order", "placed")
+    assert len(registry.asked) == 1
+    assert not ids.answers()
+
+
+def test_a_slow_registry_is_asked_in_portions(
+    registry: FakeRegistry, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a publishing thread that stands still for as long as all types take together."""
+    monkeypatch.setattr(schema_ids, "_SECONDS", -1.0)
+    ids = SchemaIds(load_settings(**given))
+    with pytest.raises(UnavailableError, match=r"^the schema registry has answered for 0 of 2"):
+        ids.connect()
+    monkeypatch.setattr(schema_ids, "_SECONDS", 5.0)
+    ids.connect()
+
+
+def _emit(outbox: Outbox, *event_types: str, payload: Any = None) -> None:
+    with outbox.connect(autocommit=False) as connection:
+        for event_type in event_types:
+            emit(connection, "order", event_type, event_type, payload or {"total": 1})
+
+
+@pytest.fixture
+def framed(outbox: Outbox, given: dict[str, Any]) -> Settings:
+    """The settings of a relay that frames; its topic exists."""
+    create_topic(outbox)
+    return quick(outbox, **given)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_missing_schema_parks_its_type_alone(
+    outbox: Outbox, registry: FakeRegistry, framed: Settings, monkeypatch: pytest.MonkeyPatch, delivery: str
+) -> None:
+    """Guards against a type without a schema that stops others, or is not published once it has one."""
+    monkeypatch.setattr("outbox_pipelines.relay.core.parked._TOPIC_SECONDS", 0.2)
+    monkeypatch.setattr(schema_ids, "_AGAIN_SECONDS", 0.1)
+    settings = framed.model_copy(update={"delivery": delivery, "max_attempts": 1})
+    _register(registry, settings, "placed")
+    with running(settings):
+        _emit(outbox, "paid", "bare", "placed")
+        wait_until(lambda: len(outbox.messages()) == 1)
+        expected = [("paid", "retrying", 0), ("bare", "failed", 1)]
+        wait_until(
+            lambda: [(row[0], *row[2:]) for row in parked_rows(outbox)] == expected,
+            what="one waits, one is a dead letter",
+        )
+        with outbox.connect() as connection:
+            rows = connection.execute("SELECT last_error FROM outbox_parked ORDER BY seq").fetchall()
+        assert "order-events-paid: run `outbox catalog register`" in rows[0][0]
+        assert "bare has no schema in the event catalog" in rows[1][0]
+        _register(registry, settings, "paid")
+        wait_until(lambda: len(outbox.messages()) == 2)
+        _emit(outbox, "paid")
+        wait_until(lambda: len(outbox.messages()) == 3)
+    values = [message.value for message in outbox.messages()]
+    assert values == ['\0\0\0\0\1{"total": 1}', *['\0\0\0\0\2{"total": 1}'] * 2]
+
+
+def test_a_registry_that_is_away_is_an_outage(
+    outbox: Outbox, registry: FakeRegistry, framed: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against attempts that an outage takes, a status that blames Kafka, and a stop that waits."""
+    caplog.set_level(logging.WARNING)
+    _register(registry, framed, "placed", "paid")
+    registry.fails = 503, ""
+    _emit(outbox, *["placed", "paid"] * 5)
+    with running(framed):
+        wait_until(lambda: "waits for the schema registry, breaker" in status_of(outbox))
+        assert "HTTP 503" in status_of(outbox)
+        assert parked_rows(outbox) == []
+        registry.fails = None
+        wait_until(lambda: len(outbox.messages()) == 10)
+        # What is known now does without the registry.
+        registry.fails = 503, ""
+        _emit(outbox, "placed")
+        wait_until(lambda: len(outbox.messages()) == 11)
+    assert "waiting for the schema registry: the schema registry (http://127.0.0.1" in caplog.text
+    assert "the schema registry is available again" in caplog.text
+    assert "Kafka is" not in caplog.text
+    registry.hangs = threading.Event()
+    _emit(outbox, "placed")
+    with running(framed):
+        wait_until(lambda: "timed out" in status_of(outbox), what="the registry to be waited for")
+        stopped_at = time.monotonic()
+    assert time.monotonic() - stopped_at < 10
+    assert parked_rows(outbox) == []
+
+
+def status_of(outbox: Outbox) -> str:
+    return render(outbox_measurements.read(outbox.settings), [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [((401, ""), "HTTP 401"), ((200, "<html>"), "does not answer as a schema registry")],
+)
+def test_a_wrong_setting_ends_the_relay_at_its_start(
+    outbox: Outbox, registry: FakeRegistry, framed: Settings, answer: tuple[int, str], says: str
+) -> None:
+    """Guards against a relay that waits for what only a person can correct."""
+    registry.fails = answer
+    with pytest.raises(SetupError, match=says):
+        service.relay(framed)
+    with pytest.raises(SetupError, match="OUTBOX_CATALOG_FILE"):
+        service.relay(framed.model_copy(update={"catalog_file": Path("/missing.yaml")}))
