@@ -22,6 +22,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_pipelines.consumer import consumer_sql as queries
+from outbox_pipelines.consumer.event_reading import json_of
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.core import scripts
 from outbox_pipelines.errors import SetupError
@@ -221,7 +222,7 @@ def _text(payload: bytes | None) -> Any:
     if payload is None:
         return None
     try:
-        return json.loads(payload)
+        return json.loads(json_of(payload))
     except (ValueError, RecursionError):
         pass
     try:

@@ -1,6 +1,7 @@
 """The event that a handler gets, and how it is read from a message of Kafka.
 
-All value shapes of the relay are read, and those of Debezium's event router.
+All value shapes of the relay are read, also framed with the id of their schema, and those of Debezium's event
+router.
 
 Invariants:
 - What many handlers do not ask for (payload, headers, timestamp) is made when it is first asked for.
@@ -125,7 +126,7 @@ class Event(Generic[Payload]):
 
     @property
     def payload(self) -> Payload:
-        """The body, parsed when it is first asked for and taken out of an envelope or CloudEvent.
+        """The body, parsed when it is first asked for and taken out of an envelope, a CloudEvent or a frame.
 
         None for a tombstone. In the shape `flat` it has the members that the relay adds.
 
@@ -142,7 +143,7 @@ class Event(Generic[Payload]):
         if self.value is None:
             return None
         try:
-            body = json.loads(self.value)
+            body = json.loads(json_of(self.value))
         except RecursionError:
             raise ValueError("the value is nested too deeply") from None
         if is_cloudevent(body) and body["id"] == self.id:
@@ -223,6 +224,14 @@ def existing_ms(ms: int) -> int:
 
 def _named(*parts: object) -> UUID:
     return uuid.uuid5(NAMESPACE, json.dumps(parts, sort_keys=True))
+
+
+def json_of(value: bytes) -> bytes:
+    """Return a value without the 5 bytes with the id of its schema, if it begins with them.
+
+    It needs neither a registry nor a setting: JSON in UTF-8 never begins with the byte 0.
+    """
+    return value[5:] if value[:1] == b"\0" else value
 
 
 def is_envelope(body: object) -> bool:
@@ -359,7 +368,7 @@ def is_unicode(text: str) -> bool:
 def _members_of(value: bytes | None, event_id: str | None) -> dict[str, str]:
     """Return what a value of a known shape says about its event; nothing for a value of no shape."""
     try:
-        body: Any = json.loads(value or b"null")
+        body: Any = json.loads(json_of(value or b"null"))
     except ValueError:
         return {}
     said: dict[str, Any] = {}

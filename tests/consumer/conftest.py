@@ -13,10 +13,11 @@ from outbox_pipelines.consumer import migrate
 from outbox_pipelines.local import Stack
 from tests.conftest import Lasting, fresh_database, topic_prefix
 from tests.consumer.place import Place
+from tests.registry import registry
 from tests.relay.topic import create
 from tests.schema.servers import empty, server
 
-__all__ = ["empty", "server"]
+__all__ = ["empty", "registry", "server"]
 
 
 @contextmanager
