@@ -8,13 +8,24 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 import click
 
 from outbox_pipelines.core.text import plain, to_json
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.lint.event_types import Documented
 from outbox_pipelines.lint.files import python_files
-from outbox_pipelines.lint.finding import APART, DEFAULT, RULES, UNREADABLE, Finding
+from outbox_pipelines.lint.finding import (
+    APART,
+    DEFAULT,
+    HIDDEN,
+    NOT_WRITTEN,
+    RULES,
+    UNDOCUMENTED,
+    UNREADABLE,
+    Finding,
+)
 from outbox_pipelines.lint.linter import Options, check, read_sources, sources_of
 from outbox_pipelines.lint.review import Place, places
 
@@ -65,6 +76,17 @@ class _Codes(click.ParamType[frozenset[str]]):
     help="Also find messages sent apart from a commit (OB011): a crash between the two loses one.",
 )
 @click.option(
+    "--catalog",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also find event types that this event catalog does not have, or has as retired (OB012), and list "
+    "calls whose type is not in sight (OB014).",
+)
+@click.option(
+    "--not-written",
+    is_flag=True,
+    help="With --catalog, also find active event types that no code names (OB013).",
+)
+@click.option(
     "--report", is_flag=True, help="List every function that writes rows and publishes, and exit with 0."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
@@ -77,6 +99,8 @@ def lint_writes(
     strict_inserts: bool,
     atomic_requests: bool,
     after_commit: bool,
+    catalog: Path | None,
+    not_written: bool,
     report: bool,
     as_json: bool,
     github: bool,
@@ -89,9 +113,14 @@ def lint_writes(
     """
     try:
         files = python_files(paths, exclude)
-        also = {UNREADABLE.code, APART.code} if after_commit else {UNREADABLE.code}
+        also = {UNREADABLE.code, *([APART.code] if after_commit else [])}
+        also |= {UNDOCUMENTED.code, HIDDEN.code} if catalog else set()
+        also |= {NOT_WRITTEN.code} if not_written else set()
         selected = (select | also) - ignore
-        options = Options(selected, strict_inserts, atomic_requests)
+        if catalog is None and selected & _OF_CATALOG:
+            raise SetupError(f"{min(selected & _OF_CATALOG)} needs the event catalog: add --catalog FILE")
+        documented = None if catalog is None else _documented(catalog)
+        options = Options(selected, strict_inserts, atomic_requests, documented)
         if report:
             _report(places(read_sources(sources_of(files), options)), as_json=as_json)
             return
@@ -105,9 +134,27 @@ def lint_writes(
         for finding in found:
             click.echo(_annotation(finding) if github else _lines(finding))
         read = f"{len(files):,} files" if len(files) > 1 else "1 file"
-        click.echo(f"{len(found) or 'no'} findings in {read}", err=True)
-    if found:
+        hidden = sum(finding.code == HIDDEN.code for finding in found)
+        more = f"; {hidden} event types not in sight" if hidden else ""
+        click.echo(f"{len(found) - hidden or 'no'} findings in {read}{more}", err=True)
+    if any(finding.code != HIDDEN.code for finding in found):
         sys.exit(1)
+
+
+_OF_CATALOG: Final = {UNDOCUMENTED.code, NOT_WRITTEN.code, HIDDEN.code}
+
+
+def _documented(path: Path) -> Documented:
+    try:
+        from outbox_pipelines.catalog.document import read_catalog
+    except ImportError as error:
+        raise SetupError(f"cannot read {path} ({error}): pip install 'outbox-pipelines[catalog]'") from None
+    try:
+        events = read_catalog(path).events
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{path}: {error}") from None
+    return Documented(str(path), text, {name: each.lifecycle for name, each in events.items()})
 
 
 def _report(found: list[Place], *, as_json: bool) -> None:
@@ -128,7 +175,10 @@ def _lines(finding: Finding) -> str:
 
 def _annotation(finding: Finding) -> str:
     place = f"file={_property(finding.path)},line={finding.line},col={finding.column}"
-    return f"::error {place},title={finding.code} {finding.name}::{_data(f'{finding.why}; {finding.remedy}')}"
+    level = "notice" if finding.code == HIDDEN.code else "error"
+    return (
+        f"::{level} {place},title={finding.code} {finding.name}::{_data(f'{finding.why}; {finding.remedy}')}"
+    )
 
 
 def _data(text: str) -> str:

@@ -76,6 +76,13 @@ APART: Final = Rule(
     "publish-beside-commit",
     "replace the publish by `emit` before the commit; the relay publishes",
 )
+UNDOCUMENTED: Final = Rule(
+    "OB012", "undocumented-event-type", "add it to the event catalog, or correct the name"
+)
+NOT_WRITTEN: Final = Rule(
+    "OB013", "event-type-not-written", "write it, or give it the lifecycle proposed, deprecated or retired"
+)
+HIDDEN: Final = Rule("OB014", "event-type-not-in-sight", "compare it with the event catalog yourself")
 
 RULES: Final = {
     rule.code: rule
@@ -92,10 +99,13 @@ RULES: Final = {
         UNUSED,
         IN_HOOK,
         APART,
+        UNDOCUMENTED,
+        NOT_WRITTEN,
+        HIDDEN,
     )
 }
-# The rules selected by default.
-DEFAULT: Final = frozenset(RULES) - {APART.code}
+# The rules selected by default; the last ones need an event catalog.
+DEFAULT: Final = frozenset(RULES) - {each.code for each in (APART, UNDOCUMENTED, NOT_WRITTEN, HIDDEN)}
 
 
 def at(path: str, node: ast.expr | ast.stmt, rule: Rule, why: str) -> Finding:

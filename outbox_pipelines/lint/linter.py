@@ -19,6 +19,7 @@ from typing import Final
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.lint import dual_write, finding, module, outbox_writes
 from outbox_pipelines.lint.effects import Effects
+from outbox_pipelines.lint.event_types import Documented, review
 from outbox_pipelines.lint.files import newer
 from outbox_pipelines.lint.finding import CHANGED, DEFAULT, PAST_HELPER, UNREADABLE, Finding, at
 from outbox_pipelines.lint.module import Module
@@ -59,11 +60,13 @@ class Options:
         strict_inserts: whether to find direct inserts and changes in an application that never imports the
             writer.
         atomic_requests: whether Django opens a transaction for each request; also read from its settings.
+        catalog: the event catalog that event types are compared with.
     """
 
     selected: Collection[str] = DEFAULT
     strict_inserts: bool = False
     atomic_requests: bool = False
+    catalog: Documented | None = None
 
 
 def check(files: Iterable[Path], options: Options = Options()) -> list[Finding]:
@@ -99,10 +102,13 @@ def check_sources(sources: dict[str, bytes], options: Options = Options()) -> li
     }
     for path, each in read.modules.items():
         found.setdefault(path, []).extend(_in_module(path, each, read.effects))
+    if options.catalog is not None:
+        for one in review(sources, read.project, options.catalog):
+            found.setdefault(one.path, []).append(one)
     kept: list[Finding] = []
     for path, findings in found.items():
-        findings = [one for one in findings if _is_asked_for(one, read.facts, options)]
-        if path in read.modules:
+        findings = [one for one in findings if _is_asked_for(one, read.project.facts, options)]
+        if path in sources.keys() - read.broken.keys():
             findings = finding.apply(sources[path], path, findings, options.selected)
         kept += [one for one in findings if one.code in options.selected]
     return sorted(set(kept))
@@ -117,7 +123,7 @@ class Read:
         broken: files that cannot be parsed, and why.
     """
 
-    facts: Facts
+    project: Project
     effects: Effects
     modules: dict[str, Module]
     broken: Mapping[str, BaseException]
@@ -160,7 +166,7 @@ def read_sources(sources: dict[str, bytes], options: Options = Options()) -> Rea
         for path in left - words.keys():
             words[path] = frozenset(_WORD.findall(sources[path]))
         waiting = {path for path in left if not publishing.isdisjoint(words[path])}
-    return Read(project.facts, effects, modules, broken)
+    return Read(project, effects, modules, broken)
 
 
 def _in_module(path: str, read: Module, effects: Effects) -> Iterator[Finding]:
