@@ -41,13 +41,13 @@ def document(catalog: Catalog, settings: MessageSettings, *, version: str) -> di
     for event_type, each in catalog.events.items():
         if each.lifecycle == "retired":
             continue
-        name = _name(event_type)
+        name = part_name(event_type)
         own = of_types(settings, each.aggregate_type or "", event_type)
         schemas |= _schemas(name, each.payload or {})
         messages[name] = _message(event_type, each, own, {"$ref": f"#/components/schemas/{name}"})
         topic = each.topic or (each.aggregate_type and router.topic_or_empty(each.aggregate_type, event_type))
         topic = topic or own.topic.replace(":lower}", "}")
-        channel = channels.setdefault(_name(topic), _channel(topic))
+        channel = channels.setdefault(part_name(topic), _channel(topic))
         channel["messages"][name] = {"$ref": f"#/components/messages/{name}"}
     return {
         "asyncapi": "3.0.0",
@@ -66,8 +66,11 @@ def document(catalog: Catalog, settings: MessageSettings, *, version: str) -> di
     }
 
 
-def _name(text: str) -> str:
-    """Return the text as the name of a part: other characters by their number, so that two texts differ."""
+def part_name(text: str) -> str:
+    """Return the text as the name of a part, or of a file: other characters by their number.
+
+    Two texts have two names.
+    """
     return _NOT_IN_NAMES.sub(lambda found: f"_{ord(found[0]):x}_", text)
 
 
@@ -130,7 +133,7 @@ def _object(*texts: str, **others: Any) -> dict[str, Any]:
 
 def _schemas(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Return a payload's schema and those that it defines, as schemas of the document."""
-    own = {f"{name}.{_name(key)}": _moved(each, name) for key, each in schema.get("$defs", {}).items()}
+    own = {f"{name}.{part_name(key)}": _moved(each, name) for key, each in schema.get("$defs", {}).items()}
     rest = {key: each for key, each in schema.items() if key not in ("$defs", "$schema", "$id")}
     return {name: _moved(rest, name), **own}
 
@@ -156,5 +159,5 @@ def _moved_reference(reference: str, name: str) -> str:
     if root == "$defs":
         key, _, within = rest.partition("/")
         key = key.replace("~1", "/").replace("~0", "~")
-        return f"#/components/schemas/{name}.{_name(key)}" + (f"/{within}" if within else "")
+        return f"#/components/schemas/{name}.{part_name(key)}" + (f"/{within}" if within else "")
     return f"#/components/schemas/{name}" + (f"/{root}" if root else "") + (f"/{rest}" if rest else "")

@@ -16,13 +16,17 @@ from outbox_pipelines.catalog.document import Catalog, EventType
 from outbox_pipelines.catalog.schemas import fields
 
 
-def markdown(catalog: Catalog) -> str:
-    """Return the page as Markdown: a table of all types, then a section for each."""
-    return "\n".join(_lines(catalog)) + "\n"
+def markdown(catalog: Catalog, *, topics_url: str | None = None) -> str:
+    """Return the page as Markdown: a table of all types, then a section for each.
+
+    Args:
+        topics_url: what the address of a topic's page begins with.
+    """
+    return "\n".join(_lines(catalog, topics_url)) + "\n"
 
 
-def page(catalog: Catalog) -> str:
-    """Return the page as a complete HTML document."""
+def page(catalog: Catalog, *, topics_url: str | None = None) -> str:
+    """Return the page as a complete HTML document; see `markdown`."""
     # Imported here, because Markdown output does not need it.
     import mistune
 
@@ -37,11 +41,13 @@ def page(catalog: Catalog) -> str:
             anchor = _anchor(html.unescape(re.sub("<.*?>", "", text)))
             return f'<h{level} id="{html.escape(anchor)}">{text}</h{level}>\n'
 
-    body = mistune.create_markdown(renderer=Renderer(escape=True), plugins=["table"])(markdown(catalog))
+    body = mistune.create_markdown(renderer=Renderer(escape=True), plugins=["table"])(
+        markdown(catalog, topics_url=topics_url)
+    )
     return _DOCUMENT.format(body=body)
 
 
-def _lines(catalog: Catalog) -> Iterator[str]:
+def _lines(catalog: Catalog, topics_url: str | None) -> Iterator[str]:
     yield "# Event types"
     yield ""
     yield "| event type | what happened | producer | consumers | owner | lifecycle |"
@@ -52,17 +58,23 @@ def _lines(catalog: Catalog) -> Iterator[str]:
         yield f"| [{_code(name)}](#{_anchor(name)}) | {' | '.join(_cell(cell) for cell in cells)} |"
     for name, each in catalog.events.items():
         yield ""
-        yield from _section(name, each)
+        yield from _section(name, each, topics_url)
 
 
-def _section(name: str, each: EventType) -> Iterator[str]:
+def _section(name: str, each: EventType, topics_url: str | None) -> Iterator[str]:
     yield f"## {_code(name)}"
     yield ""
     yield each.description.strip()
     yield ""
     since = f" since {each.retired_on}" if each.retired_on else ""
     yield f"- lifecycle: **{each.lifecycle}**{since}"
-    yield f"- topic: {_code(each.topic) if each.topic else 'by the aggregate type'}"
+    topic = _code(each.topic) if each.topic else "by the aggregate type"
+    is_linked = each.topic and topics_url
+    yield (
+        f"- topic: [{topic}]({str(topics_url).rstrip('/')}/{each.topic})"
+        if is_linked
+        else f"- topic: {topic}"
+    )
     if each.aggregate_type:
         yield f"- aggregate type: {_code(each.aggregate_type)}"
     if each.aggregate_id:

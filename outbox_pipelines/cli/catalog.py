@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -64,10 +65,19 @@ def check(settings: Settings, as_json: bool) -> None:
     help="A page, or an AsyncAPI 3.0 document (JSON) of what the relay sends with these settings.",
 )
 @click.option(
+    "--topics-url",
+    type=TEXT,
+    metavar="URL",
+    help="Link each topic of the page: https://dagster.example.com/assets/topic, of a named outbox "
+    "…/assets/outbox/NAME/topic.",
+)
+@click.option(
     "--api-version", type=TEXT, default="1.0.0", show_default=True, help="Version in the AsyncAPI document."
 )
 @click.pass_obj
-def render(settings: Settings, output: Path | None, kind: str, api_version: str) -> None:
+def render(
+    settings: Settings, output: Path | None, kind: str, topics_url: str | None, api_version: str
+) -> None:
     """Render the event catalog: a table of all types, then each type with its fields. Needs no database."""
     from outbox_pipelines.catalog import asyncapi, page
     from outbox_pipelines.catalog.document import require_catalog
@@ -77,7 +87,12 @@ def render(settings: Settings, output: Path | None, kind: str, api_version: str)
         document = asyncapi.document(found, settings, version=api_version)
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     else:
-        text = page.page(found) if kind == "html" else page.markdown(found)
+        if topics_url is not None and not re.fullmatch(r"https?://[^\s()<>\"'\\]+", topics_url):
+            raise SetupError(
+                f"--topics-url is {topics_url!r}: give an address such as https://HOST/assets/topic"
+            )
+        made = page.page if kind == "html" else page.markdown
+        text = made(found, topics_url=topics_url)
     _write(output, text, f"{len(found.events)} event types")
 
 
@@ -90,6 +105,48 @@ def _write(output: Path | None, text: str, what: str) -> None:
     except OSError as error:
         raise SetupError(f"{output} cannot be written ({error.strerror}): choose another file") from None
     click.echo(f"{output}: {what}")
+
+
+@catalog.command()
+@click.option(
+    "--output",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="Directory of the files, such as order.placed@2.json.",
+)
+@click.option(
+    "--check", "is_check", is_flag=True, help="Exit with 1 if a file is missing, or has another schema."
+)
+@click.pass_obj
+def schemas(settings: Settings, directory: Path, is_check: bool) -> None:
+    """Write the JSON Schema of each event type and version to a file, for other tools. Needs no database.
+
+    Files of earlier versions stay. In CI, --check finds a schema that changes without a new `version`.
+    """
+    from outbox_pipelines.catalog import json_schemas
+    from outbox_pipelines.catalog.document import require_catalog
+
+    files = json_schemas.files(require_catalog(settings))
+    if not is_check:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (directory / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise SetupError(f"{directory} cannot be written ({error}): choose another directory") from None
+        click.echo(f"{directory}: {len(files)} schemas")
+    elif different := json_schemas.different(directory, files):
+        for name in different:
+            why = (
+                "has another schema: give the type a new version"
+                if (directory / name).exists()
+                else "missing"
+            )
+            click.echo(plain(f"outbox: {directory / name}: {why}, and run without --check"), err=True)
+        sys.exit(1)
+    else:
+        click.echo(f"{directory} is up to date")
 
 
 @catalog.command("classes")

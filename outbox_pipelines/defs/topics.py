@@ -141,7 +141,16 @@ def _topic(outbox: Outbox, name: str, types: dict[str, EventType]) -> dg.AssetSp
         kinds={"kafka"},
         owners=sorted({each.owner for each in types.values() if _OWNER.fullmatch(each.owner)}),
         description=outbox.text(_DESCRIPTION.format(name=name, types=lines)),
+        metadata={"event_types": dg.MetadataValue.md(_page(types))} if types else None,
     )
+
+
+def _page(types: dict[str, EventType]) -> str:
+    """Return the page of the event catalog with the types of one topic."""
+    from outbox_pipelines.catalog.document import Catalog
+    from outbox_pipelines.catalog.page import markdown
+
+    return markdown(Catalog(events=types))
 
 
 def _lines(types: dict[str, EventType]) -> list[str]:
@@ -158,7 +167,7 @@ The topic `{name}`, to which the relay publishes. Relay sessions observe it.
 
 {types}
 
-Use: see who produces and who consumes its events; `outbox catalog render` shows each event type's fields.
+Use: see who produces and who consumes its events; the metadata `event_types` has each event type's fields.
 A topic appears here when the code location is reloaded after the first session that published to it.
 
 When consumers miss events: see `outbox/relay` for the lag, and `outbox status` for parked events.

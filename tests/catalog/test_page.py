@@ -41,6 +41,28 @@ def test_the_html_page_stands_alone(write: Write) -> None:
     assert not re.search(r"<script|<link|src=|https?:", text)
 
 
+def test_topics_are_links_to_their_assets(write: Write) -> None:
+    """Guards against a page from which no way leads to what is happening to its events."""
+    url = "https://dagster.example.com/assets/topic"
+    assert f"- topic: [`order-events`]({url}/order-events)" in markdown(
+        read_catalog(write(CATALOG)), topics_url=url
+    )
+    environment = {"OUTBOX_CATALOG_FILE": str(write(CATALOG))}
+
+    def run(address: str) -> tuple[int, str]:
+        options = ["--format", "html", "--topics-url", address]
+        done = CliRunner().invoke(cli, ["catalog", "render", *options], env=environment)
+        return done.exit_code, done.output
+
+    code, output = run(f"{url}/")
+    assert (code, f'<a href="{url}/order-events"><code>order-events</code></a>' in output) == (0, True)
+    for wrong in ("javascript:alert(1)", "dagster", "https://a) [x](y"):
+        assert run(wrong) == (
+            2,
+            f"outbox: --topics-url is {wrong!r}: give an address such as https://HOST/assets/topic\n",
+        )
+
+
 def test_what_is_documented_cannot_break_the_page(write: Write) -> None:
     """Guards against a pipe or a bracket in a description that takes the table, or the page, apart."""
     odd = CATALOG.replace("In cents.", "a|b <script>alert(1)</script> *c*").replace("team:orders", "'a|b'")

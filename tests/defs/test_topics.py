@@ -36,6 +36,7 @@ def test_a_documented_topic_says_what_is_in_it(tmp_path: Path, monkeypatch: pyte
         in (topic.description or "")
     )
     assert "owner: Ada, room 3." in (topic.description or "")
+    assert "| `total` | integer | yes | In cents. |" in str(topic.metadata["event_types"].value)
 
 
 def test_topics_that_were_seen_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
