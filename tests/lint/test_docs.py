@@ -42,6 +42,7 @@ def test_every_rule_has_its_name_and_most_have_an_example() -> None:
         "OB000",
         "OB003",
         "OB004",
+        "OB005",
         "OB007",
         "OB008",
         "OB009",
