@@ -17,8 +17,6 @@ from typing import Any, Final
 
 from outbox_pipelines.config import parsed
 from outbox_pipelines.config.file import Place
-from outbox_pipelines.config.kafka_config import read_config
-from outbox_pipelines.config.tables import EntriesError
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings, Values
 
@@ -144,15 +142,13 @@ def _of_client(settings: Settings) -> Refusals:
     """Yield what Kafka's client does not accept, which knows its names and values; it connects to none."""
     from outbox_pipelines.relay.kafka import client, transactional_producer
 
-    try:
-        read_config(settings.kafka_config)
-    except EntriesError as error:
-        for place, why in error.each:
+    if mistakes := parsed.mistakes_of_kafka_config(settings):
+        for place, why in mistakes:
             yield ("kafka_config", *place), why
         return
     settings = settings.model_copy(update={"kafka": "none"})
     kinds: list[dict[str, Any]] = [{}]
-    if settings.delivery == "exactly_once" and not settings.table:
+    if settings.delivery == "exactly_once" and parsed.mapping(settings) is None:
         kinds.append(transactional_producer.options(settings, "none"))
     for own in kinds:
         for why in _said(partial(client.producer, settings, lambda _: None, bootstrap_servers="", **own)):

@@ -6,9 +6,11 @@ from typing import Any
 
 from outbox_pipelines.config import fields
 from outbox_pipelines.config.consumers import Consumer, read_consumers
+from outbox_pipelines.config.file import Place
 from outbox_pipelines.config.kafka_config import read_config
 from outbox_pipelines.config.message_names import read_headers, read_members
 from outbox_pipelines.config.table_mapping import Mapping, read_mapping
+from outbox_pipelines.config.tables import EntriesError
 from outbox_pipelines.config.thresholds import read_thresholds
 from outbox_pipelines.errors import SetupError
 
@@ -40,6 +42,15 @@ def kafka_config(settings: fields.Outbox) -> dict[str, Any]:
         return read_config(settings.kafka_config)
     except ValueError as error:
         raise SetupError(f"OUTBOX_KAFKA_CONFIG {error}") from None
+
+
+def mistakes_of_kafka_config(settings: fields.Outbox) -> list[tuple[Place, str]]:
+    """Return what `kafka_config` would raise, each with its place in the table."""
+    try:
+        read_config(settings.kafka_config)
+    except EntriesError as error:
+        return [*error.each]
+    return []
 
 
 def consumers(settings: fields.Consumer) -> dict[str, Consumer]:

@@ -19,12 +19,14 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from tempfile import TemporaryFile
+from typing import IO, Any, Final
 
 import psycopg
 
@@ -67,7 +69,7 @@ class DeadLetterRuns:
         self._most = most
         self._change = threading.Condition()
         self._queue: deque[tuple[int, str]] = deque()
-        self._running: dict[int, subprocess.Popen[str] | None] = {}
+        self._running: dict[int, subprocess.Popen[bytes] | None] = {}
         self._done: list[int] = []
         self._threads: list[threading.Thread] = []
         self._end = False
@@ -137,19 +139,19 @@ class DeadLetterRuns:
 
     def _run(self, seq: int, description: str) -> None:
         try:
-            # In a new process group, so that programs started by the shell end with it.
-            process = subprocess.Popen(
-                self._command,
-                shell=True,
-                env=_environment(os.environ),
-                stdin=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
+            with _file(description) as stdin:
+                # In a new process group, so that programs started by the shell end with it.
+                process = subprocess.Popen(
+                    self._command,
+                    shell=True,
+                    env=_environment(os.environ),
+                    stdin=stdin,
+                    start_new_session=True,
+                )
             with self._change:
                 self._running[seq] = process
             try:
-                process.communicate(description, timeout=_COMMAND_SECONDS)
+                process.wait(_COMMAND_SECONDS)
             except subprocess.TimeoutExpired:
                 _kill(process)
                 process.wait()
@@ -191,7 +193,18 @@ def _environment(ours: Mapping[str, str]) -> dict[str, str]:
     return {name: ours[name] for name in ours if name in _INHERITED or name.startswith("LC_")}
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+@contextmanager
+def _file(text: str) -> Iterator[IO[bytes]]:
+    """Yield a file with this text: a pipe would be empty if the relay were killed before it has written."""
+    # In memory where the system can, since a container may have no directory to write to.
+    in_memory = sys.platform == "linux"
+    with os.fdopen(os.memfd_create("dead-letter"), "w+b") if in_memory else TemporaryFile() as file:
+        file.write(text.encode())
+        file.seek(0)
+        yield file
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
