@@ -136,9 +136,9 @@ def emit(
 
     Args:
         target: a connection or cursor of psycopg or psycopg2; a `Session`, `scoped_session` (both flushed
-            first) or `Connection` of SQLAlchemy; Django's `connection` within `atomic()`. With `await emit(…)`
-            an asynchronous one: a connection or cursor of psycopg, an `AsyncSession`, `async_scoped_session` or
-            `AsyncConnection` of SQLAlchemy, a connection of asyncpg.
+            first) or `Connection` of SQLAlchemy; Django's `connection` within `atomic()`. With
+            `await emit(…)` an asynchronous one: a connection or cursor of psycopg, an `AsyncSession`,
+            `async_scoped_session` or `AsyncConnection` of SQLAlchemy, a connection of asyncpg.
         aggregate_type: what the event is about, such as ``order``; part of its topic. Or a `TypedEvent`,
             which names its type and id and is the payload: then without the next three. If its
             class names no id, with `aggregate_id`.
