@@ -2,11 +2,11 @@
 
 Invariants:
 - A program is in the directory of the local stack, under a name that changes with the files it is made of:
-  `daprd/`, `porcupine/`, `asyncapi/`.
+  `daprd/`, `porcupine/`, `asyncapi/`, and `apicurio-VERSION`.
 - It appears under its name by a rename, so it is complete or absent.
 - `daprd/go.sum` pins Dapr's module, and the `go.sum` in that module pins everything that Dapr needs;
   `porcupine/go.sum` pins Porcupine, which needs nothing; `asyncapi/package-lock.json` pins AsyncAPI's parser,
-  and no script of a package is run.
+  and no script of a package is run. Of Apicurio's archive the SHA-256 is here.
 
 Exit codes: 0 success; 2 something is missing, and one line says what.
 """
@@ -20,6 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ DAPRD: Final = Path(__file__).with_name("daprd")
 PORCUPINE: Final = Path(__file__).with_name("porcupine")
 ASYNCAPI: Final = Path(__file__).with_name("asyncapi")
 MODULE: Final = "github.com/dapr/dapr"
+APICURIO: Final = "3.3.3"
+_APICURIO_SHA256: Final = "8bc6751c76d963734224b01d5e7f84ccb3cb61c87d3bd77c36c35f10a5cbed63"
 # Of Dapr's own go.mod.
 OLDEST_GO: Final = (1, 22, 6)
 
@@ -101,6 +104,39 @@ def asyncapi(settings: Settings) -> Path:
     return target
 
 
+def apicurio(settings: Settings) -> Path:
+    """Return the directory of the schema registry Apicurio, which is fetched from Maven if it does not exist.
+
+    Raises:
+        SetupError: it cannot be fetched, or is another one; the message says what is missing.
+    """
+    target = home_of(settings).path / f"apicurio-{APICURIO}"
+    if target.is_dir():
+        return target
+    if shutil.which("mvn") is None:
+        raise SetupError("mvn is missing: install Maven and add it to PATH")
+    home_of(settings).make()
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="apicurio-") as work:
+        print(f"fetching the schema registry Apicurio {APICURIO} (158 MB), once …", flush=True)
+        # As an artifact alone: what it would be built of is not wanted.
+        name = f"io.apicurio:apicurio-registry-app:{APICURIO}:tar.gz:all"
+        command = ["mvn", "-B", "-q", "dependency:copy", f"-Dartifact={name}", f"-DoutputDirectory={work}"]
+        try:
+            _run(command, Path(work), os.environ)
+        except subprocess.CalledProcessError as error:
+            problem = last_lines(error.stdout or error.stderr, 1)[:300]
+            raise SetupError(f"Apicurio cannot be fetched: mvn dependency:copy failed ({problem})") from None
+        [archive] = Path(work).glob("*.tar.gz")
+        with archive.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != _APICURIO_SHA256:
+                raise SetupError(f"{archive.name} is not the one that was published: check the repository")
+        folder = Path(work) / "program"
+        with tarfile.open(archive) as files:
+            files.extractall(folder, filter="data")
+        folder.rename(target)
+    return target
+
+
 @contextmanager
 def _building(what: str, settings: Settings, source: Path) -> Iterator[tuple[Path, Mapping[str, str]]]:
     """Let the block complete a copy of the source, in Go's environment; then build it."""
@@ -158,6 +194,7 @@ if __name__ == "__main__":
         print(porcupine(load_settings()))
         print(daprd(load_settings()))
         print(asyncapi(load_settings()))
+        print(apicurio(load_settings()))
     except SetupError as error:
         print(f"make interop: {error}", file=sys.stderr)
         sys.exit(2)
