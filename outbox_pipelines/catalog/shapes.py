@@ -152,7 +152,7 @@ class _OfType:
                     found[key] = _both(found.get(key, {}), each)
                 elif key == "required":
                     found[key] = [*dict.fromkeys([*found.get(key, ()), *each])]
-                elif key != "additionalProperties" or each is not False:
+                else:
                     found.setdefault(key, each)
         return found
 

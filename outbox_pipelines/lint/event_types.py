@@ -2,7 +2,7 @@
 
 Invariants:
 - A type is judged only where its text is in sight: a literal, a constant, or a class with `__event_type__`.
-- A call whose type is not in sight is listed, and is no mistake.
+- A call whose type is not in sight is listed, and is no mistake. A typed event is judged where it is made.
 - A type that any text of the code names, except in a consumer's `on`, counts as written: a helper may
   write it.
 """
@@ -49,7 +49,7 @@ def review(sources: Mapping[str, bytes], project: Project, catalog: Documented) 
         with contextlib.suppress(RecursionError):
             named |= _texts(tree)
             if concerned.search(sources[path]):
-                file = _File(path, project, catalog)
+                file = _File(path, project, catalog, has_classes=bool(words))
                 file.visit(tree, frozenset())
                 named |= file.named
                 yield from file.findings
@@ -103,13 +103,14 @@ def _texts(tree: ast.Module) -> set[str]:
 class _File:
     """The event types that a file writes."""
 
-    def __init__(self, path: str, project: Project, catalog: Documented) -> None:
+    def __init__(self, path: str, project: Project, catalog: Documented, *, has_classes: bool) -> None:
         names = project.names(path)
         assert names is not None
         self._path = path
         self._names = names
         self._project = project
         self._catalog = catalog
+        self._has_classes = has_classes
         self.named: set[str] = set()
         self.findings: list[Finding] = []
 
@@ -132,7 +133,7 @@ class _File:
             event = _argument(call, _EVENTS[name]) if name in _EVENTS else None
             if given is not None:
                 self._judge(call, self._text(given, self._path, bound))
-            elif event is not None and not self._is_typed(event, bound):
+            elif event is not None and not self._has_classes:
                 self._judge(call, None)
         elif (kind := self._class(call.func, bound)) is not None:
             self._judge(call, self._type_of(kind))
@@ -191,12 +192,6 @@ class _File:
             if (value := self._own_type(each)) is not None:
                 return self._text(value, each.partition("::")[0], frozenset())
         return None
-
-    def _is_typed(self, event: ast.expr, bound: frozenset[str]) -> bool:
-        """Return whether the type of an event is seen where the event is made."""
-        return isinstance(event, ast.Call) and (
-            self._class(event.func, bound) is not None or bool(self._of_writer(event.func, bound))
-        )
 
     def _records(self, call: ast.Call, owner: str) -> bool:
         return path_of(call.func) == "self.record" and self._project.derives(

@@ -176,6 +176,8 @@ def test_types_and_topics() -> None:
         "lifecycle: active → retired": (BOTH, ("shop", "billing")),
         "topic: x → y": ({"consumers"}, ("billing",)),
     }
+    numbered = changes(_catalog(version=1), _catalog(version=2))
+    assert [(each.what, each.breaks) for each in numbered] == [("version: 1 → 2", frozenset())]
     announced = changes(_catalog(lifecycle="deprecated"), _catalog(lifecycle="retired"))
     assert [set(each.breaks) for each in announced] == [set()]
     gone = Catalog(events={**_catalog().events, "b": _catalog(lifecycle="retired").events["a"]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -232,6 +233,59 @@ def test_a_module_with_other_code_is_refused(code: str, monkeypatch: pytest.Monk
         code = code.replace("class A", "class E")
     with pytest.raises(SetupError, match="report this"):
         classes(_catalog(e={"type": "object"}))
+
+
+@pytest.mark.parametrize(
+    "text", ["Plain.", "ends with \\", 'ends with "', "two\n\nparagraphs", "a\u202eb", CODE]
+)
+def test_a_description_is_a_docstring(text: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a docstring that ends where its text says."""
+    monkeypatch.setattr(module_of_classes, "_generated", lambda shapes: "class E(Payload):\n    pass\n")
+    catalog = Catalog.model_validate({"events": {"e": {**ENTRY, "description": text, "schema": {}}}})
+    assert inspect.cleandoc(make(classes(catalog)).E.__doc__) == text
+
+
+A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+NODE = {"type": ["object", "null"], "properties": {"next": {"$ref": "#/$defs/node"}}}
+# Of each schema a payload that fits it, and one that the class refuses.
+KEYWORDS: list[tuple[Any, Any, Any]] = [
+    (A | {"additionalProperties": False, "patternProperties": {"^x": {}}}, {"a": 1, "x1": 2}, {"a": "b"}),
+    (A | {"additionalProperties": False}, {"a": 1}, {"b": 1}),
+    (A | {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"b": 7}, {"a": "b"}),
+    (A | {"additionalProperties": {"type": "integer"}}, {"a": 1, "z": 2}, []),
+    (A | {"required": ["b"]}, {"b": [1]}, {"a": 1}),
+    ({"type": "object", "required": ["a", "b"], "properties": {"a": False, "b": {}}}, None, {}),
+    ({"type": "object", "properties": {"a": False, "b": {"type": "integer"}}}, {"b": 1}, {"b": "c"}),
+    ({"allOf": [A, {"required": ["b"], "properties": {"b": {"enum": ["x"]}}}]}, {"a": 1, "b": "x"}, {"a": 1}),
+    ({"type": "array", "items": {"type": "integer", "minimum": 3}}, [3], ["a"]),
+    ({"type": "array", "items": {"type": ["integer", "null"], "minimum": 3}}, [3, None], ["a"]),
+    ({"type": "object", "additionalProperties": {"type": "integer", "minimum": 3}}, {"a": 3}, {"a": "b"}),
+    ({"enum": [1, 2.5, "a", {}]}, 2.5, NotImplemented),
+    ({"enum": [1, "a"]}, "a", "b"),
+    ({"type": "array", "anyOf": [{"minItems": 1}, {"maxItems": 3}]}, [1], {"a": 1}),
+    ({"type": ["string", "integer"], "maxLength": 3}, "abc", []),
+    ({"type": "object", "properties": {"next": {"$ref": "#"}}}, {"next": {"next": {}}}, {"next": 1}),
+    ({"$defs": {"node": NODE}, "$ref": "#/$defs/node"}, {"next": {"next": None}}, {"next": 1}),
+    ({"$defs": {"l": {"type": "array", "items": {"$ref": "#/$defs/l"}}}, "$ref": "#/$defs/l"}, [[[]]], {}),
+    ({"oneOf": [{"properties": {"a": {"const": 1}}}, {"type": "null"}]}, {"a": 1}, {"a": 2}),
+]
+
+
+def test_each_keyword(make: Make) -> None:
+    """Guards against a keyword that makes a class lose members, or be no class at all."""
+    made: Any = make(
+        classes(_catalog(**{f"t{number}": schema for number, (schema, *_) in enumerate(KEYWORDS)}))
+    )
+    for number, (schema, payload, wrong) in enumerate(KEYWORDS):
+        kind = getattr(made, f"T{number}")
+        if payload is not None:
+            assert Draft202012Validator(schema).is_valid(payload)
+            assert kind.model_validate(payload).model_dump(mode="json") == payload, schema
+        if wrong is not NotImplemented:
+            with pytest.raises(ValidationError):
+                kind.model_validate(wrong)
+    tree = made.T15.model_validate({"next": {}})
+    assert type(tree.next) is made.T15
 
 
 def test_event_types_of_one_class() -> None:

@@ -45,6 +45,11 @@ def test_what_is_documented_is_read(write: Write) -> None:
             ENTRY % "lifecycle: retired, retired_on: soon",
             "e: retired_on is not a day: write a date such as 2026-11-21",
         ),
+        (
+            ENTRY % "aggregate_id: id",
+            "e: aggregate_id is 'id': name a member that its schema lists as required",
+        ),
+        (ENTRY % "version: 0", "e: version is 0: input should be greater than or equal to 1"),
         (ENTRY % "owner: a", "has owner twice, again in line 1: keep one of them"),
         (ENTRY % "schema: [a]", "e: schema is not a mapping: write a JSON Schema"),
         (ENTRY % "schema: {type: objekt}", "e: schema: type is not a JSON Schema: 'objekt' is not valid"),

@@ -109,13 +109,20 @@ def test_a_retired_type() -> None:
         'emit(c, "order", 1, COMPUTED, {})',
         'def f(PAID):\n    emit(c, "order", 1, PAID, {})',
         'NewEvent("order", 1, kind, {})',
-        "emit(c, event)",
-        "emit(c, make())",
     ],
 )
 def test_what_is_not_in_sight_is_listed(code: str) -> None:
     """Guards against a type that is passed over without a word, or taken for another one."""
     assert _found(f"{code}\nx = {SEEN_ALL}") == [("OB014", "the text of the event type is not in sight")]
+
+
+def test_a_typed_event_is_judged_where_it_is_made() -> None:
+    """Guards against a list of all calls with a variable, and against events whose classes are elsewhere."""
+    code = f"{HEAD}emit(c, event)\nemit(c, make())\nx = {SEEN_ALL}"
+    assert _found(code, head="") == []
+    catalog = Documented("catalog.yaml", "", LIFECYCLES)
+    found = check_sources({"shop/orders.py": code.encode()}, Options(CODES, catalog=catalog))
+    assert [each.code for each in found] == ["OB014", "OB014"]
 
 
 def test_a_type_that_no_code_names() -> None:
