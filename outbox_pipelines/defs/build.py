@@ -155,7 +155,8 @@ def _definitions(outbox: Outbox, *, resolves: bool) -> dg.Definitions:
 
 
 def _made(outbox: Outbox, parts: dict[Part, list[Callable[[Outbox], Any]]]) -> list[Any]:
-    return [make(outbox) for part, makers in parts.items() if outbox.has(part) for make in makers]
+    made = (make(outbox) for part, makers in parts.items() if outbox.has(part) for make in makers)
+    return [each for each in made if each is not None]
 
 
 def _sensors(outboxes: Sequence[Outbox], jobs: dict[str, Any]) -> list[dg.SensorDefinition]:

@@ -16,7 +16,7 @@ from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line, said
 from outbox_pipelines.defs.reports import HOUR, Reported
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES, Rule, Status, judge
+from outbox_pipelines.quality.rules import OF_CONNECTOR, OF_TABLES, RULES, Rule, Status, judge
 from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
@@ -55,12 +55,13 @@ Dagster instance has an outbox of the same name. More: `runbook` in the metadata
 _CHECK_HEALTH: Final = """\
 Measures the outbox now, and reports every check of `outbox/health`.
 
-Use: the schedule launches it every hour, for the check `last_hour`. By hand, after a correction, to see all
-results at once; the sensor `health` reports the others within half a minute, without a run. A failed check
+Use: by hand, after a correction, to see all results at once; the sensor `health` reports them within half a
+minute, without a run, except `last_hour`, for which the schedule launches this job every hour. A failed check
 does not fail the run.
 
 When it fails: the run says in one line what to correct.
 """
+_EXCEPT: Final = ", except `last_hour`, for which the schedule launches this job every hour"
 _CHECK_HEALTH_SCHEDULE: Final = """\
 Runs the job `check_health` every hour, for the check `last_hour`. Leave it on.
 """
@@ -121,6 +122,7 @@ def checks(outbox: Outbox) -> dg.AssetChecksDefinition:
                 dg.AssetCheckSpec(rule.name, asset=key, description=outbox.text(description(rule)))
                 for rule in RULES
                 if rule.name not in OF_CONNECTOR
+                if rule.name in OF_TABLES or not outbox.is_existing_table
             ),
             dg.AssetCheckSpec(_DATABASE, asset=key, description=outbox.text(_DATABASE_ANSWERS)),
         ],
@@ -171,8 +173,10 @@ def connector_checks(outbox: Outbox) -> dg.AssetChecksDefinition:
     return checks
 
 
-def last_hour(outbox: Outbox) -> dg.AssetChecksDefinition:
-    """Return the check `last_hour`."""
+def last_hour(outbox: Outbox) -> dg.AssetChecksDefinition | None:
+    """Return the check `last_hour`; None for an existing table, whose relays record no progress."""
+    if outbox.is_existing_table:
+        return None
 
     @dg.asset_check(asset=outbox.key("health"), name="last_hour", description=outbox.text(_LAST_HOUR))
     def last_hour(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
@@ -184,7 +188,7 @@ def last_hour(outbox: Outbox) -> dg.AssetChecksDefinition:
         error = None
         try:
             settings = outbox.load_settings()
-            found = hour.validate(settings) if kinds.of(settings).has_positions else []
+            found = hour.validate(settings)
         except (SetupError, psycopg.Error) as failure:
             # The check `database` is the one that an operator is notified of.
             error = said(outbox, failure)
@@ -202,8 +206,10 @@ def last_hour(outbox: Outbox) -> dg.AssetChecksDefinition:
     return last_hour
 
 
-def check_health_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
-    """Return the schedule of the job `check_health`."""
+def check_health_schedule(outbox: Outbox) -> dg.ScheduleDefinition | None:
+    """Return the schedule of the job `check_health`; None without the check `last_hour`."""
+    if outbox.is_existing_table:
+        return None
     return dg.ScheduleDefinition(
         name=outbox.name_of("check_health"),
         job_name=outbox.name_of("check_health"),
@@ -218,7 +224,8 @@ def check_health(outbox: Outbox) -> Any:
     """Return the job `check_health`."""
     assets = ["health", *(["connector"] if outbox.is_set("connect") else [])]
     selection = dg.AssetSelection.checks_for_assets(*map(outbox.key, assets))
-    return outbox.asset_job("check_health", _CHECK_HEALTH, selection)
+    text = _CHECK_HEALTH.replace(_EXCEPT, "") if outbox.is_existing_table else _CHECK_HEALTH
+    return outbox.asset_job("check_health", text, selection)
 
 
 def health_sensor(outboxes: Sequence[Outbox], jobs: Sequence[Any]) -> dg.SensorDefinition:

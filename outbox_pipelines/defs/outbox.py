@@ -55,9 +55,12 @@ PARTS: Final[tuple[Part, ...]] = Part.__args__  # type: ignore[attr-defined]
 _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "inbox": ("drain_consumers",),
     "catalog": ("catalog_file",),
-    "clean_table": ("table", "clean_after_hours"),
-    "make_months": ("table", "months_ahead"),
+    "clean_table": ("clean_after_hours",),
+    "make_months": ("months_ahead",),
 }
+# Parts that one kind of outbox alone has.
+_APPEND_ONLY: Final = frozenset({"partitions", "archive", "reconciliation", "catalog", "cutover"})
+_EXISTING_TABLE: Final = frozenset({"clean_table", "make_months"})
 Automation = Literal["running", "stopped"]
 
 # What descriptions mention in backquotes.
@@ -173,8 +176,18 @@ class Outbox:
         return text
 
     def has(self, part: Part) -> bool:
-        """Return whether a part is defined: it was not left out, and its settings are there."""
-        return part in self._parts and self.is_set(*_NEEDED.get(part, ()))
+        """Return whether a part is defined: it was not left out, and the outbox and its settings have it."""
+        if part not in self._parts or part in (_APPEND_ONLY if self.is_existing_table else _EXISTING_TABLE):
+            return False
+        return self.is_set(*_NEEDED.get(part, ()))
+
+    @cached_property
+    def is_existing_table(self) -> bool:
+        """Whether OUTBOX_TABLE names an existing table when the definitions load."""
+        if self._at_load is not None:
+            # One of several in `outbox.toml` does not take it from the environment.
+            return bool(self._at_load.table)
+        return self.is_set("table")
 
     def is_set(self, *settings: str) -> bool:
         """Return whether these settings have values when the definitions load."""

@@ -60,6 +60,15 @@ When the backlog grows: see `outbox/relay`, and `outbox status` on a command lin
 """
 
 
+_TABLE: Final = """\
+The existing outbox table (OUTBOX_TABLE): the events that applications write in their business transactions.
+
+Its rows say what is published. Applications fill the table, so there is nothing to materialize here.
+
+When the backlog grows: see `outbox/relay`, and `outbox status` on a command line.
+"""
+
+
 def events(outbox: Outbox) -> dg.AssetSpec:
     """Return the asset `events`."""
 
@@ -70,8 +79,8 @@ def events(outbox: Outbox) -> dg.AssetSpec:
         tags=outbox.asset_tags,
         owners=outbox.owners,
         kinds={"postgres", "table"},
-        partitions_def=outbox.days,
-        description=outbox.text(_EVENTS),
+        partitions_def=None if outbox.is_existing_table else outbox.days,
+        description=outbox.text(_TABLE if outbox.is_existing_table else _EVENTS),
     )
 
 

@@ -93,14 +93,18 @@ def served_of(outbox: Outbox, **overrides: Any) -> Served:
     return serving(**{name: value for name, value in given.items() if value is not None})
 
 
-# With these settings every part has work, and there is a connector.
+# With these settings every part of the append-only outbox has work, and there is a connector.
 EVERYTHING: dict[str, Any] = {
     "catalog_file": "catalog.yaml",
-    "clean_after_hours": 24,
     "connect": "http://127.0.0.1:8083",
     "drain_consumers": "shop:consumer",
+}
+# With these, every part of an existing table.
+OF_TABLE: dict[str, Any] = {
+    "clean_after_hours": 24,
+    "drain_consumers": "shop:consumer",
     "months_ahead": 3,
-    "table": {"name": "events"},
+    "table": {"name": "events", "columns": {"published_at": "published_at"}},
 }
 
 

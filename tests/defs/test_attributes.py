@@ -10,7 +10,7 @@ import pytest
 from outbox_pipelines.defs import Outbox, outbox_definitions
 from outbox_pipelines.defs.attributes import SCHEDULES
 from outbox_pipelines.errors import SetupError
-from tests.defs.conftest import EVERYTHING, serving
+from tests.defs.conftest import EVERYTHING, OF_TABLE, serving
 
 WRONG: dict[str, list[Any]] = {
     "automation": ["run"],
@@ -60,7 +60,8 @@ def test_what_dagster_accepts_is_no_mistake(given: dict[str, Any]) -> None:
 
 def test_every_schedule_can_be_set() -> None:
     """Guards against a schedule whose name is an error."""
-    assert {each.name for each in outbox_definitions(serving(**EVERYTHING)).schedules or ()} == set(SCHEDULES)
+    both = [outbox_definitions(serving(**settings)) for settings in (EVERYTHING, OF_TABLE)]
+    assert {each.name for one in both for each in one.schedules or ()} == set(SCHEDULES)
 
 
 def test_outboxes_with_the_same_keys_are_both_there() -> None:

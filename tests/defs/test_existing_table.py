@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import dagster as dg
 import pytest
 
+from outbox_pipelines.defs import outbox_definitions
+from outbox_pipelines.defs.build import served as served_of_file
 from outbox_pipelines.defs.outbox import Outbox as Served
+from outbox_pipelines.defs.relay.assets import config
 from outbox_pipelines.defs.relay.relay_session import Session
 from outbox_pipelines.defs.relay.supervision import owner_of
 from outbox_pipelines.quality.rules import OF_CONNECTOR, OF_TABLES
 from tests.conftest import wait_until
-from tests.defs.conftest import run, schedule_of, serving
+from tests.defs.conftest import failure_of, run, schedule_of, serving
 from tests.defs.test_health import _tick as health_tick
 from tests.defs.test_supervisor import evaluate
 from tests.existing.conftest import Make, make_table, table
@@ -126,6 +130,75 @@ def test_the_command_fails_as_the_checks_do(table: Table) -> None:
     assert "ERROR         dead_letters: 1 dead letters (1 × too large)" in status.stdout
     quiet = table.outbox.process("status", "--check", **table.environment, OUTBOX_ERROR_AT="dead_letters=2")
     assert quiet.returncode == 0
+
+
+def test_what_is_shown_can_run(
+    instance: dg.DagsterInstance,
+    table: Table,
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Guards against a job, a check or an asset of days, which an existing table refuses when it is used."""
+    for name, value in (
+        *(
+            ("CATALOG_FILE", "catalog.yaml"),
+            ("ARCHIVE", str(tmp_path / "archive")),
+            ("CLEAN_AFTER_HOURS", "1"),
+        ),
+        *(("MONTHS_AHEAD", "1"), ("DRAIN_CONSUMERS", "shop:consumer")),
+    ):
+        monkeypatch.setenv(f"OUTBOX_{name}", value)
+    definitions = outbox_definitions(served)
+    repository = definitions.get_repository_def()
+    asked = {
+        "drain_inbox": {"ops": {"drain": {"config": {"consumer": "shop:consumer"}}}},
+        # It would wait for a successor.
+        "relay_session": config(until_empty=True),
+    }
+    refused = {}
+    for name in (name for name in repository.job_names if not name.startswith("__")):
+        result = repository.get_job(name).execute_in_process(
+            instance=instance, raise_on_error=False, run_config=asked.get(name)
+        )
+        if not result.success:
+            refused[name] = failure_of(result.get_step_failure_events()[0])
+    # It has no months, there is no such consumer, and no daemon launched the run: reasons of other kinds.
+    assert refused.keys() == {"make_months", "drain_inbox", "purge_history"}
+    assert "append-only" not in "".join(refused.values())
+    graph = repository.asset_graph
+    assert {key.path[-1] for key in graph.get_all_asset_keys()} == {
+        *("tables", "events", "relay", "health", "inbox"),
+    }
+    assert {key.name for key in graph.asset_check_keys} == OF_TABLES - OF_CONNECTOR | {"database", "handled"}
+    assert not any(graph.get(key).is_partitioned for key in graph.get_all_asset_keys())
+    assert {each.name for each in definitions.schedules or ()} == {
+        "clean_table",
+        "make_months",
+        "purge_history",
+    }
+    assert {each.name for each in definitions.sensors or ()} == {
+        *("relay_supervisor", "health", "inbox", "alerts"),
+    }
+
+
+def test_one_of_several_in_a_file(table: Table, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against the parts of one kind for an outbox of the other kind beside it."""
+    monkeypatch.chdir(tmp_path)
+    Path("outbox.toml").write_text(
+        f'[days]\nclean_after_hours = 1\n[outboxes.old]\ndsn = "{table.settings.dsn.reveal()}"\n'
+        '[outboxes.old.table]\nname = "events"\n[outboxes.old.table.columns]\npublished_at = "published_at"\n'
+        '[outboxes.new]\ndsn = "host=127.0.0.1 port=1"\n'
+    )
+    # Of none of the outboxes of a file.
+    monkeypatch.setenv("OUTBOX_TABLE", "name=other,slot=s")
+    repository = outbox_definitions(*served_of_file()).get_repository_def()
+    names = {name for name in repository.job_names if not name.startswith("__")}
+    assert {"outbox_old_clean_table", "outbox_new_archive_day", "outbox_new_cutover"} <= names
+    assert not {"outbox_new_clean_table", "outbox_old_archive_day", "outbox_old_cutover"} & names
+    keys = {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()}
+    assert {"outbox/new/archive", "outbox/new/events", "outbox/old/events", "outbox/old/relay"} <= keys
+    assert "outbox/old/archive" not in keys
 
 
 @pytest.mark.parametrize("schedule", ["archive_days", "drop_days", "maintain_partitions"])

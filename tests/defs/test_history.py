@@ -20,7 +20,7 @@ from outbox_pipelines.defs.dagster_internals import LOCATION
 from outbox_pipelines.defs.outbox import PACKAGE
 from outbox_pipelines.local.postgres import Postgres
 from tests.conftest import Lasting, password_of
-from tests.defs.conftest import EVERYTHING, failure_of, job_of, schedule_of, serving
+from tests.defs.conftest import EVERYTHING, OF_TABLE, failure_of, job_of, schedule_of, serving
 from tests.schema.servers import Database, fresh
 
 pytestmark = pytest.mark.slow
@@ -352,7 +352,8 @@ def test_a_new_job_is_decided_about() -> None:
     """Guards against a job whose runs fill the storage, and one whose runs are missed."""
     jobs = {
         name
-        for name in build([serving(**EVERYTHING)]).get_repository_def().job_names
+        for settings in (EVERYTHING, OF_TABLE)
+        for name in build([serving(**settings)]).get_repository_def().job_names
         if not name.startswith("__")
     }
     assert jobs == STAY | set(run_history.JOBS)
