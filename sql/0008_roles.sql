@@ -107,15 +107,17 @@ BEGIN
     PERFORM outbox_require_grants(operator, '{outbox, outbox_parked}', '{outbox_act, outbox_change_shards}');
 END $$;
 
--- Reads events and their status, and nothing else: SELECT outbox_grant_analyst('bob').
+-- Reads events and their status, also of dead letters of dropped days: SELECT outbox_grant_analyst('bob').
 CREATE FUNCTION outbox_grant_analyst(analyst regrole) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     schema regnamespace := (SELECT relnamespace FROM pg_class WHERE oid = 'outbox'::regclass);
 BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, analyst);
     EXECUTE format('GRANT SELECT ON outbox_events, outbox_days, outbox_migrations TO %s', analyst);
+    EXECUTE format('GRANT SELECT (id, seq, state, attempts, last_error) ON outbox_parked TO %s', analyst);
+    EXECUTE format('GRANT SELECT (id, seq, published_at, attempts) ON outbox_released TO %s', analyst);
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of TO %s', analyst);
-    PERFORM outbox_require_grants(analyst, '{outbox_events}', '{outbox_covers}');
+    PERFORM outbox_require_grants(analyst, '{outbox_events, outbox_parked, outbox_released}', '{outbox_covers}');
 END $$;
 
 SELECT outbox_protect_functions();

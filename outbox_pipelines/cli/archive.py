@@ -17,7 +17,7 @@ import click
 from outbox_pipelines.cli.options import DAY
 from outbox_pipelines.core import log
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.core.text import plain, plain_lines
+from outbox_pipelines.core.text import counted, plain, plain_lines
 from outbox_pipelines.days.archive import rendering
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
@@ -56,7 +56,7 @@ def archive_day(settings: Settings, day: date, again: bool, as_json: bool) -> No
     from outbox_pipelines.days.archive import day as days
 
     def say(rows: int) -> None:
-        log.say(f"{day}: {rows:,} rows written", rows=rows)
+        log.say(f"{day}: {counted(rows, 'row')} written", rows=rows)
 
     archived = days.archive(settings, day, progress=say, again=again)
     proof = days.verify(settings, day)
@@ -84,7 +84,7 @@ def verify_day(settings: Settings, day: date, as_json: bool) -> None:
             json.dumps({"day": str(day), "rows": proof.rows, "differences": proof.differences}, indent=2)
         )
     elif proof.equal:
-        click.echo(f"{day}: {proof.rows:,} rows proven equal")
+        click.echo(f"{day}: {counted(proof.rows, 'row')} proven equal")
     _report(day, proof.differences)
 
 
@@ -104,10 +104,10 @@ def restore_day(settings: Settings, day: date, attach: bool) -> None:
     from outbox_pipelines.days.archive import restore
 
     def say(rows: int) -> None:
-        log.say(f"{day}: {rows:,} rows restored", rows=rows)
+        log.say(f"{day}: {counted(rows, 'row')} restored", rows=rows)
 
     restored = restore.restore(settings, day, attach, say)
-    click.echo(f"{day}: {restored.rows:,} rows in {restored.table}, proven equal to the manifest")
+    click.echo(f"{day}: {counted(restored.rows, 'row')} in {restored.table}, proven equal to the manifest")
 
 
 @archive.command("adopt")
@@ -131,15 +131,17 @@ def adopt_archive(settings: Settings, force: bool) -> None:
     )
     if adopted.missing:
         click.echo(
-            f"outbox: {len(adopted.missing)} archived days are missing there, first {adopted.missing[0]}. "
-            "For days that still have rows, run `outbox archive day DAY --again`; dropped days exist only in "
-            "the former archive",
+            f"outbox: missing there: {counted(len(adopted.missing), 'archived day')}, first "
+            f"{adopted.missing[0]}. For days that still have rows, run `outbox archive day DAY --again`; "
+            "dropped days exist only in the former archive",
             err=True,
         )
 
 
 def _line(manifest: Manifest) -> str:
-    return f"{manifest.day}: {manifest.rows:,} rows, {manifest.size / 1e6:,.1f} MB in {manifest.file}"
+    return (
+        f"{manifest.day}: {counted(manifest.rows, 'row')}, {manifest.size / 1e6:,.1f} MB in {manifest.file}"
+    )
 
 
 def _report(day: date, differences: tuple[str, ...]) -> None:
@@ -218,8 +220,8 @@ def query(
 def history(settings: Settings, aggregate_type: str, aggregate_id: str, as_json: bool) -> None:
     """Show the history of one aggregate, in the order of seq, from the table and the archive.
 
-    Reads attached days from the table and dropped days from OUTBOX_ARCHIVE. Exits with 1 if the aggregate has
-    no events.
+    Reads attached days from the table and dropped days from OUTBOX_ARCHIVE. A dead letter of a dropped day
+    has the status of now. Exits with 1 if the aggregate has no events.
     """
     from outbox_pipelines.days.archive import history as histories
 
@@ -242,6 +244,8 @@ def history(settings: Settings, aggregate_type: str, aggregate_id: str, as_json:
             ],
             ["right", *["left"] * 5],
         )
+    for status in sorted(histories.NOTES.keys() & {one.status for one in found}):
+        click.echo(f"outbox: {status}: {histories.NOTES[status]}", err=True)
     if not found:
         click.echo(f"outbox: no events found for {plain(f'{aggregate_type} {aggregate_id}')}", err=True)
         sys.exit(1)

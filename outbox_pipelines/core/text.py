@@ -86,6 +86,11 @@ def _escape(found: re.Match[str]) -> str:
     return _SHORT.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun: `1 dead letter`, `2 dead letters`, or with the plural given."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def size(count: float | None) -> str:
     """Return a number of bytes for people."""
     if count is None:

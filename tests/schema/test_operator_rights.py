@@ -162,7 +162,9 @@ def test_a_relay_parks_what_was_written_and_releases_no_dead_letter(database: Da
         "SELECT outbox_emit('o', '1', 'e', '1')",
         "SELECT * FROM outbox_keys",
         "SELECT * FROM outbox_audit",
+        "SELECT payload FROM outbox_parked",
         "UPDATE outbox_days SET state = 'dropped'",
+        "UPDATE outbox_parked SET state = 'waiting'",
         "SELECT outbox_act('replay', '{1}', 'x', '{}', 'me')",
     ],
 )

@@ -97,6 +97,16 @@ FROM outbox_events
 WHERE aggregate_type = %(aggregate_type)s AND aggregate_id = %(aggregate_id)s
     AND hashtextextended(aggregate_id, 0) = hashtextextended(%(aggregate_id)s, 0)"""
 
+# What became of dead letters of dropped days: only columns that an analyst may read (0008_roles.sql).
+SINCE_ARCHIVED: Final = """
+SELECT seq, id::text,
+       CASE state WHEN 'failed' THEN 'FAILED' WHEN 'discarded' THEN 'DISCARDED' ELSE 'PENDING' END,
+       NULL::timestamptz, attempts, last_error
+FROM outbox_parked WHERE seq = ANY (%(seqs)s)
+UNION ALL
+SELECT seq, id::text, 'PROCESSED', published_at, attempts, NULL
+FROM outbox_released WHERE seq = ANY (%(seqs)s)"""
+
 # For each day: whether it is attached, whether it is archived, and whether its partition exists.
 WHERE_DAYS_ARE: Final[LiteralString] = f"""
 SELECT d.day, {ATTACHED}, d.manifest_sha256 IS NOT NULL, c.oid IS NOT NULL

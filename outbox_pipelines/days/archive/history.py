@@ -5,14 +5,17 @@ Invariants:
   archive; a day that is dropped in between is read from one of the two.
 - A dropped day that is missing in the archive is an error, because the history would be incomplete. So is a
   day whose partition is detached and that is not archived.
+- A dead letter of the archive has the status of now. What cannot be known is not claimed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, date, datetime
 from typing import Any, Final, Literal
+
+import psycopg
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
@@ -41,7 +44,8 @@ class Happened:
     traceparent: str | None
     version: int | None
     status: str
-    """PENDING, PROCESSED, FAILED or DISCARDED; in the archive, as it was when the file was written."""
+    """PENDING, PROCESSED, FAILED or DISCARDED. Of a dead letter in the archive also RESOLVED or UNKNOWN:
+    see `NOTES`."""
     published_at: datetime | None
     """UTC, to the second; None if not known."""
     attempts: int
@@ -52,6 +56,12 @@ class Happened:
 
 COLUMNS: Final = [field.name for field in fields(Happened)]
 _STORED: Final = COLUMNS[:-1]
+NOTES: Final = {
+    "RESOLVED": "a dead letter that was published or discarded, so long ago that only outbox_audit knows",
+    "UNKNOWN": "a dead letter when its day was archived; your role may not read what became of it (grant it "
+    "the kind analyst), or the day is of another database",
+}
+"""What two statuses mean, for people."""
 
 
 def history(settings: DaySettings, aggregate_type: str, aggregate_id: str) -> list[Happened]:
@@ -77,9 +87,34 @@ def history(settings: DaySettings, aggregate_type: str, aggregate_id: str) -> li
                 f"`outbox partitions attach {day}`"
             )
     of_archive = _archived(settings, attached, only_archived, aggregate)
-    found = {row[0]: Happened(*(*row, "archive")) for row in of_archive}
+    archived = [Happened(*(*row, "archive")) for row in of_archive]
+    found = {one.seq: one for one in _as_of_now(settings, archived, {day for day, *_ in days})}
     found |= {row[0]: Happened(*(*row, "table")) for row in of_table}
     return [found[seq] for seq in sorted(found)]
+
+
+def _as_of_now(settings: DaySettings, archived: list[Happened], known: set[date]) -> list[Happened]:
+    """Return events of the archive; dead letters among them with what became of them since.
+
+    Args:
+        known: the days of this database.
+    """
+    if not (failed := [one.seq for one in archived if one.status == "FAILED"]):
+        return archived
+    with connect(settings, name="outbox archive history") as connection:
+        try:
+            rows = connection.execute(archive_sql.SINCE_ARCHIVED, {"seqs": failed}).fetchall()
+        except psycopg.errors.InsufficientPrivilege:
+            rows, known = [], set()
+    names = ("status", "published_at", "attempts", "last_error")
+    since = {(seq, id): dict(zip(names, values, strict=True)) for seq, id, *values in rows}
+
+    def now(one: Happened) -> Happened:
+        # A dead letter leaves outbox_parked only when it is published, or long after it was discarded.
+        missing = {"status": "RESOLVED" if one.created_at.date() in known else "UNKNOWN"}
+        return replace(one, **since.get((one.seq, one.id), missing)) if one.status == "FAILED" else one
+
+    return list(map(now, archived))
 
 
 def _attached(connection: Connection) -> set[date]:

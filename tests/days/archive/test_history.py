@@ -19,6 +19,9 @@ from tests.schema.servers import Database
 MINE: dict[str, object] = {"aggregate_type": "order", "aggregate_id": "42"}
 OTHER: dict[str, object] = {"aggregate_type": "order", "aggregate_id": "4"}
 FIRST, SECOND = days_ago(5), days_ago(4)
+DEAD = """
+INSERT INTO outbox_parked SELECT o.*, 'failed', 3, NULL, 'too large', now(), now()
+FROM outbox o WHERE seq = %s"""
 FULL = {**MINE, "correlation_id": "c", "causation_id": "", "version": 3}
 
 
@@ -109,6 +112,65 @@ def test_without_an_archive(database: Database, tmp_path: Path, archive: str) ->
     place = str(tmp_path / archive) if archive == "not-there" else archive
     (found,) = history(database.settings.model_copy(update={"archive": place}), "order", "42")
     assert (found.event_type, found.status, found.place) == ("order.placed", "PENDING", "table")
+
+
+@pytest.mark.parametrize("reader", ["owner", "analyst", "other"])
+def test_what_became_of_dead_letters_of_a_dropped_day(
+    database: Database, settings: Settings, reader: str
+) -> None:
+    """Guards against a dead letter that shows as FAILED after it was published or discarded, a claim about
+    what the role may not read or the database no longer has, and a failure for want of a right."""
+    make_days(database, FIRST)
+    written = [each.seq for each in write(database, FIRST, [MINE] * 6)]
+    kept, again, published, discarded, gone, _ = written
+    publish(database)
+    for seq in (kept, again, published, discarded, gone):
+        database.rows(DEAD, seq)
+    days.archive(settings, FIRST)
+    _drop(database, settings, FIRST)
+    for action, seqs in (("replay", [again, published]), ("discard", [discarded, gone])):
+        database.rows("SELECT outbox_act(%s, %s, 'why', '{}', 'me')", action, seqs)
+    database.rows("SELECT outbox_release(%s)", [published])
+    # As the purge does after the retention.
+    database.rows("DELETE FROM outbox_parked WHERE seq = %s", gone)
+    as_reader = settings
+    if reader != "owner":
+        role = database.role()
+        database.rows(f"SELECT outbox_grant_analyst('{role}')")
+        if reader == "other":
+            database.rows(f"REVOKE SELECT (state) ON outbox_parked FROM {role}")
+        as_reader = settings.model_copy(update={"dsn": f"{database.dsn} user={role}"})
+    found = {each.seq: each for each in history(as_reader, "order", "42")}
+    assert [found[seq].status for seq in written] == (
+        ["FAILED", "PENDING", "PROCESSED", "DISCARDED", "RESOLVED", "PROCESSED"]
+        if reader != "other"
+        else ["UNKNOWN"] * 5 + ["PROCESSED"]
+    )
+    assert (found[published].published_at is None) is (reader == "other")
+    done = database.outbox(
+        *("archive", "history", "order", "42"),
+        OUTBOX_ARCHIVE=settings.archive,
+        OUTBOX_DSN=as_reader.dsn.reveal(),
+    )
+    assert done.exit_code == 0
+    explained = (
+        "UNKNOWN: a dead letter when its day" if reader == "other" else "RESOLVED: a dead letter that was"
+    )
+    assert (done.stderr.count("\n"), explained in done.stderr) == (1, True)
+
+
+def test_a_dead_letter_of_another_database(database: Database, settings: Settings) -> None:
+    """Guards against a day of which this database knows nothing: none of its events was parked here."""
+    make_days(database, FIRST)
+    (written,) = write(database, FIRST, [MINE])
+    publish(database)
+    database.rows(DEAD, written.seq)
+    days.archive(settings, FIRST)
+    database.rows(f"DROP TABLE outbox_{FIRST:%Y%m%d}")
+    database.rows("DELETE FROM outbox_days WHERE day = %s", FIRST)
+    database.rows("DELETE FROM outbox_parked")
+    (found,) = history(settings, "order", "42")
+    assert found.status == "UNKNOWN"
 
 
 def test_the_command(database: Database, settings: Settings, seqs: list[int]) -> None:
