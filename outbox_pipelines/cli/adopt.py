@@ -11,7 +11,7 @@ import click
 
 from outbox_pipelines.cli.options import SECONDS, TEXT
 from outbox_pipelines.core import log
-from outbox_pipelines.core.text import plain
+from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def drain_table(settings: Settings, rest: str, seconds: float) -> None:
     from outbox_pipelines.existing.adopt.drain import Rest
 
     published = steps.drain(settings, seconds=seconds, say=log.say, rest=Rest(rest))
-    _echo([f"{published:,} rows published; {_NEXT['adopted']}"])
+    _echo([f"{counted(published, 'row')} published; {_NEXT['adopted']}"])
 
 
 @adopt.command("back")
@@ -143,7 +143,7 @@ def _echo(lines: list[str]) -> None:
 
 def _render(plan: Plan) -> str:
     # 0 before the table was analyzed for the first time.
-    rows = f"about {plan.rows:,} rows, " if plan.rows else ""
+    rows = f"about {counted(plan.rows, 'row')}, " if plan.rows else ""
     pending = "published by its slot" if plan.pending is None else f"{plan.pending:,} pending"
     lines = [f"{plan.table}: {plan.state}, {rows}{pending}"]
     lines += [f"  must be corrected: {problem}" for problem in plan.judged.problems]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from outbox_pipelines.cli.options import TEXT
-from outbox_pipelines.core.text import plain, plain_lines
+from outbox_pipelines.core.text import counted, plain, plain_lines
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
@@ -93,7 +93,7 @@ def render(
             )
         made = page.page if kind == "html" else page.markdown
         text = made(found, topics_url=topics_url)
-    _write(output, text, f"{len(found.events)} event types")
+    _write(output, text, counted(len(found.events), "event type"))
 
 
 def _write(output: Path | None, text: str, what: str) -> None:
@@ -135,7 +135,7 @@ def schemas(settings: Settings, directory: Path, is_check: bool) -> None:
                 (directory / name).write_text(text, encoding="utf-8")
         except OSError as error:
             raise SetupError(f"{directory} cannot be written ({error}): choose another directory") from None
-        click.echo(f"{directory}: {len(files)} schemas")
+        click.echo(f"{directory}: {counted(len(files), 'schema')}")
     elif different := json_schemas.different(directory, files):
         for name in different:
             why = (

@@ -16,7 +16,7 @@ from outbox_pipelines.config.fields import RULES, SECTIONS, WHOLE
 from outbox_pipelines.config.file import NAME, SECRET, config_path, entry_names, read_config_file
 from outbox_pipelines.config.tables import is_reference, is_secret
 from outbox_pipelines.core.secret import HIDDEN, redacted
-from outbox_pipelines.core.text import plain
+from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing.describe import candidates
 from outbox_pipelines.settings import Settings, Values, values_of, warn_of_mistyped
@@ -47,7 +47,7 @@ def check() -> None:
     if any(refusals.lacks_kafka(values) for values in all_values.values()):
         click.echo("kafka is not set, without which `outbox relay` does not start: for example broker:9092")
     where = config_path() or f"no {NAME}: the environment alone"
-    outboxes = f"{len(all_values)} outbox{'es' if len(all_values) > 1 else ''}"
+    outboxes = counted(len(all_values), "outbox", "outboxes")
     is_empty = config_path() and not any(values.places for values in all_values.values())
     click.echo(plain(f"{where}: {'sets nothing; ' if is_empty else ''}{outboxes}, no mistake"))
 

@@ -14,7 +14,7 @@ import click
 from outbox_pipelines.cli.dead_letters import Command, Texts, make_group
 from outbox_pipelines.cli.options import TEXT
 from outbox_pipelines.core import log
-from outbox_pipelines.core.text import plain, short
+from outbox_pipelines.core.text import counted, plain, short
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
@@ -64,8 +64,8 @@ def prune_rows(settings: Settings, days: int, as_json: bool) -> None:
         return
     busy = f"; {len(pruned.busy)} in use were left for the next run" if pruned.busy else ""
     click.echo(
-        f"{len(pruned.emptied)} days emptied, {pruned.deleted:,} rows without a day and "
-        f"{pruned.received:,} inbox rows deleted{busy}"
+        f"{counted(len(pruned.emptied), 'day')} emptied, {counted(pruned.deleted, 'row')} without a day and "
+        f"{counted(pruned.received, 'inbox row')} deleted{busy}"
     )
 
 
@@ -108,10 +108,10 @@ def _show_one(name: str, as_json: bool) -> None:
         return
     _show_inbox(backlog)
     for topic, behind in found.behind.items():
-        click.echo(plain(f"{topic}: {behind:,} messages behind"))
+        click.echo(plain(f"{topic}: {counted(behind, 'message')} behind"))
     if not found.behind:
         click.echo("warning: topic not found")
-    click.echo(f"types of the newest {found.sampled:,} messages:")
+    click.echo(f"types of the newest {counted(found.sampled, 'message')}:")
     for event_type, count in found.types.items():
         passed_over = ", no handler" if event_type in found.passed_over else ""
         click.echo(plain(f"{count:>8,} × {event_type or '(no event)'}{passed_over}"))
@@ -122,9 +122,8 @@ def _show_one(name: str, as_json: bool) -> None:
 
 def _show_inbox(backlog: Backlog) -> None:
     age = "" if backlog.oldest_seconds is None else f", oldest {backlog.oldest_seconds:,.0f} s"
-    click.echo(
-        plain(f"{backlog.source}: {backlog.waiting:,} waiting{age}; {backlog.dead_letters:,} dead letters")
-    )
+    dead = counted(backlog.dead_letters, "dead letter")
+    click.echo(plain(f"{backlog.source}: {backlog.waiting:,} waiting{age}; {dead}"))
 
 
 def _at_work(command: Command) -> Command:
@@ -207,7 +206,7 @@ def _line(row: DeadLetterRow) -> str:
     return (
         f"{row.received_at:%Y-%m-%d %H:%M:%S}  {row.source}  {short(row.id)}  "
         f"{short(row.event_type or '(no event)')}  {short(row.key)}  "
-        f"{row.topic} {row.partition} {row.offset}  {row.attempts} attempts  {row.error}"
+        f"{row.topic} {row.partition} {row.offset}  {counted(row.attempts, 'attempt')}  {row.error}"
     )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outbox_pipelines.cli.options import TEXT
-from outbox_pipelines.core.text import plain, short, to_json
+from outbox_pipelines.core.text import counted, plain, short, to_json
 from outbox_pipelines.relay import kinds
 from outbox_pipelines.settings import Settings
 
@@ -176,21 +176,19 @@ def _act(
         count = letters.find(given, limit=1, discarded=False).total
         if count and not (dry_run or yes):
             if not sys.stdin.isatty():
-                raise click.UsageError(f"{action} {_counted(count)}? Without a terminal, add --yes")
-            click.confirm(f"{action} {_counted(count)}?", abort=True, err=True)
+                raise click.UsageError(
+                    f"{action} {counted(count, 'dead letter')}? Without a terminal, add --yes"
+                )
+            click.confirm(f"{action} {counted(count, 'dead letter')}?", abort=True, err=True)
         number = 0 if dry_run else letters.act(action, given, actor=actor(), reason=reason)
     if as_json:
         click.echo(json.dumps({"action": action, "dry_run": dry_run, "found": count, "done": number}))
     elif dry_run:
-        click.echo(f"{_counted(count)} would be {_PAST[action]}")
+        click.echo(f"{counted(count, 'dead letter')} would be {_PAST[action]}")
     else:
-        click.echo(f"{_counted(number)} {_PAST[action]}")
+        click.echo(f"{counted(number, 'dead letter')} {_PAST[action]}")
     if not (count if dry_run else number):
         sys.exit(1)
-
-
-def _counted(count: int) -> str:
-    return f"{count:,} dead letter{'' if count == 1 else 's'}"
 
 
 def actor() -> str:
@@ -215,7 +213,8 @@ def _line_of_relay(row: DeadLetterRow) -> str:
     when = row.failed_at or row.created_at
     return (
         f"{f'{when:%Y-%m-%d %H:%M:%S}' if when else '-'}  {row.id}  {short(row.event_type)}  "
-        f"{short(row.aggregate_type)} {short(row.aggregate_id)}  {row.attempts} attempts  {row.error}"
+        f"{short(row.aggregate_type)} {short(row.aggregate_id)}  "
+        f"{counted(row.attempts, 'attempt')}  {row.error}"
     )
 
 

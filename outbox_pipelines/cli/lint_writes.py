@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from outbox_pipelines.core.text import plain, to_json
+from outbox_pipelines.core.text import counted, plain, to_json
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.lint.event_types import Documented
 from outbox_pipelines.lint.files import python_files
@@ -133,10 +133,11 @@ def lint_writes(
     else:
         for finding in found:
             click.echo(_annotation(finding) if github else _lines(finding))
-        read = f"{len(files):,} files" if len(files) > 1 else "1 file"
         hidden = sum(finding.code == HIDDEN.code for finding in found)
-        more = f"; {hidden} event types not in sight" if hidden else ""
-        click.echo(f"{len(found) - hidden or 'no'} findings in {read}{more}", err=True)
+        more = f"; {counted(hidden, 'event type')} not in sight" if hidden else ""
+        shown = len(found) - hidden
+        said = counted(shown, "finding") if shown else "no findings"
+        click.echo(f"{said} in {counted(len(files), 'file')}{more}", err=True)
     if any(finding.code != HIDDEN.code for finding in found):
         sys.exit(1)
 
@@ -165,7 +166,8 @@ def _report(found: list[Place], *, as_json: bool) -> None:
         click.echo(plain(f"{place.path}:{place.line}: {place.function}: {place.order}"))
         for what, lines in (("writes", place.writes), ("publishes", place.publishes)):
             click.echo(plain(f"    {what}: " + "; ".join(lines)))
-    click.echo(f"{len(found) or 'no'} functions write and publish", err=True)
+    said = counted(len(found), "function") if found else "no functions"
+    click.echo(f"write and publish: {said}", err=True)
 
 
 def _lines(finding: Finding) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from outbox_pipelines.cli.options import DAY
-from outbox_pipelines.core.text import plain, size
+from outbox_pipelines.core.text import counted, plain, size
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import Settings
 
@@ -196,7 +196,7 @@ def drop_days(settings: Settings, day: date | None, due: bool, as_json: bool) ->
 
 
 def _dropped(each: Dropped) -> str:
-    proven = "" if each.rows is None else f", {each.rows:,} rows proven equal"
+    proven = "" if each.rows is None else f", {counted(each.rows, 'row')} proven equal"
     return f"{each.day}  {'dropped' if each.now else 'was already dropped'}{proven}"
 
 

@@ -15,6 +15,7 @@ import click
 from outbox_pipelines.cli.options import TEXT, chosen_list
 from outbox_pipelines.core import log
 from outbox_pipelines.core.signals import set_from_handler
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.outboxes import Outboxes
 from outbox_pipelines.relay import kinds
@@ -122,7 +123,7 @@ def _relay_all(outboxes: Outboxes, names: list[str], changes: dict[str, Any]) ->
             )
     finally:
         observers.close()
-    log.say(f"published {totals.events} events", events=totals.events)
+    log.say(f"published {counted(totals.events, 'event')}", events=totals.events)
 
 
 @contextmanager
@@ -161,14 +162,14 @@ def _relay_one(settings: Settings, *, until_empty: bool, shard: int | None) -> N
     finally:
         observers.close()
     log.say(
-        f"published {totals.events} events in {totals.seconds:.1f} s",
+        f"published {counted(totals.events, 'event')} in {totals.seconds:.1f} s",
         events=totals.events,
         seconds=round(totals.seconds, 3),
     )
     if until_empty and totals.unpublished:
         click.echo(
-            f"outbox: {totals.unpublished} events could not be published; they are parked or dead letters: "
-            "see `outbox status`",
+            f"outbox: {counted(totals.unpublished, 'event')} could not be published, and parked or a dead "
+            "letter: see `outbox status`",
             err=True,
         )
         if totals.paused:
@@ -192,7 +193,8 @@ def _rebase(settings: Settings) -> None:
         log.say(f"the sequence outbox_seq was behind: raised from {was:,} to {now:,}", was=was, now=now)
     if found.renumbered:
         log.say(
-            f"{found.renumbered:,} unpublished events have new numbers (seq)", renumbered=found.renumbered
+            f"new numbers (seq) for {counted(found.renumbered, 'unpublished event')}",
+            renumbered=found.renumbered,
         )
     if found.published is None:
         return
@@ -213,8 +215,8 @@ def _start_at(settings: Settings, where: str) -> None:
         log.say("the outbox is published from its beginning")
         return
     log.say(
-        f"the outbox is published from snapshot {start.snapshot}; {start.skipped:,} events before it count "
-        "as published",
+        f"the outbox is published from snapshot {start.snapshot}; {counted(start.skipped, 'event')} before "
+        "it counted as published",
         snapshot=start.snapshot,
         skipped=start.skipped,
     )

@@ -11,7 +11,7 @@ import click
 from outbox_pipelines.cli.options import SECONDS, settings_of
 from outbox_pipelines.config import parsed
 from outbox_pipelines.core import log
-from outbox_pipelines.core.text import plain
+from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.settings import Settings
 
 
@@ -67,4 +67,4 @@ def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
     except NotAllThereError as error:
         click.echo(plain(f"outbox: {error}"), err=True)
         sys.exit(1)
-    click.echo(f"{number} shards" + ("" if changed else ": nothing to change"))
+    click.echo(counted(number, "shard") + ("" if changed else ": nothing to change"))

@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from outbox_pipelines.core.signals import set_from_handler
-from outbox_pipelines.core.text import plain
+from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
@@ -91,7 +91,7 @@ def clean_table(settings: Settings, as_json: bool) -> None:
         click.echo(json.dumps(dataclasses.asdict(cleaned), indent=2))
         return
     longest = f", the longest batch in {cleaned.longest * 1000:.0f} ms" if cleaned.deleted else ""
-    click.echo(plain(f"{cleaned.table}: {cleaned.deleted:,} rows deleted{longest}"))
+    click.echo(plain(f"{cleaned.table}: {counted(cleaned.deleted, 'row')} deleted{longest}"))
     lines = [f"  dropped {name}" for name in cleaned.dropped]
     lines += [f"  archived in {name}" for name in cleaned.files]
     lines += [f"  note: {note}" for note in cleaned.notes]
@@ -120,6 +120,6 @@ def make_months(settings: Settings, ahead: int | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"table": done.table, "made": done.made, "until": until}, indent=2))
         return
-    click.echo(plain(f"{done.table}: {len(done.made)} partitions made; the newest ends {until}"))
+    click.echo(plain(f"{done.table}: {counted(len(done.made), 'partition')} made; the newest ends {until}"))
     for name in done.made:
         click.echo(plain(f"  made {name}"))

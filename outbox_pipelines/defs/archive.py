@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import dagster as dg
 from pydantic import Field
 
-from outbox_pipelines.core.text import markdown, plain
+from outbox_pipelines.core.text import counted, markdown, plain
 from outbox_pipelines.defs import pages, places, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import day_of, one_line
@@ -87,7 +87,7 @@ def archive(outbox: Outbox) -> dg.AssetsDefinition:
             done = days.archive(
                 outbox.load_settings(),
                 day_of(context),
-                progress=lambda rows: context.log.info(f"{rows:,} rows written"),
+                progress=lambda rows: context.log.info(f"{counted(rows, 'row')} written"),
             )
         manifest = done.manifest
         if not done.written:
@@ -127,7 +127,7 @@ def archive_equals_table(outbox: Outbox) -> dg.AssetChecksDefinition:
         return dg.AssetCheckResult(
             passed=proof.equal,
             severity=dg.AssetCheckSeverity.ERROR,
-            description=markdown((*proof.differences, f"{proof.rows:,} rows proven equal")[0]),
+            description=markdown((*proof.differences, f"{counted(proof.rows, 'row')} proven equal")[0]),
             metadata={
                 "rows": proof.rows,
                 "differences": pages.report(proof.differences),

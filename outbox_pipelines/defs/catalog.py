@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.core.text import markdown
+from outbox_pipelines.core.text import counted, markdown
 from outbox_pipelines.defs import pages, places, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line
@@ -45,7 +45,7 @@ def event_types_documented(outbox: Outbox) -> dg.AssetChecksDefinition:
             passed=not wrong,
             severity=dg.AssetCheckSeverity.WARN,
             description=markdown(", ".join(f"{each.event_type} is {each.status}" for each in wrong))
-            or f"{len(compared) - len(never_seen)} event types, all documented",
+            or f"{counted(len(compared) - len(never_seen), 'event type')}, all documented",
             metadata={
                 "offending_types": len(wrong),
                 "offending_events": sum(each.seen.events for each in wrong if each.seen),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.core.text import markdown
+from outbox_pipelines.core.text import counted, markdown
 from outbox_pipelines.defs import places, ticks
 from outbox_pipelines.defs.outbox import NAME, Outbox
 from outbox_pipelines.defs.pages import one_line
@@ -180,7 +180,7 @@ def _verdict(backlogs: list["Backlog"]) -> dict[str, Any]:
     lines = [
         f"{each.source}: {each.waiting:,} waiting"
         + (f" for up to {each.oldest_seconds:,.0f} s" if each.oldest_seconds is not None else "")
-        + (f", {each.dead_letters:,} dead letters" if each.dead_letters else "")
+        + (f", {counted(each.dead_letters, 'dead letter')}" if each.dead_letters else "")
         for each in backlogs
     ]
     return {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import dagster as dg
 from pydantic import Field
 
-from outbox_pipelines.core.text import plain
+from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import day_of, one_line
@@ -81,7 +81,9 @@ def make_partitions(outbox: Outbox) -> dg.OpDefinition:
             from outbox_pipelines.days.partitions import ahead
 
             ensured = ahead.ensure(outbox.load_settings())
-        context.log.info(f"created {ensured.made} partitions; {ensured.ahead} future days have a partition")
+        context.log.info(
+            f"created {counted(ensured.made, 'partition')}; future days with a partition: {ensured.ahead}"
+        )
         context.add_output_metadata({"made": ensured.made, "days_ahead": ensured.ahead})
 
     return make_partitions

@@ -17,7 +17,8 @@ HOUR: Final = 3_600.0
 DAY: Final = 86_400.0
 _FIRST_PAUSE: Final = 60.0
 _CHANGES_AN_HOUR: Final = 10
-_NUMBER: Final = re.compile(r"[\d.,]+")
+# With the letter of a plural, which depends on them.
+_NUMBERS: Final = re.compile(r"[\d.,]+|s\b")
 
 
 @dataclass(slots=True)
@@ -54,4 +55,4 @@ class Reported:
         """Return whether more than numbers differ, for example the reason of a failure."""
         if status != self.status:
             return True
-        return status != 0 and _NUMBER.sub("", text) != _NUMBER.sub("", self.text)
+        return status != 0 and _NUMBERS.sub("", text) != _NUMBERS.sub("", self.text)

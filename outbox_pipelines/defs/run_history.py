@@ -8,6 +8,7 @@ from typing import Final
 
 import dagster as dg
 
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.defs import runs
 from outbox_pipelines.defs.outbox import NAME, PACKAGE, Outbox
 from outbox_pipelines.defs.runs import DAY
@@ -44,7 +45,7 @@ def delete_old_history(outbox: Outbox) -> dg.OpDefinition:
             context.log.info(f"removing runs that ended before {before:%Y-%m-%d %H:%M} UTC ({days} days)")
             for deleted in _delete_runs(context, outbox, before):
                 if deleted % _LOG_EVERY == 0:
-                    context.log.info(f"{deleted:,} runs deleted")
+                    context.log.info(f"{counted(deleted, 'run')} deleted")
         except SetupError as error:
             raise dg.Failure(outbox.by_its_variables(str(error)), allow_retries=False) from None
         except Exception as error:  # noqa: BLE001 - whatever its storage raises

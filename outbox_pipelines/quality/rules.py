@@ -75,7 +75,7 @@ class Rule:
     name: str
     value: Callable[[Measurements], float]
     says: str
-    """The measurement in words, with ``{}`` for its value."""
+    """The measurement in words, with ``{}`` for its value, and ``{s}`` for the letter of a plural."""
     why: str
     """What a failure means, and why it matters."""
     help: str
@@ -101,7 +101,7 @@ class CheckResult:
     @property
     def text(self) -> str:
         """Return the result as a sentence."""
-        said = self.rule.says.format(self.rule.show(self.value))
+        said = self.rule.says.format(self.rule.show(self.value), s="" if self.value == 1 else "s")
         return f"{said} ({self.detail})" if self.detail else said
 
 
@@ -120,7 +120,7 @@ RULES: Final = (
     Rule(
         "backlog",
         lambda found: found.unpublished,
-        f"{{}} unpublished events (counting stops at {CAP:,})",
+        f"{{}} unpublished event{{s}} (counting stops at {CAP:,})",
         why="An application may write more events at once than are published in a second; a relay drains "
         "some hundred thousand a second. A backlog that does not shrink has a cause: see the check "
         "`lag` for its age.",
@@ -130,7 +130,7 @@ RULES: Final = (
     Rule(
         "blocked_aggregates",
         lambda found: found.blocked_aggregates,
-        "{} aggregates blocked by a refused event",
+        "{} aggregate{s} blocked by a refused event",
         why="Kafka or the encoder refused an event. It is retried automatically, OUTBOX_MAX_ATTEMPTS times, "
         "and the later events of its aggregate are parked behind it. All others are published.",
         help="`outbox status` shows the reason. Correct the topic or the event; the retry is automatic",
@@ -140,7 +140,7 @@ RULES: Final = (
     Rule(
         "dead_letters",
         lambda found: found.dead_letters,
-        "{} dead letters",
+        "{} dead letter{s}",
         why="These events were refused OUTBOX_MAX_ATTEMPTS times, and no consumer has them. They are kept, "
         "even after their day is dropped, until they are replayed or discarded.",
         help="Run `outbox dead-letters list`, then `replay` or `discard`; or the job dead_letters",
@@ -149,7 +149,7 @@ RULES: Final = (
     Rule(
         "partitions_ahead",
         lambda found: found.days_ahead,
-        "{} future days have a partition",
+        "{} future day{s} with a partition",
         why="An insert into a day without a partition fails, and the business transaction with it. The "
         "hourly job maintain_partitions creates OUTBOX_PARTITIONS_AHEAD days; fewer mean that it has "
         "failed for days.",
@@ -160,7 +160,7 @@ RULES: Final = (
     Rule(
         "days_closed",
         lambda found: found.days_late.to_close,
-        "{} days not closed in time",
+        "{} day{s} not closed in time",
         why="A day that ended more than a day ago still accepts inserts, so it cannot be archived: a "
         "transaction of that day is still open or prepared, or events of that day are unpublished.",
         help="Run `outbox partitions close`: it names the obstacle",
@@ -169,7 +169,7 @@ RULES: Final = (
     Rule(
         "days_archived",
         lambda found: found.days_late.to_archive,
-        "{} days not archived in time",
+        "{} day{s} not archived in time",
         why="A closed day still has no file one day after it could have been archived. The table keeps "
         "growing; nothing is lost, because no day is dropped without its archive.",
         help="The failed run of archive_day, or `outbox archive day DAY`, names the cause",
@@ -178,7 +178,7 @@ RULES: Final = (
     Rule(
         "days_dropped",
         lambda found: found.days_late.to_drop,
-        "{} days past the retention",
+        "{} day{s} past the retention",
         why="They should have been dropped a day ago (OUTBOX_RETENTION_DAYS). Either their archive could "
         "not be proven equal, which needs a person, or a long transaction prevented the drop.",
         help="`outbox partitions drop --due`, or the failed run of drop_day, names the cause",
@@ -188,7 +188,7 @@ RULES: Final = (
     Rule(
         "days_attached",
         lambda found: found.days_detached,
-        "{} days detached: their events are not visible",
+        "{} day{s} detached, with events that are not visible",
         why="A drop ended between detaching a partition and dropping it, or waits for a long transaction. "
         "The rows exist, but neither the table nor its view shows them.",
         help="`outbox partitions list` names them. Run `outbox partitions attach DAY`, or drop them",
@@ -208,7 +208,7 @@ RULES: Final = (
     Rule(
         "kafka",
         lambda found: found.shards_without_kafka,
-        "Kafka unreachable from {} relays",
+        "Kafka unreachable from {} relay{s}",
         why="Kafka has acknowledged nothing for OUTBOX_BREAKER_SECONDS, so the relay's breaker is open. It "
         "probes Kafka and continues automatically. No attempt is counted against an event, and "
         "nothing is lost.",
@@ -218,7 +218,7 @@ RULES: Final = (
     Rule(
         "slot",
         lambda found: len(found.slot_problems),
-        "{} problems with the replication slot",
+        "{} problem{s} with the replication slot",
         why="Events are to be read from a slot (change data capture), and the slot is missing, lost or not "
         "read. The relay reads between snapshots until it can: no event is lost. Events wait only if the "
         "server waits for a standby before it delivers them.",
@@ -239,7 +239,7 @@ RULES: Final = (
     Rule(
         "connector",
         lambda found: len(found.connector_problems),
-        "{} problems with Debezium's connector",
+        "{} problem{s} with Debezium's connector",
         why="Debezium publishes the outbox from a Kafka Connect cluster (OUTBOX_CONNECT), and its connector "
         "or task does not run. Events stay in the table and in the server's log until it does.",
         help="Run `outbox debezium status`: it names each problem with its remedy",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from outbox_pipelines.core.outages import server_of
-from outbox_pipelines.core.text import plain, size
+from outbox_pipelines.core.text import counted, plain, size
 from outbox_pipelines.debezium.connector_state import Connector
 from outbox_pipelines.quality.measurements import CAP, Measurements, ShardStatus, age
 from outbox_pipelines.quality.rules import CheckResult
@@ -28,7 +28,7 @@ def render(found: Measurements, results: Iterable[CheckResult]) -> str:
             f"  kafka       {_kafka(shard)}",
             *([f"  commits     {_AWAITS_STANDBY}"] if shard.awaits_standby else []),
             *([f"  partitions  not created ahead: {shard.top_up_error}"] if shard.top_up_error else []),
-            f"  backlog     {_count(shard.backlog)} events"
+            f"  backlog     {_count(shard.backlog, 'event')}"
             + (f", oldest {age(shard.oldest_seconds)}" if shard.backlog and found.has_ages else ""),
         ]
         if found.has_days:
@@ -62,7 +62,7 @@ def _of_days(found: Measurements) -> list[str]:
 def _of_table(found: Measurements) -> list[str]:
     hint = "  (correct the cause, then run `outbox dead-letters replay`)" if found.dead_letters else ""
     return [
-        *([f"retried       {_count(found.retried)} events, which were rejected"] if found.retried else []),
+        *([f"retried       {_count(found.retried, 'event')} rejected and retried"] if found.retried else []),
         *_reasons(found.retried_reasons),
         f"dead letters  {_count(found.dead_letters)}{hint}",
         *_reasons(found.dead_letter_reasons),
@@ -100,8 +100,9 @@ def described(result: CheckResult) -> dict[str, object]:
     }
 
 
-def _count(number: int) -> str:
-    return f"{number:,}" if number < CAP else f"at least {CAP:,}"
+def _count(number: int, noun: str = "") -> str:
+    said = counted(number, noun) if noun else f"{number:,}"
+    return said if number < CAP else f"at least {said}"
 
 
 def owner(shard: ShardStatus, *, has_heartbeat: bool = True) -> str:

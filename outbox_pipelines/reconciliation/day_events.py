@@ -18,6 +18,7 @@ from typing import Final
 import pyarrow as pa
 from psycopg import sql
 
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import connect
 from outbox_pipelines.days.archive.store import Store, named
 from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of, require_day
@@ -93,7 +94,7 @@ def _fill(space: Workspace, rows: Iterator[pa.RecordBatch], progress: Callable[[
         space.add(reconciliation_sql.ADD_EVENTS, batch)
         before, events = events, events + batch.num_rows
         if before // _TOLD < events // _TOLD:
-            progress(f"{events:,} events read")
+            progress(f"{counted(events, 'event')} read")
 
 
 def _of_archive(settings: DaySettings, day: date) -> Iterator[pa.RecordBatch]:
@@ -147,7 +148,7 @@ def forget(settings: DaySettings, day: date, side: str, space: Workspace) -> lis
     gone = [other for other, _, is_beside in others if other not in readable and not is_beside]
     if gone and space.rows(f"{unknown} LIMIT 1"):
         notes.append(
-            f"{len(gone)} other days are not in a readable archive ({gone[0]} to {gone[-1]}): "
-            "an event that was backfilled into one of them counts as phantom"
+            f"not in a readable archive: {counted(len(gone), 'other day')} ({gone[0]} to {gone[-1]}), "
+            "and an event that was backfilled there counts as phantom"
         )
     return notes

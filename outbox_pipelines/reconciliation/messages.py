@@ -23,6 +23,7 @@ from outbox_pipelines.config import parsed
 from outbox_pipelines.config.rules import Router
 from outbox_pipelines.config.topics import IllegalTopicError
 from outbox_pipelines.consumer.event_reading import headers_of, sent_ms
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.reconciliation import reconciliation_sql
 from outbox_pipelines.reconciliation.workspace import Workspace
@@ -317,7 +318,7 @@ def load(
             rows = []
         if read >= reported + 1_000_000:
             reported = read
-            progress(f"{read:,} messages read")
+            progress(f"{counted(read, 'message')} read")
     return read, first
 
 

@@ -17,6 +17,7 @@ from psycopg import sql
 
 from outbox_pipelines.config import parsed
 from outbox_pipelines.config.consumers import Consumer
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import ids, messages, reconciliation_sql
@@ -89,7 +90,7 @@ def load(
         for batch in read(sql.SQL(reconciliation_sql.PROCESSED).format(**wanted)):
             space.add(reconciliation_sql.ADD_PROCESSED, batch)
             rows += batch.num_rows
-        progress(f"{consumer.name}: {rows:,} ids read")
+        progress(f"{consumer.name}: {counted(rows, 'id')} read")
         if has_inbox:
             for batch in read(sql.SQL(reconciliation_sql.INBOX).format(**wanted)):
                 space.add(reconciliation_sql.ADD_INBOX, batch)

@@ -12,6 +12,7 @@ from datetime import date
 from typing import Any, Final
 
 from outbox_pipelines.config.consumers import Consumer
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import reconciliation_sql
 from outbox_pipelines.reconciliation.processed import Handled
@@ -113,7 +114,7 @@ class Report:
             if each.kind.status is not Status.OK
         ]
         who = " and ".join(["the topics", *(side.name for side in self.sides[1:])])
-        return "; ".join(found) or f"{self.events:,} events: {who} have all of them"
+        return "; ".join(found) or f"{counted(self.events, 'event')}: {who} have all"
 
     def described(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
@@ -135,7 +136,8 @@ class Report:
 
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
-        said = [f"{self.day}: {self.events:,} events in the {self.source}, {self.messages:,} messages read"]
+        messages = counted(self.messages, "message")
+        said = [f"{self.day}: {counted(self.events, 'event')} in the {self.source}, {messages} read"]
         said += [f"  note: {note}" for note in self.notes]
         for side in self.sides:
             said.append(f"{side.name}: {side.compared:,} compared" + ("" if side.status else ", all present"))

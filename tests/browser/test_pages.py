@@ -108,7 +108,7 @@ def test_a_dead_letter_is_seen_and_replayed(page: Page, served: Place) -> None:
 
     wait_until(lambda: status() == "FAILED", seconds=300, pace=_PACE, what="the red check")
     _see_check(page, "dead_letters", "Failed")
-    page.get_by_text("1 dead letters (1 × ").wait_for()
+    page.get_by_text("1 dead letter (1 × ").wait_for()
     page.get_by_text("outbox dead-letters list").first.wait_for()
     page.screenshot(path=SCREENSHOTS / "a_failed_check.png")
 

@@ -178,7 +178,7 @@ def test_status_tells_the_backlog(place: Place, operator: Database) -> None:
     place.rows("UPDATE inbox SET received_at = now() - interval '90 seconds' WHERE seq = 1")
     place.rows("UPDATE inbox SET state = 'failed' WHERE seq = 2")
     told = operator.outbox("consumer", "status")
-    assert re.fullmatch(r"billing: 3 waiting, oldest (9|1\d)\d s; 1 dead letters\n", told.output)
+    assert re.fullmatch(r"billing: 3 waiting, oldest (9|1\d)\d s; 1 dead letter\n", told.output)
     [inbox] = json.loads(operator.outbox("consumer", "status", "--json").output)["inboxes"]
     assert (inbox["source"], inbox["waiting"], inbox["dead_letters"]) == ("billing", 3, 1)
 

@@ -228,7 +228,7 @@ def test_the_command_prunes(database: Database) -> None:
     told = database.outbox("consumer", "prune", "--days", "14")
     assert (told.exit_code, told.output) == (
         0,
-        "1 days emptied, 1 rows without a day and 0 inbox rows deleted\n",
+        "1 day emptied, 1 row without a day and 0 inbox rows deleted\n",
     )
     asked = database.outbox("consumer", "prune", "--days", "14", "--json")
     assert asked.output == '{"emptied": [], "busy": [], "deleted": 0, "received": 0}\n'

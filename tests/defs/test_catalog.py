@@ -60,7 +60,7 @@ def test_it_passes_when_all_is_documented(
     result = run(instance, serving(dsn=database.dsn, catalog_file=str(tmp_path / "catalog.yaml")))
     [status] = result.get_asset_check_evaluations()
     assert status.passed
-    assert status.description == "1 event types, all documented"
+    assert status.description == "1 event type, all documented"
 
 
 def test_without_an_event_catalog_the_run_says_what_to_set(

@@ -103,7 +103,7 @@ def test_a_replay_that_is_refused_fails(outbox: Outbox, instance: dg.DagsterInst
         relay.join()
     assert not result.success
     reason = _failure(result)
-    assert "1 of 2 replayed events are dead letters again" in reason
+    assert "dead letters again: 1 of 2 replayed events" in reason
     assert letter in reason
     assert fine not in reason
     assert "\n" not in reason

@@ -112,7 +112,7 @@ def test_its_checks(
         "dead_letters",
         "shards_relayed",
     }
-    assert found["dead_letters"].description == "1 dead letters (1 × too large)"
+    assert found["dead_letters"].description == "1 dead letter (1 × too large)"
     assert observation.metadata["unpublished"].value == 1
 
 
@@ -127,7 +127,7 @@ def test_the_command_fails_as_the_checks_do(table: Table) -> None:
         )
     status = table.outbox.process("status", "--check", **table.environment)
     assert status.returncode == 1
-    assert "ERROR         dead_letters: 1 dead letters (1 × too large)" in status.stdout
+    assert "ERROR         dead_letters: 1 dead letter (1 × too large)" in status.stdout
     quiet = table.outbox.process("status", "--check", **table.environment, OUTBOX_ERROR_AT="dead_letters=2")
     assert quiet.returncode == 0
 

@@ -82,12 +82,12 @@ def test_only_what_changes_is_reported_at_once(
     assert set(evaluations) == {"dead_letters"}
     found = evaluations["dead_letters"]
     assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)
-    assert found.description == "1 dead letters (1 × too large)"
+    assert found.description == "1 dead letter (1 × too large)"
     assert found.metadata["value"].value == 1
     assert "outbox dead-letters list" in str(found.metadata["what_to_do"].value)
     (record,) = records_of(observations[0].metadata["dead_letters_by_reason"])
     assert record.data == {"events": 1, "reason": "too large"}
-    assert "dead_letters: 1 dead letters" in str(third.skip_reason)
+    assert "dead_letters: 1 dead letter" in str(third.skip_reason)
     later(monkeypatch, 3_601.0)
     evaluations, observations, fourth = _tick(instance, served, third.cursor)
     assert (evaluations, len(observations)) == ({}, 1)
@@ -107,7 +107,7 @@ def test_a_text_is_not_old(
     _, _, first = _tick(instance, served)
     database.rows("UPDATE outbox_parked SET last_error = 'not authorized'")
     evaluations, _, second = _tick(instance, served, first.cursor)
-    assert evaluations["dead_letters"].description == "1 dead letters (1 × not authorized)"
+    assert evaluations["dead_letters"].description == "1 dead letter (1 × not authorized)"
     lose_a_letter(database)
     database.rows("UPDATE outbox_parked SET last_error = 'not authorized'")
     evaluations, _, _ = _tick(instance, served, second.cursor)

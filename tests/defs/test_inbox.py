@@ -110,7 +110,7 @@ def test_one_run_at_a_time_and_the_backlog_is_observed(
     _, verdict = look(instance, named, again.cursor).asset_events
     assert isinstance(verdict, dg.AssetCheckEvaluation)
     assert (verdict.passed, verdict.severity) == (False, dg.AssetCheckSeverity.ERROR)
-    assert re.fullmatch(r"billing: 11 waiting for up to \d+ s, 1 dead letters", str(verdict.description))
+    assert re.fullmatch(r"billing: 11 waiting for up to \d+ s, 1 dead letter", str(verdict.description))
 
 
 @pytest.mark.parametrize(

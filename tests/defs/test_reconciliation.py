@@ -63,7 +63,7 @@ def test_each_day_has_its_counts_and_its_own_result(place: Place, instance: dg.D
         assert found is not None
         assert found.passed is passed
         if passed:
-            assert found.description == "2 events: the topics have all of them"
+            assert found.description == "2 events: the topics have all"
         else:
             assert (found.severity, found.description) == (
                 dg.AssetCheckSeverity.ERROR,

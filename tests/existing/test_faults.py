@@ -138,10 +138,10 @@ def test_the_commands(table: Table) -> None:
         before = table.outbox.outbox("status", **file).stdout
         assert "table public.events" in before
         assert "no active relay; start `outbox relay`" in before
-        assert "backlog     1 events, oldest" in before
+        assert "backlog     1 event, oldest" in before
         assert "dead letters  1" in before
         drained = table.outbox.outbox("relay", "--until-empty", **file)
-        assert (drained.returncode, drained.stderr.count("published 1 events")) == (1, 1)
+        assert (drained.returncode, drained.stderr.count("published 1 event ")) == (1, 1)
         with table.relayed():
             told = json.loads(table.outbox.outbox("status", "--json", **file).stdout)
         (shard,) = told["shards"]

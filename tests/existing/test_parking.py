@@ -63,7 +63,7 @@ def test_only_the_guilty_aggregate_waits(table: Table) -> None:
     assert (found.unpublished, found.retried, found.dead_letters) == (2, 1, 0)
     assert list(found.retried_reasons.values()) == [1]
     shown = status_text.render(found, []).splitlines()
-    assert "retried       1 events, which were rejected" in shown
+    assert "retried       1 event rejected and retried" in shown
     assert any("1 × " in line and "MSG_SIZE_TOO_LARGE" in line for line in shown)
     # A new relay: the columns say who waits, and until when.
     table.write(("a", {"n": 3}), ("b", {"n": 2}))

@@ -157,7 +157,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     code, output = run("--catalog", str(catalog))
     assert (code, "OB014 event-type-not-in-sight" in output) == (0, True)
-    assert "no findings in 1 file; 1 event types not in sight" in output
+    assert "no findings in 1 file; 1 event type not in sight" in output
     assert "::notice " in run("--catalog", str(catalog), "--github")[1]
     code, output = run("--catalog", str(catalog), "--not-written", "--json")
     assert (code, json.loads(output)[0]["why"]) == (1, "no code names order.paid")

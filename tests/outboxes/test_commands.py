@@ -45,7 +45,7 @@ def test_a_command_works_on_the_outbox_that_is_chosen(outbox: Outbox, file: str)
     for arguments in (("--outbox", "orders", "shards"), ("shards", "--outbox", "orders")):
         assert outbox.outbox(*arguments, **environment).stdout.startswith("shard 0 ")
     set_ = outbox.outbox("shards", "set", "1", "--outbox", "orders", **environment)
-    assert set_.stdout == "1 shards: nothing to change\n"
+    assert set_.stdout == "1 shard: nothing to change\n"
     relayed = outbox.outbox("relay", "--until-empty", "--outbox", "orders", **environment)
     assert relayed.returncode == 0, relayed.stderr
     assert [message.key for message in outbox.messages()] == ["a", "b"]

@@ -103,7 +103,7 @@ def test_errors_are_problems_and_warnings_are_not() -> None:
     assert alerts.of_results(settings, judge(settings, WRONG["backlog"])) == []
     (problem,) = alerts.of_results(settings, judge(settings, WRONG["dead_letters"]))
     assert problem.key == "dead_letters"
-    assert problem.text == "1 dead letters (1 × too large)"
+    assert problem.text == "1 dead letter (1 × too large)"
     assert "`outbox dead-letters list`" in problem.help
     assert "docs/operating.md#dead_letters" in problem.help
     assert problem.help.endswith("; https://dagster.example.com/assets/outbox/health?view=checks")

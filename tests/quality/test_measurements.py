@@ -202,7 +202,7 @@ def test_parked_and_dead(database: Database) -> None:
     database.rows("UPDATE outbox_parked SET failed_at = now() - interval '2 hours' WHERE state = 'failed'")
     assert (_measured(database).dead_letters, _measured(database).new_dead_letters) == (1, 0)
     results = {result.rule.name: result for result in judge(database.settings, found)}
-    assert results["dead_letters"].text == "1 dead letters (1 × no such topic)"
+    assert results["dead_letters"].text == "1 dead letter (1 × no such topic)"
     assert results["blocked_aggregates"].status is Status.WARN
 
 
@@ -258,7 +258,7 @@ def test_the_command_says_it_and_exits_by_it(database: Database) -> None:
     assert database.outbox("status").exit_code == 0
     done = database.outbox("status", "--check")
     assert done.exit_code == 1
-    assert "ERROR         dead_letters: 1 dead letters (1 × too large)" in done.output
+    assert "ERROR         dead_letters: 1 dead letter (1 × too large)" in done.output
     assert "→ Run `outbox dead-letters list`" in done.output
     told = json.loads(database.outbox("status", "--json").output)
     assert {"check": "dead_letters", "status": "error"}.items() <= told["checks"][3].items()

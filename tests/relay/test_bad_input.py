@@ -159,14 +159,14 @@ def test_a_missing_topic(outbox: Outbox, strict: Kafka) -> None:
     done = outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA=strict.bootstrap, OUTBOX_MAX_ATTEMPTS="1")
     assert time.thread_time() - cpu < (time.monotonic() - clock) / 4
     assert done.returncode == 1
-    assert "1 events could not be published" in done.stderr
+    assert "1 event could not be published" in done.stderr
     assert f"1 × topic {outbox.topic()} does not exist" in outbox.outbox("status").stdout
     # By the table: another process parked it, as one that lost its session and started over has.
     with outbox.connect() as connection:
         connection.execute("UPDATE outbox_parked SET next_attempt_at = clock_timestamp() + interval '5 min'")
     again = outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA=strict.bootstrap)
     assert again.returncode == 1
-    assert "1 events could not be published" in again.stderr
+    assert "1 event could not be published" in again.stderr
     with outbox.connect() as connection:
         connection.execute("UPDATE outbox_parked SET next_attempt_at = clock_timestamp()")
     assert outbox.outbox("relay", "--until-empty").returncode == 0

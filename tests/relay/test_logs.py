@@ -86,7 +86,7 @@ def test_machines_get_an_object_a_line(outbox: Outbox) -> None:
     assert "MSG_SIZE_TOO_LARGE" in letter["error"]
     assert published["events"] == 1
     # How a command ends is a text for operators, whatever the format.
-    assert last.startswith("outbox: 1 events could not be published")
+    assert last.startswith("outbox: 1 event could not be published")
 
 
 def test_at_debug_each_event_has_a_line(outbox: Outbox) -> None:

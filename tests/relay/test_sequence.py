@@ -46,7 +46,7 @@ def test_a_sequence_that_is_behind(outbox: Outbox) -> None:
     rebased = outbox.outbox("relay", "--rebase", "--until-empty")
     assert rebased.returncode == 0, rebased.stderr
     assert "raised from 2 to 6" in rebased.stderr
-    assert "2 unpublished events have new numbers" in rebased.stderr
+    assert "new numbers (seq) for 2 unpublished events" in rebased.stderr
     assert _keys(outbox) == ["a", "b", "c", "d", "e", "f"]
     assert outbox.outbox("migrate", "--check").returncode == 0
     assert "--rebase" not in outbox.outbox("status").stdout

@@ -107,7 +107,7 @@ def test_refused_once_it_was_relayed(outbox: Outbox) -> None:
     outbox.write("old")
     first = outbox.outbox("relay", "--start-at", "now", "--until-empty")
     assert first.returncode == 0
-    assert "1 events before it count as published" in first.stderr
+    assert "1 event before it counted as published" in first.stderr
     outbox.write("waiting")
     again = outbox.outbox("relay", "--start-at", "now", "--until-empty")
     assert again.returncode == 2

@@ -252,7 +252,7 @@ def test_an_unavailable_collector_costs_no_event(outbox: Outbox) -> None:
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - begun < patience(30)
     assert len(outbox.messages()) == 1
-    assert done.stderr.splitlines()[-1].startswith("published 1 events")
+    assert done.stderr.splitlines()[-1].startswith("published 1 event ")
 
 
 def test_the_last_line_is_the_commands_own(outbox: Outbox) -> None:
@@ -265,7 +265,7 @@ def test_the_last_line_is_the_commands_own(outbox: Outbox) -> None:
     assert done.returncode == 1
     *lines, last = done.stderr.splitlines()
     assert "export" in "".join(lines)
-    assert last.startswith("outbox: 1 events could not be published")
+    assert last.startswith("outbox: 1 event could not be published")
 
 
 def test_a_missing_extra_is_one_line(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:

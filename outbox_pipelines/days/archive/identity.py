@@ -19,6 +19,7 @@ import psycopg
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.archive import archive_sql
@@ -70,8 +71,8 @@ def require(store: Store, connection: Connection) -> None:
         else f"has another archive, of {found.source}"
     )
     raise SetupError(
-        f"{store.url} (OUTBOX_ARCHIVE) {what}, but {days} days of this outbox are archived: mount the disk, "
-        "or correct the setting. If you moved the archive deliberately, run `outbox archive adopt`"
+        f"{store.url} (OUTBOX_ARCHIVE) {what}, but {counted(days, 'day')} of this outbox archived: mount the "
+        "disk, or correct the setting. If you moved the archive deliberately, run `outbox archive adopt`"
     )
 
 

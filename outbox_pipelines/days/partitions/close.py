@@ -23,6 +23,7 @@ from typing import Final
 import psycopg
 
 from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection, connect, locks
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.partitions import partitions_sql
@@ -111,7 +112,7 @@ def require_published(connection: Connection, day: date) -> None:
     else:
         remedy = f"insert them as new events, and delete them from {leaf_of(day)}: see docs/days.md"
     raise NotReadyError(
-        f"{day} has {rows} unpublished rows that bypassed the guards after the day was closed "
+        f"{day} has {counted(rows, 'unpublished row')} that bypassed the guards after the day was closed "
         f"(event {id}): {remedy}"
     )
 
@@ -199,7 +200,7 @@ def _unpublished(connection: Connection, day: date) -> str:
     row = connection.execute(partitions_sql.ON_THEIR_WAY, {"day": day}).fetchone()
     assert row is not None
     if row[0]:
-        return f"{row[0]} of its events are parked and will be tried again: see `outbox status`"
+        return f"parked, and to be tried again: {counted(row[0], 'event')} of it: see `outbox status`"
     return ""
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import dagster as dg
 from pydantic import Field
 
-from outbox_pipelines.core.text import markdown, plain
+from outbox_pipelines.core.text import counted, markdown, plain
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.relay import queue
 from outbox_pipelines.defs.relay.relay_session import Progress, Session
@@ -162,7 +162,7 @@ def _attend(
         _observe(
             context,
             outbox.key("relay"),
-            f"{metadata['events']:,} events, {metadata['events_per_second']:,.0f} a second; "
+            f"{counted(int(metadata['events']), 'event')}, {metadata['events_per_second']:,.0f} a second; "
             f"{now.events:,} in this session",
             metadata,
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import dagster as dg
 from pydantic import Field
 
-from outbox_pipelines.core.text import plain
+from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.defs import pages
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line, require_seconds
@@ -112,7 +112,8 @@ def _tell_replayed(context: dg.OpExecutionContext, replayed: "Replayed", seconds
         first = "; ".join(plain(f"{row.id} ({row.error})") for row in replayed.again[:_NAMED])
         more = len(replayed.again) - _NAMED
         raise dg.Failure(
-            f"{len(replayed.again):,} of {replayed.done:,} replayed events are dead letters again: {first}"
+            f"dead letters again: {len(replayed.again):,} of {counted(replayed.done, 'replayed event')}: "
+            + first
             + (f"; and {more:,} more" if more > 0 else "")
             + ". Correct the cause, then replay them",
             metadata={"dead_again": _table(replayed.again), "published": published},

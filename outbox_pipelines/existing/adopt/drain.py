@@ -20,7 +20,7 @@ from typing import Any, Final
 from psycopg import sql
 
 from outbox_pipelines.config.table_mapping import METADATA, Mapping
-from outbox_pipelines.core.text import size
+from outbox_pipelines.core.text import counted, size
 from outbox_pipelines.database import Connection, slot_reader
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing import existing_sql as marked
@@ -81,15 +81,15 @@ def drain_marks(table: Table, *, until: float, say: Say) -> int:
             left = adopted_table.count(connection, kept, found, settings, marked.BACKLOG)
             wait = "; new events wait for them" if state.state == "draining" else ""
             raise NotReadyError(
-                f"{found} still has {left:,} pending rows{wait}. Run the command again; see `outbox "
+                f"{found} still has {counted(left, 'pending row')}{wait}. Run the command again; see `outbox "
                 "status` for refused rows"
             )
     failed = adopted_table.count(connection, kept, found, settings, marked.FAILURES)
     if failed and settings.on_dead_letter != "block":
-        say(f"{failed:,} dead letters stay in {found}: publish or delete them before `finish --drop`")
+        say(f"left in {found}: {counted(failed, 'dead letter')}; publish or delete before `finish --drop`")
     if failed and state.state == "draining" and settings.on_dead_letter == "block":
         raise NotReadyError(
-            f"{found} has {failed:,} dead letters, which block their aggregates "
+            f"{found} has {counted(failed, 'dead letter')} that must not be overtaken "
             f"(OUTBOX_ON_DEAD_LETTER=block): "
             "publish them (docs/existing-tables.md), or set their aggregates free with continue"
         )
@@ -169,9 +169,9 @@ def _publish_rest(
         if time.monotonic() > until and left is not None and left[0]:
             why = f" ({left[1]:,} were rejected: {left[2]})" if left[1] else ""
             raise NotReadyError(
-                f"{left[0]:,} events of before the switch are not published yet{why}; new events wait "
-                f"for them. They are in {settings.db_schema}.{adopt_sql.REST}: correct or delete what is "
-                "rejected there, and run the command again"
+                f"{counted(left[0], 'event')} of before the switch not published yet{why}; new events "
+                f"wait. See {settings.db_schema}.{adopt_sql.REST}: correct or delete what is rejected there, "
+                "and run the command again"
             )
     _drop_rest(connection)
     return published
@@ -257,10 +257,10 @@ class _Waiting:
         self._looked = slot.confirmed
         first = rows[0][mapping.columns["id"]]
         self._missing = (
-            f"{len(rows):,} events of before the switch are not in their topics, the first with id {first}: "
-            "start the connector again (PUT /connectors/NAME/resume), which publishes them. If it cannot, "
-            "`outbox adopt drain --rest publish` does. If OUTBOX_TOPIC or OUTBOX_HEADER_NAMES differ from "
-            "what the connector does, correct them"
+            f"{counted(len(rows), 'event')} of before the switch missing in Kafka, the first with id "
+            f"{first}: start the connector again (PUT /connectors/NAME/resume), which publishes what is "
+            "missing. If it cannot, `outbox adopt drain --rest publish` does. If OUTBOX_TOPIC or "
+            "OUTBOX_HEADER_NAMES differ from what the connector does, correct them"
         )
 
     def say(self, slot: Slot) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outbox_pipelines.config.table_mapping import WRITTEN, Mapping
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.existing.adopt.adopted_table import Column, Facts
 from outbox_pipelines.existing.findings import identifier
 
@@ -81,8 +82,8 @@ def judge(
     consequences = dict(_consequences(facts, mapping))
     if refused_rows:
         consequences["values"] = (
-            f"{refused_rows:,} rows (of 100,000 that were read) could not be written after the switch: an "
-            f"empty type, id or key, or a payload over {MOST_PAYLOAD_BYTES:,} bytes is refused"
+            f"{counted(refused_rows, 'row')} (of 100,000 that were read) could not be written after the "
+            f"switch: an empty type, id or key, or a payload over {MOST_PAYLOAD_BYTES:,} bytes is refused"
         )
     return Judged(
         tuple(_problems(facts, mapping, our_schema)),

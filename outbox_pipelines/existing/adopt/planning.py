@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_pipelines.config.table_mapping import Mapping
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import existing_sql as marked
@@ -165,7 +166,7 @@ def _steps(
     if pending is None:
         drain = f"wait until what reads the slot {mapping.slot} has published everything of before the switch"
     else:
-        drain = f"publish the {pending:,} pending rows first, about {pending / _ROWS_PER_SECOND:.0f} s"
+        drain = f"publish {counted(pending, 'pending row')} first, about {pending / _ROWS_PER_SECOND:.0f} s"
     return (
         Step(
             "prepare",

@@ -25,6 +25,7 @@ from psycopg import sql
 
 from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection, schema, slot_reader
 from outbox_pipelines.days.archive import rows
 from outbox_pipelines.days.archive.store import Store, open_store
@@ -184,7 +185,7 @@ def drain(settings: ProcessSettings, *, seconds: float, say: Say, rest: Rest = R
             connection.execute(adopt_sql.DRAINED)
         # The view looks for the keys of old rows in the table, so that new events need not wait for this.
         if adopted_table.has_keys(mapping):
-            say(f"{_copy_keys(connection, mapping, found):,} idempotency keys copied")
+            say(f"{counted(_copy_keys(connection, mapping, found), 'idempotency key')} copied")
         return published
 
 
@@ -280,9 +281,9 @@ def _left(connection: Connection, settings: RelaySettings) -> str:
     ((unpublished,),) = connection.execute(adopt_sql.LEFT).fetchall()
     ((waiting, failed),) = connection.execute(adopt_sql.PARKED).fetchall()
     if unpublished or waiting:
-        return f"{unpublished:,} events and {waiting:,} parked events"
+        return f"{counted(unpublished, 'event')} and {counted(waiting, 'parked event')}"
     if failed and settings.on_dead_letter == "block":
-        return f"{failed:,} dead letters (OUTBOX_ON_DEAD_LETTER=block)"
+        return f"{counted(failed, 'dead letter')} (OUTBOX_ON_DEAD_LETTER=block)"
     return ""
 
 
@@ -352,8 +353,8 @@ def _require_published(connection: Connection, kept: Mapping, found: Facts, sett
         raise NotReadyError(f"{found} has pending rows: publish them with `outbox adopt drain`")
     if failed := adopted_table.count(connection, kept, found, settings, marked.FAILURES):
         raise NotReadyError(
-            f"{found} has {failed:,} dead letters, which are not published: publish them "
-            "(docs/existing-tables.md) or delete them; then run the command again"
+            f"{found} has {counted(failed, 'dead letter')}, not published: publish "
+            "(docs/existing-tables.md) or delete what failed; then run the command again"
         )
 
 
@@ -376,7 +377,7 @@ def _archived(connection: Connection, settings: DaySettings, found: Facts, known
     file, (count, _) = _archive(connection, open_store(settings), found, known)
     with connection.transaction():
         connection.execute(adopt_sql.ARCHIVED, {"file": file})
-    return f"{count:,} rows of {found} are in {file}, proven equal"
+    return f"{counted(count, 'row')} of {found} in {file}, proven equal"
 
 
 def _archive(connection: Connection, store: Store, found: Facts, known: str | None) -> tuple[str, rows.Sum]:

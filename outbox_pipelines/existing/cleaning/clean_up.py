@@ -22,6 +22,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection, connect, locks, refuse_standby
 from outbox_pipelines.days.archive import rows as archive
 from outbox_pipelines.days.archive.store import Store, open_store
@@ -92,8 +93,8 @@ def _partman(connection: Connection, found: Target) -> list[str]:
     ((children,),) = connection.execute(cleaning_sql.CHILDREN, {"oid": found.oid}).fetchall()
     if children:
         notes.append(
-            f"{children:,} tables inherit from {found}, and their rows stay: only declarative partitions are "
-            "cleaned (pg_partman: the type native)"
+            f"rows stay in {counted(children, 'table')} that inherit from {found}: only declarative "
+            "partitions are cleaned (pg_partman: the type native)"
         )
     row = connection.execute(PARTMAN).fetchone()
     if row is None:
@@ -164,9 +165,9 @@ def _why_kept(
         return "no later partition exists, and this one stays: make the partitions of now and of later"
     ((unpublished, young),) = connection.execute(target.statement(cleaning_sql.LEFT, leaf)).fetchall()
     if unpublished:
-        return f"{unpublished:,} rows are not published (pending, or dead letters)"
+        return f"{counted(unpublished, 'row')} not published (pending, or dead letters)"
     if young:
-        return f"{young:,} rows were published too recently"
+        return f"{counted(young, 'row')} published too recently"
     dependent = connection.execute(cleaning_sql.DEPENDENT, {"leaf": oid}).fetchone()
     return f"{dependent[0]} depends on it: drop that first" if dependent else ""
 
@@ -225,7 +226,7 @@ def _drop(
         if unpublished:
             # Written into the partition by its own name.
             cleaned.notes.append(
-                f"{name}: detached, and {unpublished:,} rows are not published: attach it again"
+                f"{name}: detached, with {counted(unpublished, 'row')} not published: attach it again"
             )
             return
         file = None if store is None else _archive(connection, target, store, leaf, name)

@@ -28,6 +28,7 @@ from psycopg import sql
 
 from outbox_pipelines.core.outages import is_outage
 from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection
 from outbox_pipelines.days.archive import rows as archive
 from outbox_pipelines.days.archive.store import Store
@@ -283,8 +284,8 @@ def complete(deleter: Deleter, store: Store) -> list[str]:
         return []
     if still:
         raise NotReadyError(
-            f"{still:,} archived rows of {target} are locked by other sessions, or kept by a trigger: the "
-            "next run deletes them"
+            f"{counted(still, 'archived row')} of {target} locked by other sessions, or kept by a trigger: "
+            "the next run deletes what is left"
         )
     if not _is_on_disk(deleter):
         return []

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.core.text import plain
+from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import Status
 
@@ -105,7 +105,9 @@ def summary(findings: Iterable[Finding]) -> str:
     """Return the expectations that are not met, or that all are."""
     found = list(findings)
     wrong = [each.text for each in sorted(found, key=lambda each: -each.status) if each.status]
-    return "; ".join(wrong) or (f"{len(found)} expectations met" if found else "nothing to compare with yet")
+    return "; ".join(wrong) or (
+        f"{counted(len(found), 'expectation')} met" if found else "nothing to compare with yet"
+    )
 
 
 def pages(project: Path) -> Path:

@@ -16,6 +16,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.days.archive.store import named
 from outbox_pipelines.days.partitions.calendar import bounds_of
 from outbox_pipelines.errors import SetupError
@@ -84,7 +85,7 @@ class Sample:
 
     def __str__(self) -> str:
         if self.is_whole:
-            return f"all {self.events:,} events"
+            return f"all {counted(self.events, 'event')}"
         return (
             f"a sample: {self.random:,} of {self.events:,} events at random, and "
             f"{len(self.frame) - self.random:,} that are rare or unusual"

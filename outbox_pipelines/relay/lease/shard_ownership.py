@@ -20,6 +20,7 @@ from typing import Any
 
 import psycopg
 
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection, connect, refuse_standby, require_own_session
 from outbox_pipelines.database.schema import no_position
 from outbox_pipelines.errors import SetupError
@@ -113,7 +114,8 @@ class ShardOwnership(Ownership):
                 raise no_position(self._schema)
             if self._given is not None and self._given not in found:
                 raise NoSuchShardError(
-                    f"shard {self._given} does not exist; there are {len(found)} shards: see `outbox shards`"
+                    f"shard {self._given} does not exist; the outbox has {counted(len(found), 'shard')}: see "
+                    "`outbox shards`"
                 )
             self._candidates = [self._given] if self._given is not None else found
             random.shuffle(self._candidates)

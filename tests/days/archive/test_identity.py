@@ -19,7 +19,7 @@ from tests.days.archive.days import days_ago, make_days, past_day, publish, writ
 from tests.schema.servers import Database
 
 FIRST, SECOND = days_ago(4), days_ago(3)
-UNMOUNTED = r"has no archive .*1 days of this outbox are archived: mount the disk"
+UNMOUNTED = r"has no archive .*1 day of this outbox archived: mount the disk"
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_move_without_the_identity_is_adopted(database: Database, archived: Se
     assert days.archive(archived, SECOND).written
     # The disk of before is not the archive any more.
     old = archived.model_copy(update={"archive": str(root.with_name("disk"))})
-    with pytest.raises(SetupError, match=r"has another archive.*2 days of this outbox are archived"):
+    with pytest.raises(SetupError, match=r"has another archive.*2 days of this outbox archived"):
         days.verify(old, FIRST)
 
 
@@ -113,7 +113,7 @@ def test_an_archive_is_begun_without_the_days_of_before(database: Database, arch
     unmount(archived)
     shown = database.outbox("archive", "adopt", "--force", OUTBOX_ARCHIVE=archived.archive)
     assert shown.exit_code == 0
-    assert f"1 archived days are missing there, first {FIRST}" in shown.stderr
+    assert f"missing there: 1 archived day, first {FIRST}" in shown.stderr
     with pytest.raises(SetupError, match="is missing in"):
         days.archive(archived, FIRST)
     assert days.archive(archived, FIRST, again=True).written

@@ -261,7 +261,7 @@ def test_parked_events_hold_it_open_and_dead_letters_do_not(database: Database) 
     database.rows(f"INSERT INTO outbox_parked SELECT *, 'waiting' FROM {LEAF} LIMIT 2")
     for state in ("waiting", "retrying", "replaying"):
         database.rows("UPDATE outbox_parked SET state = %s", state)
-        assert "2 of its events are parked" in _why_not(database)
+        assert "parked, and to be tried again: 2 events of it" in _why_not(database)
     database.rows("UPDATE outbox_parked SET state = 'failed'")
     assert close.close(database.settings, DAY)[0].closed
 
@@ -277,7 +277,7 @@ def test_parked_events_of_other_days_do_not_hold_it_open(database: Database) -> 
         close.reopen(database.settings, DAY)
         days.relayed(database)
     database.rows(f"UPDATE outbox_parked SET created_at = '{DAY} 00:00:00+00'")
-    assert "2 of its events are parked" in _why_not(database)
+    assert "parked, and to be tried again: 2 events of it" in _why_not(database)
 
 
 def test_a_closed_day_is_not_closed_again(database: Database) -> None:

@@ -107,7 +107,7 @@ def test_a_partition_that_was_dropped_by_hand_is_made_again(database: Database) 
     for day in lost[1:]:
         database.rows(f"DROP TABLE {calendar.leaf_of(day)}")
     assert _ahead(database) == 2
-    assert "partitions_ahead: 2 future days have a partition" in database.outbox("status").output
+    assert "partitions_ahead: 2 future days with a partition" in database.outbox("status").output
     done = database.outbox("partitions", "ensure", "--days", "30")
     assert (done.exit_code, done.output) == (0, "created 18; 30 future days have a partition\n")
     database.rows(f"DROP TABLE {calendar.leaf_of(lost[0])}")

@@ -99,7 +99,7 @@ def test_an_unpublished_row_stays(make: Make, tmp_path: Path) -> None:
         )
     archive = {"OUTBOX_ARCHIVE": str(tmp_path / "archive")}
     said = adopted.refuse("adopt", "finish", "--drop", **archive)[1]
-    assert "has 1 dead letters" in said
+    assert "has 1 dead letter" in said
     adopted.back()
     with adopted.connect() as connection:
         connection.execute("UPDATE outbox SET retry_count = 0 WHERE retry_count = 9")

@@ -57,7 +57,7 @@ def test_a_month_with_other_rows_stays(partitioned: Cleaning, delivery: str) -> 
     )
     cleaned = partitioned.clean()
     assert cleaned.dropped == ["public.events_02"]
-    reason = {"pending": "1 rows are not published", "young": "1 rows were published too recently"}[delivery]
+    reason = {"pending": "1 row not published", "young": "1 row published too recently"}[delivery]
     assert cleaned.notes[0].startswith(f"public.events_01: {reason}")
     assert cleaned.deleted == 2
     assert partitioned.execute("SELECT count(*) FROM events_01") == [(1,)]
@@ -133,7 +133,7 @@ def test_a_detached_month_with_an_event_is_not_dropped(make: Make) -> None:
         f"COMMENT ON TABLE events_01 IS '{remark}'; INSERT INTO events_01 (created_at) VALUES ('2026-01-10Z')"
     )
     cleaned = cleaning.clean()
-    assert "events_01: detached, and 1 rows are not published: attach it again" in cleaned.notes[0]
+    assert "events_01: detached, with 1 row not published: attach it again" in cleaned.notes[0]
     assert cleaning.execute("SELECT count(*) FROM events_01") == [(4,)]
     cleaning.execute("DELETE FROM events_01 WHERE published_at IS NULL")
     assert cleaning.clean().dropped == ["public.events_01"]

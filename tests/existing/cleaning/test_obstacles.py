@@ -197,4 +197,4 @@ def test_tables_that_inherit(make: Make) -> None:
     )
     cleaning.execute("INSERT INTO child (created_at, published_at) VALUES ('2026-01-01Z', '2026-01-01Z')")
     cleaned = cleaning.clean()
-    assert cleaned.notes[0].startswith("1 tables inherit from public.events, and their rows stay")
+    assert cleaned.notes[0].startswith("rows stay in 1 table that inherit from public.events")

@@ -106,7 +106,7 @@ def test_a_locked_row_is_left(cleaning: Cleaning) -> None:
         if cleaning.settings.archive == "none":
             assert cleaning.clean().deleted == 9
         else:
-            with pytest.raises(NotReadyError, match=r"^1 archived rows of public.events are locked by other"):
+            with pytest.raises(NotReadyError, match=r"^1 archived row of public.events locked by other"):
                 cleaning.clean()
         assert _numbers(cleaning) == [3, *range(11, 23)]
     assert cleaning.clean().deleted == 1
