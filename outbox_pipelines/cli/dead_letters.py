@@ -234,7 +234,10 @@ dead_letters = make_group(
         One that is refused again is a dead letter again, with the new reason. Later events of its aggregate
         have been published already, unless OUTBOX_ON_DEAD_LETTER=block: consumers see the replayed one late.
         """,
-        discard="Discard dead letters: they are not published, and no alert counts them. Content is kept.",
+        discard="""Discard dead letters: they are not published, and no alert counts them.
+
+        Their content is kept, but they cannot be replayed.
+        """,
         unknown="{} is neither parked nor a dead letter",
     ),
     [
