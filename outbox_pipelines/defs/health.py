@@ -255,6 +255,10 @@ def _report(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor:
     # Nothing is kept of a removed rule, and of a check that another outbox may have reported since.
     kept = {_DATABASE} if clash else _NAMES
     last = {name: Reported(*before["checks"].get(name, ()) if name in kept else ()) for name in _NAMES}
+    for name, status in _shown(context.instance, outbox, evaluations).items():
+        # The job `check_health` may have reported another result since.
+        if last[name].status is not None:
+            last[name].status = status
     reported: list[Any] = []
     due = [
         name
@@ -279,6 +283,17 @@ def _report(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor:
         events=reported,
         is_wrong=bool(wrong),
     )
+
+
+def _shown(instance: dg.DagsterInstance, outbox: Outbox, names: Iterable[str]) -> dict[str, Status]:
+    """Return the status of the last result of each of these checks that has one."""
+    from outbox_pipelines.defs.dagster_internals import latest_results
+
+    keys = [dg.AssetCheckKey(_asset(outbox, name), name) for name in names]
+    return {
+        key.name: _state({"passed": each.passed, "severity": each.severity})
+        for key, each in latest_results(instance, keys).items()
+    }
 
 
 def _in_short(wrong: dict[str, str]) -> str:
@@ -338,7 +353,7 @@ def _severity(status: Status) -> dg.AssetCheckSeverity:
     return dg.AssetCheckSeverity.WARN if status is Status.WARN else dg.AssetCheckSeverity.ERROR
 
 
-def _state(evaluation: dict[str, Any]) -> int:
+def _state(evaluation: dict[str, Any]) -> Status:
     if evaluation["passed"]:
         return Status.OK
     return Status.WARN if evaluation["severity"] is dg.AssetCheckSeverity.WARN else Status.ERROR

@@ -96,6 +96,25 @@ def test_only_what_changes_is_reported_at_once(
     assert set(evaluations) == NAMES
 
 
+def test_a_result_of_another_reporter_is_corrected(instance: dg.DagsterInstance, served: Served) -> None:
+    """Guards against a check that shows for a day what the job `check_health` found in one moment."""
+    _, _, first = _tick(instance, served)
+    for found in first.asset_events:
+        instance.report_runless_asset_event(found)
+    reported = dg.AssetCheckEvaluation(
+        asset_key=dg.AssetKey(["outbox", "health"]),
+        check_name="dead_letters",
+        passed=False,
+        severity=dg.AssetCheckSeverity.ERROR,
+    )
+    instance.report_runless_asset_event(reported)
+    evaluations, _, second = _tick(instance, served, first.cursor)
+    assert {name: each.passed for name, each in evaluations.items()} == {"dead_letters": True}
+    instance.report_runless_asset_event(evaluations["dead_letters"])
+    evaluations, _, _ = _tick(instance, served, second.cursor)
+    assert evaluations == {}
+
+
 def test_a_text_is_not_old(
     instance: dg.DagsterInstance,
     served: Served,
