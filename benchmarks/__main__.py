@@ -27,6 +27,7 @@ from benchmarks import (
     drains,
     existing,
     fleet,
+    framing,
     guards,
     health,
     history,
@@ -51,6 +52,7 @@ _PARTS: dict[str, Callable[[Settings], list[Row]]] = {
     for part in (
         drains,
         existing,
+        framing,
         compression,
         peers,
         shards,

@@ -27,7 +27,19 @@ def environment(settings: Settings) -> dict[str, str]:
         "OUTBOX_DELIVERY": settings.delivery,
         "OUTBOX_MAX_ATTEMPTS": str(settings.max_attempts),
         "OUTBOX_RETRY_SECONDS": str(settings.retry_seconds),
+        **_format(settings),
         **({"OUTBOX_TABLE": json.dumps(settings.table)} if settings.table else {}),
+    }
+
+
+def _format(settings: Settings) -> dict[str, str]:
+    if settings.format == "json":
+        return {}
+    return {
+        "OUTBOX_FORMAT": settings.format,
+        "OUTBOX_REGISTRY_URL": settings.registry_url,
+        "OUTBOX_REGISTRY_FRAMING": settings.registry_framing,
+        "OUTBOX_CATALOG_FILE": str(settings.catalog_file),
     }
 
 
