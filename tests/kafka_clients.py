@@ -26,6 +26,8 @@ _LOG.addHandler(logging.NullHandler())
 _Client = TypeVar("_Client", bound=confluent_kafka.Consumer | admin.AdminClient)
 _LASTING: Final[set[str]] = set()
 _IDLE: Final[dict[tuple[object, str, int], list[Any]]] = {}
+# Of the groups that were asked about last.
+_OBSERVERS: Final[dict[tuple[str, str, int], Any]] = {}
 
 
 class Producer(confluent_kafka.Producer):
@@ -74,11 +76,38 @@ def lasting(kafka: str) -> Iterator[None]:
         for (_, *owner), idle in _IDLE.items():
             while owner == [kafka, os.getpid()] and idle:
                 _close(idle.pop())
+        _close_observers(0)
 
 
 def _close(client: confluent_kafka.Consumer | admin.AdminClient) -> None:
     if isinstance(client, confluent_kafka.Consumer):
         client.close()
+
+
+def committed(
+    kafka: str, group: str, asked: list[confluent_kafka.TopicPartition], seconds: float = 60.0
+) -> list[confluent_kafka.TopicPartition]:
+    """A group's offsets; negative where it has none.
+
+    A consumer asks, which joins no group: AdminClient.list_consumer_group_offsets ends the process if the
+    broker is not, or not yet, the group's coordinator (confluentinc/librdkafka#5040).
+    """
+    key = (kafka, group, os.getpid())
+    if key not in _OBSERVERS:
+        _close_observers(1)
+        own = {"bootstrap.servers": kafka, "group.id": group, "enable.auto.commit": False}
+        _OBSERVERS[key] = Consumer(own)
+    try:
+        return _OBSERVERS[key].committed(asked, timeout=seconds)  # type: ignore[no-any-return]
+    except confluent_kafka.KafkaException:
+        _OBSERVERS.pop(key).close()
+        raise
+
+
+def _close_observers(but: int) -> None:
+    ours = [each for each in _OBSERVERS if each[2] == os.getpid()]
+    for each in ours[: len(ours) - but]:
+        _OBSERVERS.pop(each).close()
 
 
 def administrator(kafka: str) -> AdminClient:

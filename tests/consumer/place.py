@@ -15,7 +15,6 @@ from typing import Any, Final, overload
 import confluent_kafka
 import psycopg
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -26,7 +25,7 @@ from confluent_kafka.admin import OffsetSpec
 from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, Event
 from tests import kafka_clients
 from tests.conftest import session, wait_until
-from tests.kafka_clients import administrator, lent
+from tests.kafka_clients import administrator, committed, lent
 from tests.relay.topic import create
 
 DAY_MS = 86_400_000
@@ -160,7 +159,7 @@ class Place:
         def is_told() -> bool:
             try:
                 with lent(administrator, self.kafka) as admin:
-                    left.append(_left(admin, self.topic, group))
+                    left.append(_left(self.kafka, admin, self.topic, group))
             except KafkaException as error:
                 if error.args[0].code() not in (*_NO_COORDINATOR, *_NO_LEADER):
                     raise
@@ -176,15 +175,13 @@ def _producer(kafka: str, process: int) -> confluent_kafka.Producer:
     return kafka_clients.Producer({"bootstrap.servers": kafka, "linger.ms": 0})
 
 
-def _left(admin: kafka_clients.AdminClient, topic: str, group: str) -> int:
+def _left(kafka: str, admin: kafka_clients.AdminClient, topic: str, group: str) -> int:
     """How many messages are behind a group's offsets, or in the topic where it has none."""
     partitions = admin.list_topics(topic, timeout=60).topics[topic].partitions
-    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, n) for n in partitions])
-    (answer,) = admin.list_consumer_group_offsets([asked]).values()
-    committed = answer.result(60).topic_partitions
-    ends = _offsets(admin, committed, _LAST)
-    begins = _offsets(admin, [each for each in committed if each.offset < 0], _FIRST)
-    return sum(ends[at.partition] - begins.get(at.partition, at.offset) for at in committed)
+    at_group = committed(kafka, group, [TopicPartition(topic, n) for n in partitions])
+    ends = _offsets(admin, at_group, _LAST)
+    begins = _offsets(admin, [each for each in at_group if each.offset < 0], _FIRST)
+    return sum(ends[at.partition] - begins.get(at.partition, at.offset) for at in at_group)
 
 
 def _offsets(

@@ -14,7 +14,7 @@ from pathlib import Path
 import confluent_kafka
 import psycopg
 
-from tests.kafka_clients import AdminClient
+from tests.kafka_clients import AdminClient, committed
 
 SIGNAL = signal.SIGUSR1
 _SESSIONS = """
@@ -63,8 +63,7 @@ def _groups(kafka: str, groups_with: str) -> Iterator[str]:
             yield from (
                 f"  {member.client_id}: {member.assignment.topic_partitions}" for member in group.members
             )
-            asked = confluent_kafka.ConsumerGroupTopicPartitions(name)
-            offsets = admin.list_consumer_group_offsets([asked], request_timeout=_SECONDS)[name].result()
-            yield f"  {offsets.topic_partitions}"
+            places = [at for member in group.members for at in member.assignment.topic_partitions]
+            yield f"  {committed(kafka, name, places, _SECONDS) if places else 'no partitions'}"
     except confluent_kafka.KafkaException as error:
         yield repr(error)
