@@ -22,8 +22,10 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from outbox_pipelines.config.topics import is_topic
 from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.config import (
+    BodyReader,
     Cache,
     Plan,
+    body_getter,
     checked_origins,
     checked_policies,
     checked_table,
@@ -78,6 +80,7 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
         handler_seconds: float | None = None,
         cache: Cache | None = None,
         dedupe_table: DedupeTable | None = None,
+        bodies: BodyReader | None = None,
     ) -> None:
         super().__init__()
         if not source:
@@ -119,6 +122,7 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
             copies=DeadLetterTopic(kafka, copies) if copies else None,
             cache=cache,
             dedupe_table=checked_table(dedupe_table),
+            body_of=body_getter(bodies, is_asynchronous=self._is_asynchronous),
             on_error=checked_policies(on_error),
             outage_after=require_whole("outage_after", outage_after, 0),
             origins=checked_origins(origins),

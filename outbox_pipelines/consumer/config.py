@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -16,6 +17,7 @@ from outbox_pipelines.consumer.dedupe_table import DedupeTable
 from outbox_pipelines.consumer.errors import Policy
 from outbox_pipelines.consumer.kafka_clients import DeadLetterTopic
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.writer.references import Reference
 
 # Bytes; the same as in sql/consumer.
 _LONGEST_NAME: Final = 500
@@ -27,6 +29,12 @@ class Cache(Protocol):
     def known(self, source: str, ids: Sequence[uuid.UUID]) -> set[uuid.UUID]: ...
 
     def remember(self, source: str, ids: Sequence[uuid.UUID]) -> None: ...
+
+
+class BodyReader(Protocol):
+    """What reads bodies of large payloads: `outbox_pipelines.bodies.Bodies`."""
+
+    def get(self, reference: Reference) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,8 @@ class Plan:
     """How long calls that share a transaction may take before its events are handled one by one instead."""
     copies: DeadLetterTopic | None = None
     cache: Cache | None = None
+    body_of: Callable[[Reference], Awaitable[bytes]] | None = None
+    """Reads the body of a large payload; None: handlers get the reference."""
     dedupe_table: DedupeTable | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
     on_error: Mapping[type[BaseException], Policy] = field(default_factory=dict)
@@ -117,6 +127,23 @@ def checked_table(given: DedupeTable | None) -> DedupeTable | None:
             f'dedupe_table is {given!r}: write for example DedupeTable("public.processed_events")'
         )
     return given
+
+
+def body_getter(
+    given: BodyReader | None, *, is_asynchronous: bool
+) -> Callable[[Reference], Awaitable[bytes]] | None:
+    """Return what reads a body, in a thread if there is an event loop; or raise `SetupError`."""
+    if given is None:
+        return None
+    if not hasattr(given, "large"):
+        raise SetupError(f'bodies is {given!r}: write for example Bodies("s3://bucket/path")')
+    if is_asynchronous:
+        return lambda reference: asyncio.to_thread(given.get, reference)
+
+    async def at_once(reference: Reference) -> bytes:
+        return given.get(reference)
+
+    return at_once
 
 
 def checked_origins(given: Mapping[str, str]) -> Mapping[str, str]:

@@ -73,6 +73,8 @@ class Consumer(BaseConsumer[Connection, Session]):
         cache: a cache of handled events; see `RedisCache`.
         dedupe_table: a table in which older consumers of this service record processed events. Each event is
             recorded there too, and one that is already there counts as a duplicate.
+        bodies: the store of large payloads, a `Bodies`: handlers get the verified body as the payload.
+            Otherwise they get the reference, also as `event.reference`.
 
     Raises:
         SetupError: an argument is invalid.

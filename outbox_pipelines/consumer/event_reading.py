@@ -28,6 +28,7 @@ from confluent_kafka import Message
 
 from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.writer.references import MEMBER, Reference, is_json, reference_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -63,6 +64,7 @@ _ATTRIBUTES: Final = {
     **{name: name.replace("-", "") for name in _METADATA},
 }
 _CONTENT_TYPE: Final = "content-type"
+_MEMBER: Final = MEMBER.encode()
 _CLOUDEVENT: Final = "application/cloudevents+json"
 # Not `message.headers()`: the client's function fails on a name that is not UTF-8 and returns a list all the
 # same. Only a call through here is checked for that by every version of Python.
@@ -151,6 +153,33 @@ class Event(Generic[Payload]):
         if is_envelope(body) and body["event_id"] == self.id:
             return body["payload"]
         return body
+
+    @property
+    def reference(self) -> Reference | None:
+        """Where the body of a large payload is; None if the body is in the message.
+
+        Raises:
+            ValueError: the value is not JSON, or has a reference that is not valid.
+        """
+        if self.value is None or _MEMBER not in self.value:
+            return None
+        return reference_of(self._parsed())
+
+    def with_body(self, content: bytes, content_type: str) -> Event[Any]:
+        """Return the event as if its body had been in the message; bytes if it is not JSON.
+
+        Raises:
+            ValueError: the body is not JSON.
+        """
+        if not is_json(content_type):
+            return self.with_payload(content)
+        try:
+            body = json.loads(content)
+        except RecursionError:
+            raise ValueError("the body is nested too deeply") from None
+        # Those that the relay adds in the shape `flat`.
+        added = {name: value for name, value in self._parsed().items() if name != MEMBER}
+        return self.with_payload({**body, **added} if added and isinstance(body, dict) else body)
 
     def with_payload(self, payload: object) -> Event[Any]:
         """Return the same event with another payload."""

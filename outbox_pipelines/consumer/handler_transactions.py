@@ -1,7 +1,7 @@
 """The transaction of a handler: record the event, call the handler, and let the transaction be committed.
 
 Invariants:
-- The event is recorded first, then handled; then the database commits.
+- The event is recorded first, then handled; then the database commits. A duplicate's body is not read.
 - A message of the inbox is handled under the id that it has now: if that is not the id of its row, it is
   recorded in the handler's transaction, and a message that was recorded under it is a duplicate.
 - The handler's span follows the producer's; OpenTelemetry is used where the application has loaded it, and
@@ -23,14 +23,15 @@ from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.config import Plan
 from outbox_pipelines.consumer.consumer_database import ENDED, Database, TransactionError, left_over
 from outbox_pipelines.consumer.database_retry import DatabaseRetry
-from outbox_pipelines.consumer.errors import UnreadableError
+from outbox_pipelines.consumer.errors import OutageError, UnreadableError
 from outbox_pipelines.consumer.event_reading import Event
 from outbox_pipelines.consumer.figures import Figures
 from outbox_pipelines.consumer.handler_registry import Handler
 from outbox_pipelines.consumer.inbox import Inbox
 from outbox_pipelines.consumer.items import Item, Pace
 from outbox_pipelines.consumer.processed_events import ProcessedEvents
-from outbox_pipelines.writer import correlated
+from outbox_pipelines.writer import BodyStoreError, correlated
+from outbox_pipelines.writer.references import Reference
 
 
 class TooLongError(Exception):
@@ -165,6 +166,9 @@ class HandlerTransactions:
 
     async def _call(self, handler: Handler, items: Sequence[Item], transaction: Any) -> None:
         """Call a handler; `_release` must follow before the commit."""
+        for each in items:
+            if each.reference is not None:
+                await self._read_body(handler, each, each.reference)
         given = [each.given for each in items]
         self.retry.is_called, self.retry.awaits = True, "handler"
         began = time.monotonic()
@@ -177,6 +181,26 @@ class HandlerTransactions:
         finally:
             self.retry.awaits = "database"
             self.figures.called(handler.name, time.monotonic() - began)
+
+    async def _read_body(self, handler: Handler, item: Item, reference: Reference) -> None:
+        """Read the body of a new event, so that the handler gets it as its payload.
+
+        Raises:
+            OutageError: the store is unavailable.
+            UnreadableError: the body is not JSON, or does not fit the handler.
+        """
+        assert item.event is not None
+        assert self.plan.body_of is not None
+        await self.plan.stay()
+        try:
+            content = await self.plan.body_of(reference)
+        except BodyStoreError as error:
+            raise OutageError(str(error)) from None
+        try:
+            event = item.event.with_body(content, reference.content_type)
+        except ValueError:
+            raise UnreadableError(f"{item.event} is rejected: its body {reference.key} is not JSON") from None
+        item.given, item.reference = handler.give(event), None
 
     async def _release(self, transaction: Any) -> None:
         """Let the transaction be committed.

@@ -17,6 +17,7 @@ from outbox_pipelines.consumer.errors import UnreadableError, readable
 from outbox_pipelines.consumer.event_reading import NAMESPACE, Event, Reader
 from outbox_pipelines.consumer.figures import Types
 from outbox_pipelines.consumer.handler_registry import Handler, Handlers
+from outbox_pipelines.writer.references import Reference
 
 SECONDS: Final = 0.1
 _FIRST: Final = 8
@@ -39,6 +40,8 @@ class Item:
     """A digest of the event's content, if its origin can reuse the id."""
     given: Any = None
     """The handler's argument: the event, its payload, or both."""
+    reference: Reference | None = None
+    """The body that has to be read before `given` is known."""
     mark: tuple[str, str] = ("", "")
     """Its row in the service's own table of processed events; see `dedupe_table`."""
 
@@ -76,12 +79,27 @@ class ItemReader:
         item = Item(message, event_id, event, handler, content=content)
         if handler is not None:
             self.types.handled(event.type)
+            reference = None
             try:
-                item.given = handler.give(event)
+                reference = _reference_of(event, is_needed=self.plan.body_of is not None)
+                if reference is not None and self.plan.body_of is not None:
+                    item.reference = reference
+                else:
+                    item.given = handler.give(event)
                 item.mark = self.mark(event)
             except UnreadableError as error:
-                item.error = readable(str(error))
+                hint = "; its body is in a store: pass bodies=Bodies(…) to the consumer" if reference else ""
+                item.error = readable(f"{error}{hint}")
         return item
+
+
+def _reference_of(event: Event, *, is_needed: bool) -> Reference | None:
+    try:
+        return event.reference
+    except ValueError as error:
+        if is_needed:
+            raise UnreadableError(f"{event} is rejected: {error}") from None
+        return None
 
 
 def unreadable(message: Any, error: str) -> Item:

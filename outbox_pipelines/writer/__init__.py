@@ -19,6 +19,7 @@ from outbox_pipelines.writer.calls import emit, emit_many
 from outbox_pipelines.writer.context import correlated
 from outbox_pipelines.writer.errors import (
     AutocommitError,
+    BodyStoreError,
     InvalidEventError,
     OutboxError,
     PayloadTooLargeError,
@@ -29,6 +30,7 @@ from outbox_pipelines.writer.validation import validate_with
 
 __all__ = [
     "AutocommitError",
+    "BodyStoreError",
     "Emitted",
     "InvalidEventError",
     "NewEvent",

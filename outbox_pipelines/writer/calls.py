@@ -3,7 +3,8 @@
 Invariants:
 - All events of a call are checked before anything is sent: a refused event has not touched the transaction.
 - Statements use the caller's connection, and are never followed by a commit, a rollback or a retry.
-- Synchronous and asynchronous targets differ in one `await`.
+- Bodies of large payloads are stored before their rows are sent, so a committed reference leads to one.
+- Synchronous and asynchronous targets differ in `await` alone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from outbox_pipelines.writer.events import (
     new_event,
     of_typed,
 )
+from outbox_pipelines.writer.references import Body
 from outbox_pipelines.writer.statements import Query
 from outbox_pipelines.writer.targets import Way, way_through
 
@@ -145,10 +147,10 @@ def emit(
         aggregate_id: its id; the key of the message: text, an integer, a UUID, or an object of a type that
             defines its own text.
         event_type: what happened, such as ``order.placed``.
-        payload: the body, at most 1,000,000 bytes of JSON: any value that `json.dumps` accepts, and at any
-            depth dates and times (ISO 8601; a naive one has no offset), timedelta (``PT90S``), UUID,
-            Decimal (as *text*, so that no reader rounds it), enumerations (their values), mappings, sets
-            (sorted), dataclasses, attrs classes, and models of pydantic.
+        payload: the body, at most 1,000,000 bytes of JSON (`Bodies.large` stores larger ones): any value
+            that `json.dumps` accepts, and at any depth dates and times (ISO 8601; a naive one has no offset),
+            timedelta (``PT90S``), UUID, Decimal (as *text*, so that no reader rounds it), enumerations (their
+            values), mappings, sets (sorted), dataclasses, attrs classes, and models of pydantic.
         headers: additional headers of the message, JSON like the payload.
         idempotency_key: a second event with this key is not written, but reported as a duplicate. While
             another open transaction has the key, `emit` waits for its end. If it commits, `emit` in
@@ -166,6 +168,7 @@ def emit(
         AutocommitError: the event would be committed separately: no transaction is open, and none begins.
         PayloadTooLargeError: the payload has more than 1,000,000 bytes. If only the database counts so many,
             because it writes out numbers with an exponent (1e300), the transaction is aborted.
+        BodyStoreError: the store of large payloads is unavailable; nothing was written.
         InvalidEventError: the function given to `validate_with` refuses the payload.
         OutboxError: an empty name, content that is not JSON or that PostgreSQL does not store (NUL
             characters), an invalid traceparent, or an unsupported target.
@@ -185,10 +188,12 @@ def emit(
         traceparent,
         version,
     )
-    query = statements.one(content.row(event, surroundings()))
+    row = content.row(event, surroundings())
     if way.asynchronous:
-        return _one_later(way, target, query)
-    return _now(way, target, query)[0]
+        return _one_later(way, target, row)
+    if isinstance(row.payload, Body):
+        [row] = _stored(way, target, [row])
+    return _now(way, target, statements.one(row))[0]
 
 
 @overload
@@ -219,16 +224,17 @@ def emit_many(
     if is_one or not isinstance(events, Iterable):
         given = f"{'one' if is_one else 'a'} {type(events).__qualname__}"
         raise OutboxError(f"emit_many was given {given}: give a list of events")
-    rows = [_checked(number, event, around) for number, event in enumerate(events)]
-    queries = list(statements.many(rows))
+    rows: Sequence[content.Row] = [_checked(number, event, around) for number, event in enumerate(events)]
     if way.asynchronous:
-        return _all_later(way, target, queries)
-    return [emitted for query in queries for emitted in _now(way, target, query)]
+        return _all_later(way, target, rows)
+    rows = _stored(way, target, rows)
+    return [emitted for query in statements.many(rows) for emitted in _now(way, target, query)]
 
 
 def write(target: Target, rows: Sequence[content.Row], schema: str | None = None) -> list[Emitted]:
     """Write checked rows, as `emit_many` does, through a synchronous target."""
     way = way_through(target)
+    rows = _stored(way, target, rows)
     return [emitted for query in statements.many(rows, schema) for emitted in _now(way, target, query)]
 
 
@@ -260,12 +266,55 @@ async def _later(way: Way, target: object, query: Query) -> list[Emitted]:
         raise
 
 
-async def _one_later(way: Way, target: object, query: Query) -> Emitted:
-    return (await _later(way, target, query))[0]
+async def _one_later(way: Way, target: object, row: content.Row) -> Emitted:
+    if isinstance(row.payload, Body):
+        [row] = await _stored_later(way, target, [row])
+    return (await _later(way, target, statements.one(row)))[0]
 
 
-async def _all_later(way: Way, target: object, queries: Sequence[Query]) -> list[Emitted]:
-    return [emitted for query in queries for emitted in await _later(way, target, query)]
+async def _all_later(way: Way, target: object, rows: Sequence[content.Row]) -> list[Emitted]:
+    rows = await _stored_later(way, target, rows)
+    return [emitted for query in statements.many(rows) for emitted in await _later(way, target, query)]
+
+
+def _stored(way: Way, target: object, rows: Sequence[content.Row]) -> Sequence[content.Row]:
+    """Store the bodies of large payloads, and return the rows with references.
+
+    Raises:
+        BodyStoreError: the store is unavailable.
+    """
+    # Without an answer, a test captures the events.
+    if (groups := _by_store(rows)) and (answer := way.run(target, statements.DAY)):
+        for numbers, bodies in groups:
+            rows = _replaced(rows, numbers, bodies[0].store.put(answer[0][0], bodies))
+    return rows
+
+
+async def _stored_later(way: Way, target: object, rows: Sequence[content.Row]) -> Sequence[content.Row]:
+    if (groups := _by_store(rows)) and (answer := await way.run(target, statements.DAY)):
+        for numbers, bodies in groups:
+            rows = _replaced(rows, numbers, await bodies[0].store.put_later(answer[0][0], bodies))
+    return rows
+
+
+def _by_store(rows: Sequence[content.Row]) -> list[tuple[list[int], list[Body]]]:
+    """Return the bodies of each store, with the numbers of their rows."""
+    groups: dict[int, tuple[list[int], list[Body]]] = {}
+    for number, (_, _, _, payload, *_) in enumerate(rows):
+        if isinstance(payload, Body):
+            numbers, bodies = groups.setdefault(id(payload.store), ([], []))
+            numbers.append(number)
+            bodies.append(payload)
+    return [*groups.values()]
+
+
+def _replaced(
+    rows: Sequence[content.Row], numbers: Sequence[int], payloads: Sequence[str]
+) -> list[content.Row]:
+    replaced = [*rows]
+    for number, payload in zip(numbers, payloads, strict=True):
+        replaced[number] = rows[number]._replace(payload=payload)
+    return replaced
 
 
 def _read(rows: Iterable[Sequence[Any]]) -> list[Emitted]:

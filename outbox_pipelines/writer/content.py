@@ -20,6 +20,7 @@ from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
 from outbox_pipelines.writer.events import NewEvent
 from outbox_pipelines.writer.json_text import to_json
 from outbox_pipelines.writer.names import as_text, id_as_text, refuse_exchanged
+from outbox_pipelines.writer.references import Body, LargePayload
 
 LIMIT: Final = 1_000_000
 """Bytes of a payload's JSON text, as the guard in the database counts them."""
@@ -93,7 +94,9 @@ def row(event: NewEvent, around: Surroundings) -> Row:
         None if version is None else _version(version),
     )
     refuse_exchanged(made.aggregate_type, made.aggregate_id, made.event_type)
-    if validation.check is not None:
+    # Other bodies have no schema.
+    is_json = not isinstance(made.payload, Body) or made.payload.is_json
+    if validation.check is not None and is_json:
         validation.refuse_invalid(validation.check, made.event_type, made.payload)
     return made
 
@@ -149,7 +152,9 @@ def _text(column: str, value: object) -> str:
 
 
 def _payload(value: object) -> str:
-    text = to_json("payload", value)
+    text = value.text() if isinstance(value, LargePayload) else to_json("payload", value)
+    if isinstance(text, Body):
+        return text
     # No character has more than four bytes: a short text needs no counting.
     if len(text) * 4 > LIMIT and len(text.encode()) > LIMIT and (size := _stored_size(text)) > LIMIT:
         raise PayloadTooLargeError(f"the payload has {size:,} bytes as JSON, more than {LIMIT:,}: {ADVICE}")
@@ -165,7 +170,7 @@ def _headers(text: str) -> str:
     return text
 
 
-ADVICE: Final = "store it elsewhere (a table, object storage) and send the reference"
+ADVICE: Final = "store it as an object and send the reference, as `bodies.large(payload)` does"
 
 
 def _stored_size(text: str) -> int:

@@ -14,7 +14,11 @@ class AutocommitError(OutboxError):
 
 
 class PayloadTooLargeError(OutboxError):
-    """The payload has more than 1,000,000 bytes as JSON: store it elsewhere and send the reference."""
+    """The payload has more than 1,000,000 bytes as JSON: store it as an object, by `bodies.large`."""
+
+
+class BodyStoreError(OutboxError):
+    """The store of large payloads is unavailable, or refused a request."""
 
 
 class InvalidEventError(OutboxError):

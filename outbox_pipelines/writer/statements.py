@@ -74,6 +74,10 @@ FROM outbox_emit_keyed_lists(%s::text, %s::text, %s::text, %s::text, %s::text,
 _BETWEEN: Final = "\x1e"
 _NULL: Final = "\x1f"
 
+# The day that `created_at` will have, for the keys of bodies: a transaction that has begun keeps its time.
+_DAY: Final = _statement("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD')")
+DAY: Final = Query(_DAY, (), ())
+
 # Claims all keys first, in sorted order.
 _EMIT_MANY: Final = _statement("SELECT id, seq, duplicate FROM outbox_emit_many(%s::text::jsonb)")
 

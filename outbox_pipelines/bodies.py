@@ -1,0 +1,280 @@
+"""The store of large payloads: a directory or a bucket with an object for each body.
+
+    bodies = Bodies("s3://bucket/orders")                        # `pip install 'outbox-pipelines[bodies]'`
+    emit(connection, "order", 1, "order.invoiced", bodies.large(invoice))
+    consumer = Consumer(…, bodies=bodies)
+
+Invariants:
+- An object is complete, and in a directory synced to the disk, before an event refers to it.
+- What is read has the size and the sha256 of its reference, or is an error.
+- A missing object and an unavailable store are different errors: the second is over some time.
+- No message has credentials or the query of a URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, from_url
+
+from outbox_pipelines import Error
+from outbox_pipelines.core.secret import first_line, redacted, register_variables
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.writer.content import LIMIT
+from outbox_pipelines.writer.errors import BodyStoreError, OutboxError
+from outbox_pipelines.writer.references import JSON, Body, LargePayload, Reference, is_json
+
+_AT_ONCE: Final = 8
+# A bucket's error message is XML, after the request.
+_ANSWER: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+# It can have a signature.
+_QUERY: Final = re.compile(r"\?[^\s\"')]*")
+_LONGEST: Final = 300
+
+
+class BodyError(Error):
+    """The body of an event is missing, or is not the one that was written."""
+
+
+class Bodies:
+    """A store of large payloads, for `emit` and for `Consumer(bodies=…)`; can be used by several threads.
+
+    Create it, or at least use it first, after the process has been forked.
+
+    Args:
+        url: a directory that exists, `s3://bucket/path` (with the usual `AWS_…` variables), `gs://…` or
+            `az://…`. The outbox's own: the sweep removes what its events do not refer to.
+        above: JSON of up to this many bytes stays in the event; at most 1,000,000.
+        on_unavailable: "fail" raises a `BodyStoreError` if the store is unavailable; "inline" writes JSON of
+            up to 1,000,000 bytes into the event instead.
+        timeout: seconds after which a request to a bucket fails; requests are repeated for as long again.
+
+    Raises:
+        SetupError: an argument is invalid, or the directory does not exist.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        above: int = 100_000,
+        on_unavailable: Literal["fail", "inline"] = "fail",
+        timeout: float = 10.0,
+    ) -> None:
+        register_variables()
+        self.url: Final = redacted(url.partition("?")[0])
+        """The store's address, without credentials."""
+        if not isinstance(above, int) or not 0 <= above <= LIMIT:
+            raise SetupError(f"above is {above!r}: give 0 to {LIMIT:,} bytes, as an int")
+        if on_unavailable not in ("fail", "inline"):
+            raise SetupError(f'on_unavailable is {on_unavailable!r}: give "fail" or "inline"')
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
+            raise SetupError(f"timeout is {timeout!r}: give a number of seconds")
+        self._above = above
+        self._inlines = on_unavailable == "inline"
+        self._root: Path | None = None
+        """The directory; None for a bucket."""
+        if "://" not in url or url.startswith("file://"):
+            self._root = Path(url.removeprefix("file://")).expanduser().absolute()
+            if not self._root.is_dir():
+                raise SetupError(f"the store of large payloads {self._root} is no directory: create it")
+            self._store: Any = LocalStore(self._root)
+            return
+        try:
+            self._store = from_url(
+                url,
+                client_options={
+                    "timeout": f"{timeout:g}s",
+                    "connect_timeout": f"{min(timeout, 5):g}s",
+                    # These options replace those of the environment.
+                    "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1"),
+                },
+                retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=timeout)},
+            )
+        except (BaseError, ValueError) as error:
+            raise SetupError(
+                f"the store of large payloads {self.url} cannot be opened: {_reason(error)}: give a "
+                "directory, s3://bucket/path, gs://… or az://…"
+            ) from None
+
+    def large(self, payload: object, content_type: str = JSON) -> LargePayload:
+        """Return a payload for `emit` and `NewEvent`, which is stored as an object if it is large.
+
+        Args:
+            payload: what `emit` takes; or bytes, which are always stored.
+            content_type: of the bytes, such as ``application/pdf``.
+
+        Raises:
+            OutboxError: bytes without their content type, or another object with one.
+        """
+        if isinstance(payload, bytearray | memoryview):
+            payload = bytes(payload)
+        if isinstance(payload, bytes) == is_json(content_type):
+            raise OutboxError(
+                "bytes need their content type: bodies.large(content, 'application/pdf')"
+                if isinstance(payload, bytes)
+                else f"a body of {content_type} is a {type(payload).__name__}: give bytes"
+            )
+        return LargePayload(self, payload, content_type, self._above)
+
+    def put(self, day: str, bodies: Sequence[Body]) -> list[str]:
+        """Store bodies of a day; return the payloads of their events, as JSON.
+
+        Raises:
+            BodyStoreError: the store is unavailable.
+        """
+        if len(bodies) == 1:
+            return [self._put(day, bodies[0])]
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            return [*threads.map(lambda each: self._put(day, each), bodies)]
+
+    async def put_later(self, day: str, bodies: Sequence[Body]) -> list[str]:
+        """As `put`, without blocking the event loop."""
+        return await asyncio.to_thread(self.put, day, bodies)
+
+    def _put(self, day: str, body: Body) -> str:
+        reference = Reference(
+            f"{day}/{uuid.uuid4().hex}",
+            len(body.content),
+            hashlib.sha256(body.content).hexdigest(),
+            body.content_type,
+        )
+        try:
+            with self._errors("store"):
+                if self._root is None:
+                    attributes: Any = {"Content-Type": body.content_type}
+                    obstore.put(self._store, reference.key, body.content, attributes=attributes)
+                else:
+                    obstore.put(self._store, reference.key, body.content)
+                    path = self._root / reference.key
+                    for each in (path, path.parent, self._root):
+                        _sync(each)
+        except BodyStoreError:
+            if self._inlines and body.is_json and len(body.content) <= LIMIT:
+                return str(body)
+            raise
+        return reference.payload()
+
+    def get(self, reference: Reference) -> bytes:
+        """Return the body of a reference.
+
+        Raises:
+            BodyError: it is missing, or differs from what was written.
+            BodyStoreError: the store is unavailable.
+        """
+        with self._errors("read"):
+            try:
+                found = obstore.get(self._store, reference.key)
+                size = found.meta["size"]
+                content = bytes(found.bytes()) if size == reference.size else b""
+            except FileNotFoundError:
+                # A bucket that is missing answers like a missing object, but cannot be listed.
+                obstore.list_with_delimiter(self._store, reference.key.partition("/")[0])
+                raise BodyError(
+                    f"the body {reference.key} is missing in {self.url}: restore the object, and replay the "
+                    "event if it is a dead letter"
+                ) from None
+        if size != reference.size:
+            differs = f"{size:,} bytes in place of {reference.size:,}"
+        elif hashlib.sha256(content).hexdigest() != reference.sha256:
+            differs = "another sha256"
+        else:
+            return content
+        raise BodyError(
+            f"the body {reference.key} in {self.url} has {differs}: restore the object as it was written, "
+            "and replay the event if it is a dead letter"
+        )
+
+    def days(self) -> list[date]:
+        """Return the days that have objects, in order.
+
+        Raises:
+            BodyStoreError: the store is unavailable.
+        """
+        with self._errors("list"):
+            found = obstore.list_with_delimiter(self._store)["common_prefixes"]
+        return sorted(filter(None, map(_day_of, found)))
+
+    def keys(self, day: date) -> dict[str, int]:
+        """Return the keys of a day, with sizes in bytes.
+
+        Raises:
+            BodyStoreError: the store is unavailable.
+        """
+        with self._errors("list"):
+            return {
+                each["path"]: each["size"] for some in obstore.list(self._store, str(day)) for each in some
+            }
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove objects; those that are missing are no error.
+
+        Raises:
+            BodyStoreError: the store is unavailable.
+        """
+        with self._errors("remove objects"):
+            for key in keys:
+                try:
+                    obstore.delete(self._store, key)
+                except FileNotFoundError:
+                    continue
+
+    @contextmanager
+    def _errors(self, action: str) -> Iterator[None]:
+        _refuse_forked()
+        try:
+            if self._root is not None and not self._root.is_dir():
+                raise NotADirectoryError("it is no directory: is its disk mounted?")
+            yield
+        except (BaseError, OSError, NotImplementedError) as error:
+            raise BodyStoreError(
+                f"the store of large payloads {self.url} is unavailable ({action}): {_reason(error)}"
+            ) from None
+
+
+_used_by: int | None = None
+"""The process that has used a store: its threads do not exist in forks, where a request would never end."""
+
+
+def _refuse_forked() -> None:
+    global _used_by
+    if _used_by not in (None, os.getpid()):
+        raise BodyStoreError(
+            "this process was forked after a store of large payloads had been used, whose threads it lacks: "
+            "use the store in the forked processes only"
+        )
+    _used_by = os.getpid()
+
+
+def _day_of(prefix: str) -> date | None:
+    try:
+        day = date.fromisoformat(prefix)
+    except ValueError:
+        return None
+    return day if str(day) == prefix else None
+
+
+def _reason(error: Exception) -> str:
+    answer = _ANSWER.search(str(error))
+    text = redacted(answer.group(1)) if answer else first_line(error)
+    return _QUERY.sub("", text)[:_LONGEST]
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
