@@ -35,7 +35,10 @@ suppress_warnings = ["misc.highlighting_failure"]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 # Types of other packages have no page here, and neither have names that are ours alone.
-nitpick_ignore_regex = [("py:.*", r"(?!outbox_pipelines\.).*"), ("py:.*", r".*\.(_\w+|Handler|Payload|BodyReader)")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!outbox_pipelines\.).*"),
+    ("py:.*", r".*\.(_\w+|Handler|Payload|BodyReader)"),
+]
 
 # Alembic logs that it is imported.
 logging.getLogger("alembic").setLevel(logging.WARNING)

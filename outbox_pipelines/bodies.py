@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import date, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -55,7 +55,7 @@ class Bodies:
 
     Args:
         url: a directory that exists, `s3://bucket/path` (with the usual `AWS_…` variables), `gs://…` or
-            `az://…`. The outbox's own: the sweep removes what its events do not refer to.
+            `az://…`. Each outbox has its own.
         above: JSON of up to this many bytes stays in the event; at most 1,000,000.
         on_unavailable: "fail" raises a `BodyStoreError` if the store is unavailable; "inline" writes JSON of
             up to 1,000,000 bytes into the event instead.
@@ -197,40 +197,6 @@ class Bodies:
             "and replay the event if it is a dead letter"
         )
 
-    def days(self) -> list[date]:
-        """Return the days that have objects, in order.
-
-        Raises:
-            BodyStoreError: the store is unavailable.
-        """
-        with self._errors("list"):
-            found = obstore.list_with_delimiter(self._store)["common_prefixes"]
-        return sorted(filter(None, map(_day_of, found)))
-
-    def keys(self, day: date) -> dict[str, int]:
-        """Return the keys of a day, with sizes in bytes.
-
-        Raises:
-            BodyStoreError: the store is unavailable.
-        """
-        with self._errors("list"):
-            return {
-                each["path"]: each["size"] for some in obstore.list(self._store, str(day)) for each in some
-            }
-
-    def remove(self, keys: Sequence[str]) -> None:
-        """Remove objects; those that are missing are no error.
-
-        Raises:
-            BodyStoreError: the store is unavailable.
-        """
-        with self._errors("remove objects"):
-            for key in keys:
-                try:
-                    obstore.delete(self._store, key)
-                except FileNotFoundError:
-                    continue
-
     @contextmanager
     def _errors(self, action: str) -> Iterator[None]:
         _refuse_forked()
@@ -256,14 +222,6 @@ def _refuse_forked() -> None:
             "use the store in the forked processes only"
         )
     _used_by = os.getpid()
-
-
-def _day_of(prefix: str) -> date | None:
-    try:
-        day = date.fromisoformat(prefix)
-    except ValueError:
-        return None
-    return day if str(day) == prefix else None
 
 
 def _reason(error: Exception) -> str:

@@ -14,6 +14,7 @@ from great_expectations.expectations.metrics import ColumnMapMetricProvider
 from great_expectations.expectations.metrics.map_metric_provider import column_condition_partial
 
 from outbox_pipelines.catalog.schemas import checker
+from outbox_pipelines.writer.references import reference_of
 
 
 class _PayloadMatchesSchema(ColumnMapMetricProvider):  # type: ignore[misc]
@@ -26,7 +27,9 @@ class _PayloadMatchesSchema(ColumnMapMetricProvider):  # type: ignore[misc]
 
         def matches(text: str) -> bool:
             try:
-                return bool(is_valid(json.loads(text)))
+                payload = json.loads(text)
+                # The schema is that of the body.
+                return reference_of(payload) is not None or bool(is_valid(payload))
             # A number of thousands of digits, or JSON that is nested too deeply.
             except (ValueError, RecursionError):
                 return False

@@ -15,6 +15,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.expectations import archived_day, checkpoint, day_suite, sample
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.writer.references import Reference
 from tests.catalog.conftest import CATALOG
 from tests.quality.expectations.archived import DAY, event, write
 
@@ -40,7 +41,9 @@ def wrong(result: archived_day.Result) -> dict[str, tuple[Status, list[str]]]:
 
 def test_a_sound_day_meets_all(tmp_path: Path) -> None:
     """Guards against a check that finds something in a day that is in order."""
-    settings = write(tmp_path / "archive", [event(n) for n in range(50)])
+    large = Reference(f"{DAY}/body", 1_000_000, "0" * 64).payload()
+    rows = [*(event(n) for n in range(49)), event(49, payload=large)]
+    settings = write(tmp_path / "archive", rows)
     result = archived_day.validate(documented(settings, tmp_path), DAY)
     assert wrong(result) == {}
     assert str(result.sample) == "all 50 events"
@@ -68,6 +71,7 @@ def test_each_check_finds_its_own(tmp_path: Path) -> None:
         "invalid": event(303, payload='{"total": 0}'),
         "no_time": event(304, payload='{"total": 1, "at": "soon"}'),
         "unparsed": event(305, payload='{"total": ' + "[" * 3000 + "]" * 3000 + "}"),
+        "reference": event(314, payload='{"outbox-body": {}}'),
         "list": event(306, event_type="order.shipped", payload="[]"),
         "dead": event(307, status="FAILED", published_at=None),
         "same_seq": event(0, id=str(uuid4()), idempotency_key="a"),
@@ -85,7 +89,7 @@ def test_each_check_finds_its_own(tmp_path: Path) -> None:
         "types_known": (Status.WARN, sorted([id["unknown"], id["elsewhere"], id["nameless"]])),
         "payloads_valid": (
             Status.WARN,
-            sorted(id[name] for name in ("invalid", "no_time", "unparsed", "list")),
+            sorted(id[name] for name in ("invalid", "no_time", "unparsed", "reference", "list")),
         ),
         "no_dead_letters": (Status.WARN, [id["dead"]]),
     }
