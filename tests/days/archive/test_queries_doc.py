@@ -56,5 +56,5 @@ def test_all_questions_are_found() -> None:
     text = PATH.read_text()
     numbered = re.findall(r"^## (\d+)\. ", text, re.MULTILINE)
     assert numbered == [str(number) for number in range(1, 3)]
-    assert len(QUESTIONS) == 6
-    assert len(re.findall(r"^```(?:sql|python|text)$", text, re.MULTILINE)) == 12
+    assert len(QUESTIONS) == 4
+    assert len(re.findall(r"^```(?:sql|python|text)$", text, re.MULTILINE)) == 8
