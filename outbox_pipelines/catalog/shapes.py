@@ -123,8 +123,7 @@ class _OfType:
         """Define the class of an object; a reference to it is that class."""
         if reference:
             self._named[json.dumps({"$ref": reference})] = {"$ref": f"#/$defs/{name}"}
-        members = {key: each for key, each in node.get("properties", {}).items() if each is not False}
-        required = [key for key in node.get("required", ()) if node["properties"].get(key, True) is not False]
+        members, required = dict(node.get("properties", {})), list(node.get("required", ()))
         members |= {key: {} for key in required if key not in members}
         others = node.get("additionalProperties")
         shape: Shape = {"type": "object", "required": required}

@@ -108,7 +108,7 @@ def check_sources(sources: dict[str, bytes], options: Options = Options()) -> li
     kept: list[Finding] = []
     for path, findings in found.items():
         findings = [one for one in findings if _is_asked_for(one, read.project.facts, options)]
-        if path in sources.keys() - read.broken.keys():
+        if path in read.modules:
             findings = finding.apply(sources[path], path, findings, options.selected)
         kept += [one for one in findings if one.code in options.selected]
     return sorted(set(kept))

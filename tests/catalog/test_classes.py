@@ -223,7 +223,15 @@ def test_texts_never_become_code(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["import os", "f()", "class A:\n    a: int = f()", "lambda: 1", "x: int = [y for y in z]"]
+    "code",
+    [
+        "import os",
+        "from os import path\nclass E(path):\n    a: int",
+        "f()",
+        "class A:\n    a: int = f()",
+        "lambda: 1",
+        "x: int = [y for y in z]",
+    ],
 )
 def test_a_module_with_other_code_is_refused(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a generator, of another version perhaps, that lets a text become code."""

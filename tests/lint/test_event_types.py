@@ -88,6 +88,7 @@ SEEN_ALL = '"order.placed", "order.paid"'
         ('emit(c, "order", 1, "order.placd", {})  # outbox: ignore[OB012]', ""),
         ('def emit(*given): ...\nother.emit(c, "order", 1, "order.placd", {})', ""),
         ('class Tape:\n    def f(self):\n        self.record("order.placd", {})', ""),
+        ('def f(emit):\n    emit(c, "order", 1, "order.placd", {})', ""),
     ],
 )
 def test_a_type_that_is_not_documented(code: str, unknown: str) -> None:
@@ -107,6 +108,7 @@ def test_a_retired_type() -> None:
         'emit(c, "order", 1, kind, {})',
         'emit(c, "order", 1, f"order.{kind}", {})',
         'emit(c, "order", 1, COMPUTED, {})',
+        'TWICE = "order.placed"\nTWICE = "order.paid"\nemit(c, "order", 1, TWICE, {})',
         'def f(PAID):\n    emit(c, "order", 1, PAID, {})',
         'NewEvent("order", 1, kind, {})',
     ],
