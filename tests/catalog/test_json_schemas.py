@@ -54,7 +54,7 @@ def test_the_command(write: Write, tmp_path: Path) -> None:
         return done.exit_code, done.output
 
     assert run("--check") == (1, f"outbox: {directory}/order.placed.json: missing, and run without --check\n")
-    assert run() == (0, f"{directory}: 1 schemas\n")
+    assert run() == (0, f"{directory}: 1 schema\n")
     assert run("--check") == (0, f"{directory} is up to date\n")
     write(CATALOG.replace("minimum: 1", "minimum: 2"))
     code, output = run("--check")

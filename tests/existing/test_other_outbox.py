@@ -27,6 +27,7 @@ OTHERS = {
     "migrate",
     *("init", "config", "relay", "status", "dead-letters", "alerts", "consumer", "table", "adopt", "local"),
     *("debezium", "lint-writes", "archive query", "quality day", "catalog render", "catalog diff"),
+    *("catalog classes", "catalog register", "catalog schemas"),
 }
 STATE = """
 SELECT (SELECT array_agg(d ORDER BY d.day)::text FROM outbox_days d),
