@@ -45,7 +45,7 @@ _SLOW_FIXTURES: Final = {
     *("stack", "lasting", "own_servers", "own_table", "servers", "strict", "server"),
     *("flights_archive", "storage", "of"),
 }
-_SLOW_FOLDERS: Final = {"browser", "demo", "history", "local", "model"}
+_SLOW_FOLDERS: Final = {"browser", "demo", "history", "interop", "local", "model"}
 
 EITHER_DELIVERY: Final = ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.extended)]
 """For a test of what both deliveries have: `make test` runs it with one of them."""
