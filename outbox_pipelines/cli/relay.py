@@ -168,8 +168,8 @@ def _relay_one(settings: Settings, *, until_empty: bool, shard: int | None) -> N
     )
     if until_empty and totals.unpublished:
         click.echo(
-            f"outbox: {counted(totals.unpublished, 'event')} could not be published, and parked or a dead "
-            "letter: see `outbox status`",
+            f"outbox: {counted(totals.unpublished, 'event')} could not be published (parked, or a dead "
+            "letter): see `outbox status`",
             err=True,
         )
         if totals.paused:

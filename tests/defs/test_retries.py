@@ -13,7 +13,7 @@ from outbox_pipelines.days.archive import day as days
 from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.errors import SetupError
 from tests.days.archive.days import days_ago, make_days, publish, write
-from tests.defs.conftest import EVERYTHING, job_of, serving
+from tests.defs.conftest import EVERYTHING, OF_TABLE, job_of, serving
 from tests.defs.instances import stored
 from tests.schema.servers import Database
 
@@ -39,7 +39,8 @@ def instance(tmp_path: Path, without_runs: Path) -> Iterator[dg.DagsterInstance]
 
 def test_every_job_is_decided_about() -> None:
     """Guards against a new job that Dagster repeats without a decision whether it may."""
-    jobs = {job.name for job in outbox_definitions(serving(**EVERYTHING)).jobs or ()}
+    both = [outbox_definitions(serving(**settings)) for settings in (EVERYTHING, OF_TABLE)]
+    jobs = {job.name for each in both for job in each.jobs or ()}
     assert jobs == ONCE | REPEATED
 
 

@@ -67,6 +67,7 @@ def test_end_with_a_start_that_fails(outbox: Outbox) -> None:
     before = _clients()
     producer = IdempotentProducer(outbox.settings)
     producer.connect()
-    assert _clients() == before + 2
+    # A thread begins with the name of the one that started it.
+    wait_until(lambda: _clients() == before + 2, what="two clients")
     del producer
     wait_until(lambda: _clients() <= before, what="the end of the clients")

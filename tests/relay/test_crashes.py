@@ -27,8 +27,8 @@ RELAY = """
 import os, signal, sys
 from outbox_pipelines.relay.kafka import message
 plain = message._plain
-def deadly(names):
-    encode = plain(names)
+def deadly(*given):
+    encode = plain(*given)
     def crashing(event):
         if '"deadly"' in event.payload:
             os.kill(os.getpid(), signal.SIGKILL)

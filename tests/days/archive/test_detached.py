@@ -95,4 +95,4 @@ def test_backfilled_events_are_no_phantoms(database: Database, settings: Setting
         notes = day_events.forget(own, written, "topics", space)
         ((left,),) = space.rows("SELECT count(*) FROM unknown")
     assert left == (1 if named else 13)
-    assert any("backfilled into one of them counts as phantom" in note for note in notes) != named
+    assert any("backfilled there counts as phantom" in note for note in notes) != named

@@ -18,7 +18,7 @@ from tests.schema.servers import Connection, Database
 LEAF = calendar.leaf_of(DAY)
 _STATES = "SELECT status, processed_at IS NULL FROM outbox_events WHERE event_type = 'late'"
 LATE = ("PENDING", True)
-REFUSED = rf"{DAY} has 1 unpublished rows that bypassed the guards "
+REFUSED = rf"{DAY} has 1 unpublished row that bypassed the guards "
 
 
 def _past_guards(database: Database, late: Connection | None = None) -> None:

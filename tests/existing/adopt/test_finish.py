@@ -30,7 +30,7 @@ def test_archive_and_drop(make: Make, tmp_path: Path) -> None:
         adopted = _switched(make, tmp_path, guide)
         archive = {"OUTBOX_ARCHIVE": str(tmp_path / "archive")}
         said = adopted.run("adopt", "finish", **archive)
-        assert "5 rows of public.outbox_adopted are in _outbox/adopted/" in said
+        assert "5 rows of public.outbox_adopted in _outbox/adopted/" in said
         # The file that has them is found again.
         assert adopted.run("adopt", "finish", **archive) == said
         new = adopted.write((KEY, 5))
