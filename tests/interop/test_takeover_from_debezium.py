@@ -159,7 +159,7 @@ def test_there_and_back_while_events_are_written(moved: Moved) -> None:
         before = sum(counts.values())
         wait_until(lambda: sum(counts.values()) > before + 50, what="events that nothing publishes")
         moved.switch()
-        with pytest.raises(NotReadyError, match="are not in their topics"):
+        with pytest.raises(NotReadyError, match="missing in Kafka"):
             moved.drain(seconds=0)
         assert moved.drain(Rest.PUBLISH) > 50
         with running(moved.outbox):
