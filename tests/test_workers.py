@@ -41,6 +41,14 @@ def test_a_module_of_tests_draws_nothing_when_it_is_imported() -> None:
     assert drawn == []
 
 
+def _run_of(text: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a run with one process, of a file with this text."""
+    (folder / "test_it.py").write_text(text)
+    options = ["-n", "1", "-p", "tests.conftest", "-c", "pyproject.toml", str(folder / "test_it.py")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return [sys.executable, "-m", "pytest", *options], environment
+
+
 _HANGS = """
 import pathlib, time, pytest
 here = pathlib.Path(__file__).parent
@@ -60,10 +68,7 @@ def test_it(server):
 @pytest.mark.extended
 def test_a_run_that_is_ended_ends_what_its_tests_have_started(tmp_path: Path) -> None:
     """Guards against installations that go on for hours after a run was ended by hand."""
-    (tmp_path / "test_it.py").write_text(_HANGS)
-    options = ["-n", "1", "-p", "tests.conftest", "-c", "pyproject.toml", str(tmp_path / "test_it.py")]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", *options]
+    command, environment = _run_of(_HANGS, tmp_path)
     with subprocess.Popen(command, cwd=_TESTS.parent, env=environment, stdout=subprocess.DEVNULL) as run:
         try:
             wait_until((tmp_path / "begun").exists, what="a test that hangs")
@@ -89,10 +94,7 @@ def reads_nothing():
 @pytest.mark.extended
 def test_of_a_crash_signal_and_stack_are_reported(tmp_path: Path) -> None:
     """Guards against a crash of a native library in one run of a hundred that leaves no trace."""
-    (tmp_path / "test_it.py").write_text(_CRASHES)
-    options = ["-n", "1", "-p", "tests.conftest", "-c", "pyproject.toml", str(tmp_path / "test_it.py")]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", *options]
+    command, environment = _run_of(_CRASHES, tmp_path)
     run = subprocess.run(command, cwd=_TESTS.parent, env=environment, capture_output=True, text=True)
     assert "exit code -11" in run.stdout
     assert "in reads_nothing" in run.stdout

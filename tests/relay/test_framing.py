@@ -67,7 +67,7 @@ def _event(event_type: str = "placed", payload: str = PAYLOAD, **metadata: Any) 
 def test_confluents_deserializer_reads_the_message(
     registry: FakeRegistry, given: dict[str, Any], framing: str
 ) -> None:
-    """Guards against a frame that clients of a registry do not read, and a payload that is written anew."""
+    """Guards against a frame that clients of a registry do not read, and a payload that is written again."""
     settings = load_settings(**given, registry_framing=framing)
     _register(registry, settings, "paid", "placed")
     encode = Encoder(settings, SchemaIds(settings).known).encode

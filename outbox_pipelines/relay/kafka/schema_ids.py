@@ -2,9 +2,9 @@
 
 Invariants:
 - The relay registers nothing. An event has the id of the schema in the relay's own event catalog, so that the
-  same event always gives the same message, whatever is registered meanwhile.
+  same event always gives the same message, whatever is registered later.
 - All ids are asked for before the first event is framed, and kept: an outage later concerns only types whose
-  schema is not registered. Those are asked for again by whoever tries an event alone.
+  schema is not registered. Those are asked for again when an event is tried alone.
 - A call is answered in a limited time; what takes longer is continued by the next one.
 """
 
