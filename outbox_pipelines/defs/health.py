@@ -14,7 +14,7 @@ from outbox_pipelines.core.text import markdown, plain
 from outbox_pipelines.defs import connector, pages, places, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line, said
-from outbox_pipelines.defs.reports import HOUR, Reported
+from outbox_pipelines.defs.reports import HOUR, Reported, correct, status_of
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import OF_CONNECTOR, OF_TABLES, RULES, Rule, Status, judge
 from outbox_pipelines.relay import kinds
@@ -255,10 +255,7 @@ def _report(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor:
     # Nothing is kept of a removed rule, and of a check that another outbox may have reported since.
     kept = {_DATABASE} if clash else _NAMES
     last = {name: Reported(*before["checks"].get(name, ()) if name in kept else ()) for name in _NAMES}
-    for name, status in _shown(context.instance, outbox, evaluations).items():
-        # The job `check_health` may have reported another result since.
-        if last[name].status is not None:
-            last[name].status = status
+    correct(context.instance, last, [dg.AssetCheckKey(_asset(outbox, name), name) for name in evaluations])
     reported: list[Any] = []
     due = [
         name
@@ -283,17 +280,6 @@ def _report(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor:
         events=reported,
         is_wrong=bool(wrong),
     )
-
-
-def _shown(instance: dg.DagsterInstance, outbox: Outbox, names: Iterable[str]) -> dict[str, Status]:
-    """Return the status of the last result of each of these checks that has one."""
-    from outbox_pipelines.defs.dagster_internals import latest_results
-
-    keys = [dg.AssetCheckKey(_asset(outbox, name), name) for name in names]
-    return {
-        key.name: _state({"passed": each.passed, "severity": each.severity})
-        for key, each in latest_results(instance, keys).items()
-    }
 
 
 def _in_short(wrong: dict[str, str]) -> str:
@@ -354,9 +340,7 @@ def _severity(status: Status) -> dg.AssetCheckSeverity:
 
 
 def _state(evaluation: dict[str, Any]) -> Status:
-    if evaluation["passed"]:
-        return Status.OK
-    return Status.WARN if evaluation["severity"] is dg.AssetCheckSeverity.WARN else Status.ERROR
+    return status_of(evaluation["passed"], evaluation["severity"])
 
 
 def _numbers(found: "Measurements") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from outbox_pipelines.core.text import counted, markdown
 from outbox_pipelines.defs import places, ticks
 from outbox_pipelines.defs.outbox import NAME, Outbox
 from outbox_pipelines.defs.pages import one_line
-from outbox_pipelines.defs.reports import HOUR, Reported
+from outbox_pipelines.defs.reports import HOUR, Reported, correct
 from outbox_pipelines.defs.runs import IN_FLIGHT
 from outbox_pipelines.quality.rules import Status
 
@@ -145,6 +145,7 @@ def _drain_due(context: dg.SensorEvaluationContext, reading: ticks.Reading, curs
     kept: dict[str, Any] = json.loads(cursor or '{"check": [], "observed": 0.0}')
     last, observed, now = Reported(*kept["check"]), kept["observed"], time.time()
     key, state = outbox.key("inbox"), _state(backlogs)
+    correct(context.instance, {"handled": last}, [dg.AssetCheckKey(key, "handled")])
     reported: list[Any] = []
     is_due = last.is_due(state, verdict["description"], now)
     if is_due or now - observed >= HOUR:

@@ -134,6 +134,27 @@ def test_the_check_by_hand(database: Database, named: str, change: str, passed: 
     assert re.search(says, str(verdict.description))
 
 
+def test_a_result_of_another_reporter_is_corrected(instance: dg.DagsterInstance, named: str) -> None:
+    """Guards against a check that shows for a day what a run found in one moment."""
+    first = look(instance, named)
+    for found in first.asset_events:
+        instance.report_runless_asset_event(found)
+    instance.report_runless_asset_event(
+        dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey(["outbox", "inbox"]),
+            check_name="handled",
+            passed=False,
+            severity=dg.AssetCheckSeverity.ERROR,
+        )
+    )
+    second = look(instance, named, first.cursor)
+    _, verdict = second.asset_events
+    assert isinstance(verdict, dg.AssetCheckEvaluation)
+    assert verdict.passed
+    instance.report_runless_asset_event(verdict)
+    assert look(instance, named, second.cursor).asset_events == []
+
+
 def test_nothing_is_asked_for(instance: dg.DagsterInstance) -> None:
     assert "OUTBOX_DRAIN_CONSUMERS is empty" in str(look(instance, "").skip_message)
 
