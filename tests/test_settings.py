@@ -35,6 +35,16 @@ def test_brokers_have_all_kinds_of_addresses() -> None:
     assert make_settings(kafka=brokers).kafka == brokers
 
 
+def test_a_home_is_found() -> None:
+    """Guards against a file that a shell finds and the program does not."""
+    given = make_settings(
+        catalog_file="~/catalog.yaml", expectations="~/gx", registry_ca="~no-such-user/ca.pem"
+    )
+    home = Path.home()
+    assert (given.catalog_file, given.expectations) == (home / "catalog.yaml", home / "gx")
+    assert given.registry_ca == Path("~no-such-user/ca.pem")
+
+
 def test_a_mistyped_name_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Guards against an operator who believes in exactly_once, which the relay does not know of."""
     monkeypatch.setattr(settings, "_mistyped", set())

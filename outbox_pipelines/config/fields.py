@@ -33,6 +33,7 @@ from outbox_pipelines.config.types import (
     FlatMembers,
     Format,
     HeaderNames,
+    HomePath,
     KafkaConfig,
     Limits,
     Link,
@@ -170,7 +171,7 @@ class Messages(BaseModel):
         default="/outbox", description="The attribute `source` of CloudEvents, a URI reference."
     )
     # Not looked into here: a mistake in a text about events must not stop those who publish them.
-    catalog_file: Path | None = Field(
+    catalog_file: HomePath | None = Field(
         default=None, description="The [event catalog](catalog.md), a YAML file."
     )
     format: Format = Field(
@@ -198,7 +199,7 @@ class Registry(BaseModel):
         default=Secret(), description="Its `user:password` (HTTP basic authentication)."
     )
     registry_token: SecretToken = Field(default=Secret(), description="Its bearer token.")
-    registry_ca: Path | None = Field(
+    registry_ca: HomePath | None = Field(
         default=None, description="Certificates (PEM) that verify its certificate. If not set: certifi's."
     )
     registry_subjects: Literal["topic_record", "topic", "record"] = Field(
@@ -373,7 +374,7 @@ class Days(BaseModel):
         description="For an existing table with monthly partitions: months after the current one that "
         "are [made](existing-tables.md#clean-up).",
     )
-    expectations: Path | None = Field(
+    expectations: HomePath | None = Field(
         default=None,
         description="Directory of a Great Expectations project for [archived days](days.md#data-quality).",
     )

@@ -79,7 +79,7 @@ def each_checked(
     return found
 
 
-def expanded(path: str) -> Path:
+def expanded(path: str | Path) -> Path:
     """Return the path, with the home of `~`; as it is written if there is no such user."""
     try:
         return Path(path).expanduser()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -18,7 +19,7 @@ from outbox_pipelines.config.kafka_config import read_config
 from outbox_pipelines.config.message_names import read_headers, read_members
 from outbox_pipelines.config.server_urls import connect_urls, registry_urls
 from outbox_pipelines.config.table_mapping import read_mapping
-from outbox_pipelines.config.tables import as_table
+from outbox_pipelines.config.tables import as_table, expanded
 from outbox_pipelines.config.thresholds import read_thresholds
 from outbox_pipelines.config.topics import TopicTemplate
 from outbox_pipelines.core.secret import (
@@ -225,6 +226,7 @@ FlatMembers = Annotated[Names, BeforeValidator(as_table), _read_by(read_members)
 UriReference = Annotated[str, AfterValidator(_uri_reference)]
 SecretCommand = Annotated[Secret, AfterValidator(_command)]
 SecretToken = Annotated[Secret, AfterValidator(_command)]
+HomePath = Annotated[Path, AfterValidator(expanded)]
 ArchivePlace = Annotated[str, AfterValidator(_archive)]
 Limits = Annotated[dict[str, float | str], BeforeValidator(_limits), _read_by(read_thresholds)]
 AlertAddresses = Annotated[Secret, AfterValidator(_alerts)]
