@@ -71,8 +71,8 @@ def require(store: Store, connection: Connection) -> None:
         else f"has another archive, of {found.source}"
     )
     raise SetupError(
-        f"{store.url} (OUTBOX_ARCHIVE) {what}, but {counted(days, 'day')} of this outbox archived: mount the "
-        "disk, or correct the setting. If you moved the archive deliberately, run `outbox archive adopt`"
+        f"{store.url} (OUTBOX_ARCHIVE) {what}, but this outbox has {counted(days, 'archived day')}: mount "
+        "the disk, or correct the setting. If you moved the archive deliberately, run `outbox archive adopt`"
     )
 
 

@@ -108,7 +108,7 @@ def require_published(connection: Connection, day: date) -> None:
     if not rows:
         return
     if require_day(connection, day).state == "closed":
-        remedy = f"to publish them, run `outbox partitions reopen {day}`"
+        remedy = f"to publish what is in it, run `outbox partitions reopen {day}`"
     else:
         remedy = f"insert them as new events, and delete them from {leaf_of(day)}: see docs/days.md"
     raise NotReadyError(

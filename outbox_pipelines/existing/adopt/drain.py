@@ -90,8 +90,8 @@ def drain_marks(table: Table, *, until: float, say: Say) -> int:
     if failed and state.state == "draining" and settings.on_dead_letter == "block":
         raise NotReadyError(
             f"{found} has {counted(failed, 'dead letter')} that must not be overtaken "
-            f"(OUTBOX_ON_DEAD_LETTER=block): "
-            "publish them (docs/existing-tables.md), or set their aggregates free with continue"
+            "(OUTBOX_ON_DEAD_LETTER=block): publish what failed (docs/existing-tables.md), or set it to "
+            "continue, and its aggregates are free"
         )
     return published
 
@@ -169,7 +169,7 @@ def _publish_rest(
         if time.monotonic() > until and left is not None and left[0]:
             why = f" ({left[1]:,} were rejected: {left[2]})" if left[1] else ""
             raise NotReadyError(
-                f"{counted(left[0], 'event')} of before the switch not published yet{why}; new events "
+                f"not published yet: {counted(left[0], 'event')} of before the switch{why}; new events "
                 f"wait. See {settings.db_schema}.{adopt_sql.REST}: correct or delete what is rejected there, "
                 "and run the command again"
             )
@@ -257,7 +257,7 @@ class _Waiting:
         self._looked = slot.confirmed
         first = rows[0][mapping.columns["id"]]
         self._missing = (
-            f"{counted(len(rows), 'event')} of before the switch missing in Kafka, the first with id "
+            f"missing in Kafka: {counted(len(rows), 'event')} of before the switch, the first with id "
             f"{first}: start the connector again (PUT /connectors/NAME/resume), which publishes what is "
             "missing. If it cannot, `outbox adopt drain --rest publish` does. If OUTBOX_TOPIC or "
             "OUTBOX_HEADER_NAMES differ from what the connector does, correct them"

@@ -284,8 +284,8 @@ def complete(deleter: Deleter, store: Store) -> list[str]:
         return []
     if still:
         raise NotReadyError(
-            f"{counted(still, 'archived row')} of {target} locked by other sessions, or kept by a trigger: "
-            "the next run deletes what is left"
+            f"not deleted: {counted(still, 'archived row')} of {target}, locked by other sessions or kept by "
+            "a trigger: the next run deletes what is left"
         )
     if not _is_on_disk(deleter):
         return []

@@ -19,7 +19,7 @@ from tests.days.archive.days import days_ago, make_days, past_day, publish, writ
 from tests.schema.servers import Database
 
 FIRST, SECOND = days_ago(4), days_ago(3)
-UNMOUNTED = r"has no archive .*1 day of this outbox archived: mount the disk"
+UNMOUNTED = r"has no archive .*this outbox has 1 archived day: mount the disk"
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_move_without_the_identity_is_adopted(database: Database, archived: Se
     assert days.archive(archived, SECOND).written
     # The disk of before is not the archive any more.
     old = archived.model_copy(update={"archive": str(root.with_name("disk"))})
-    with pytest.raises(SetupError, match=r"has another archive.*2 days of this outbox archived"):
+    with pytest.raises(SetupError, match=r"has another archive.*this outbox has 2 archived days"):
         days.verify(old, FIRST)
 
 
