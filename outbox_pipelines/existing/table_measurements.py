@@ -13,13 +13,14 @@ from typing import Final
 
 import psycopg
 
+from outbox_pipelines.core.outages import REGISTRY
 from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.debezium import connector_reading
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import examine, existing_sql
 from outbox_pipelines.existing.check import open_mapping
-from outbox_pipelines.existing.table_ownership import WITHOUT_KAFKA, awaiting, holding, shown
+from outbox_pipelines.existing.table_ownership import UNAVAILABLE, awaiting, holding, shown
 from outbox_pipelines.existing.table_statements import Statements
 from outbox_pipelines.quality.measurements import CAP, Late, Measurements, ShardStatus
 from outbox_pipelines.relay import adoption
@@ -94,18 +95,28 @@ def _shard(connection: Connection, oid: int, backlog: int, oldest: float, *, has
     rows = connection.execute(existing_sql.OWNER, {"key": holding(oid)}).fetchall()
     # Several, if they share the table.
     owners = sorted(shown(name, pid) for pid, name, *_ in rows)
-    without_kafka = [owner.removeprefix(WITHOUT_KAFKA) for owner in owners if owner.startswith(WITHOUT_KAFKA)]
+    waiting = {
+        server: [owner.removeprefix(prefix) for owner in owners if owner.startswith(prefix)]
+        for server, prefix in UNAVAILABLE.items()
+    }
+    reasons = [
+        f"{f'{server} is unavailable, ' if server == REGISTRY else ''}reported by {'; '.join(reporters)}"
+        for server, reporters in waiting.items()
+        if reporters
+    ]
+    for prefix in UNAVAILABLE.values():
+        owners = [owner.removeprefix(prefix) for owner in owners]
     unowned = 0.0 if owners else oldest if has_ages or not backlog else _UNKNOWN_SECONDS
     return ShardStatus(
         shard=0,
         shards=1,
-        owner="; ".join(owner.removeprefix(WITHOUT_KAFKA) for owner in owners) or None,
+        owner="; ".join(owners) or None,
         owned_seconds=max((seconds for *_, seconds, _ in rows if seconds is not None), default=None),
         heartbeat_seconds=unowned,
         unowned_seconds=unowned,
         successor_waits=bool(connection.execute(existing_sql.OWNER, {"key": awaiting(oid)}).fetchall()),
-        breaker="open" if without_kafka else "closed",
-        breaker_reason=f"reported by {'; '.join(without_kafka)}" if without_kafka else None,
+        breaker="open" if reasons else "closed",
+        breaker_reason="; ".join(reasons) or None,
         top_up_error=None,
         intruder=None,
         wanted=None,

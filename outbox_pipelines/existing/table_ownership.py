@@ -39,8 +39,8 @@ from outbox_pipelines.relay.relay_sql import PLAN_EACH
 from outbox_pipelines.settings import RelaySettings
 
 _LOG = logging.getLogger(__name__)
-WITHOUT_KAFKA: Final = "Kafka unavailable, "
-"""The beginning of a session's name while its relay cannot reach Kafka."""
+UNAVAILABLE: Final = {"Kafka": "Kafka unavailable, ", outages.REGISTRY: "registry unavailable, "}
+"""How a session's name begins while its relay waits for one of these."""
 # The upper half of a lock's number, above the table's OID: "obx" and the purpose of the lock.
 _HOLDS: Final = 0x6F62_7801
 _WAITS: Final = 0x6F62_7802
@@ -189,7 +189,7 @@ class TableOwnership(Ownership):
             raise ShardLostError(f"the session of table {self.mapping} is not the one that took it")
 
     def show_kafka(self, breaker: Breaker) -> None:
-        """Show in the log and in the session's name whether Kafka is available."""
+        """Show in the log and in the session's name what the relay waits for."""
         is_closed = breaker.state is State.CLOSED
         if breaker.state is State.OPEN:
             self._breaker_reason = breaker.reason
@@ -197,7 +197,8 @@ class TableOwnership(Ownership):
         elif is_closed:
             _LOG.warning("%s is available again", outages.server_of(self._breaker_reason))
         # At the beginning, because PostgreSQL truncates names to 63 bytes.
-        name = self._session_name if is_closed else f"{WITHOUT_KAFKA}{self._session_name}"
+        server = outages.server_of(self._breaker_reason)
+        name = self._session_name if is_closed else f"{UNAVAILABLE[server]}{self._session_name}"
         self.execute("SELECT set_config('application_name', %(name)s, false)", {"name": name})
 
     def read(

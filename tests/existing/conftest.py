@@ -14,6 +14,7 @@ from outbox_pipelines.local.postgres import Postgres
 from tests.conftest import fresh_database, topic_prefix
 from tests.existing import guides, textbook
 from tests.existing.textbook import Table
+from tests.registry import registry as registry
 from tests.relay.conftest import killable as killable
 from tests.relay.conftest import new_database
 from tests.relay.topic import create_topic
