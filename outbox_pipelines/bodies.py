@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import re
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,18 +29,14 @@ from obstore.exceptions import BaseError
 from obstore.store import LocalStore, from_url
 
 from outbox_pipelines import Error
-from outbox_pipelines.core.secret import first_line, redacted, register_variables
+from outbox_pipelines.core.object_store import reason, sync
+from outbox_pipelines.core.secret import redacted, register_variables
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.writer.content import LIMIT
 from outbox_pipelines.writer.errors import BodyStoreError, OutboxError
 from outbox_pipelines.writer.references import JSON, Body, LargePayload, Reference, is_json
 
 _AT_ONCE: Final = 8
-# A bucket's error message is XML, after the request.
-_ANSWER: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
-# It can have a signature.
-_QUERY: Final = re.compile(r"\?[^\s\"')]*")
-_LONGEST: Final = 300
 
 
 class BodyError(Error):
@@ -105,7 +100,7 @@ class Bodies:
             )
         except (BaseError, ValueError) as error:
             raise SetupError(
-                f"the store of large payloads {self.url} cannot be opened: {_reason(error)}: give a "
+                f"the store of large payloads {self.url} cannot be opened: {reason(error)}: give a "
                 "directory, s3://bucket/path, gs://… or az://…"
             ) from None
 
@@ -160,7 +155,7 @@ class Bodies:
                     obstore.put(self._store, reference.key, body.content)
                     path = self._root / reference.key
                     for each in (path, path.parent, self._root):
-                        _sync(each)
+                        sync(each)
         except BodyStoreError:
             if self._inlines and body.is_json and len(body.content) <= LIMIT:
                 return str(body)
@@ -206,7 +201,7 @@ class Bodies:
             yield
         except (BaseError, OSError, NotImplementedError) as error:
             raise BodyStoreError(
-                f"the store of large payloads {self.url} is unavailable ({action}): {_reason(error)}"
+                f"the store of large payloads {self.url} is unavailable ({action}): {reason(error)}"
             ) from None
 
 
@@ -222,17 +217,3 @@ def _refuse_forked() -> None:
             "use the store in the forked processes only"
         )
     _used_by = os.getpid()
-
-
-def _reason(error: Exception) -> str:
-    answer = _ANSWER.search(str(error))
-    text = redacted(answer.group(1)) if answer else first_line(error)
-    return _QUERY.sub("", text)[:_LONGEST]
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

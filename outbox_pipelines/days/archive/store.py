@@ -13,7 +13,6 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import stat
@@ -31,7 +30,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from outbox_pipelines.config.fields import Readers
-from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.object_store import reason, sync
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import DaySettings
 
@@ -51,8 +50,6 @@ _MODES: Final[dict[Readers, tuple[int, int]]] = {
     "group": (0o640, 0o750),
     "everyone": (0o644, 0o755),
 }
-# A bucket's error message is XML, after the request.
-_ANSWER: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 # A file never changes, because its name is derived from its content.
 _WRITTEN: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -157,9 +154,9 @@ class Store:
                 target = self.root / name
                 self._make(target.parent)
                 file.chmod(self._file_mode)
-                _sync(file)
+                sync(file)
                 file.replace(target)
-                _sync(target.parent)
+                sync(target.parent)
                 return
             with file.open("rb") as stream:
                 # The name is derived from the content: an earlier writer has written the same bytes.
@@ -194,7 +191,7 @@ class Store:
             # With it, what is created inside has the group of the archive.
             inherited = directory.stat().st_mode & stat.S_ISGID
             directory.chmod(self._directory_mode | inherited)
-            _sync(directory.parent)
+            sync(directory.parent)
 
     def others(self, day: date, file: str) -> list[str]:
         """Return the keys of a day's other files: they are not valid, but readers of directories see them."""
@@ -222,7 +219,7 @@ class Store:
             if self.root is not None:
                 self._make((self.root / target).parent)
                 (self.root / name).replace(self.root / target)
-                _sync((self.root / target).parent)
+                sync((self.root / target).parent)
             else:
                 obstore.rename(self._bucket, name, target)
 
@@ -276,7 +273,7 @@ class Store:
             yield
         except (BaseError, OSError) as error:
             raise UnavailableError(
-                f"the archive {self.url} (OUTBOX_ARCHIVE) reports an error: {_reason(error)}"
+                f"the archive {self.url} (OUTBOX_ARCHIVE) reports an error: {reason(error)}"
             ) from None
 
 
@@ -321,21 +318,8 @@ def _day_of(name: str) -> date | None:
     return day if name == f"{day}.json" else None
 
 
-def _reason(error: Exception) -> str:
-    answer = _ANSWER.search(str(error))
-    return answer.group(1) if answer else first_line(error)
-
-
 def _overtaken(name: str) -> SetupError:
     return SetupError(f"{name} was written by another process at the same time: run the command again")
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class Files(AbstractFileSystem):  # type: ignore[misc]

@@ -54,7 +54,7 @@ def _live(day: date, directory: str) -> None:
         (export._Writer, "__exit__"),
         (store.Store, "write"),
         (store.Store, "adopt"),
-        (store, "_sync"),
+        (store, "sync"),
     ):
         setattr(owner, name, _counted(getattr(owner, name)))
     if ("dropped", day) in [(each.state, each.day) for each in calendar.read(settings)]:
