@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -34,9 +34,11 @@ from outbox_pipelines.core.secret import redacted, register_variables
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.writer.content import LIMIT
 from outbox_pipelines.writer.errors import BodyStoreError, OutboxError
-from outbox_pipelines.writer.references import JSON, Body, LargePayload, Reference, is_json
+from outbox_pipelines.writer.references import JSON, KEY, Body, LargePayload, Reference, is_json
 
 _AT_ONCE: Final = 8
+_OWNER: Final = "_outbox/bodies.json"
+"""Whose bodies these are."""
 
 
 class BodyError(Error):
@@ -175,8 +177,7 @@ class Bodies:
                 size = found.meta["size"]
                 content = bytes(found.bytes()) if size == reference.size else b""
             except FileNotFoundError:
-                # A bucket that is missing answers like a missing object, but cannot be listed.
-                obstore.list_with_delimiter(self._store, reference.key.partition("/")[0])
+                self._require_bucket(reference.key)
                 raise BodyError(
                     f"the body {reference.key} is missing in {self.url}: restore the object, and replay the "
                     "event if it is a dead letter"
@@ -191,6 +192,82 @@ class Bodies:
             f"the body {reference.key} in {self.url} has {differs}: restore the object as it was written, "
             "and replay the event if it is a dead letter"
         )
+
+    def days(self) -> list[date]:
+        """Return the days of which there are objects, in order; a directory may have empty ones.
+
+        Raises:
+            BodyStoreError: the store is unavailable.
+        """
+        with self._errors("list"):
+            found = obstore.list_with_delimiter(self._store)["common_prefixes"]
+        return sorted(filter(None, map(_day_of, found)))
+
+    def objects(self, day: date) -> dict[str, int]:
+        """Return the bodies of a day, with their sizes in bytes by their keys; no object of another name.
+
+        Raises:
+            BodyStoreError: the store is unavailable.
+        """
+        with self._errors("list"):
+            return {
+                each["path"]: each["size"]
+                for some in obstore.list(self._store, prefix=str(day))
+                for each in some
+                if KEY.fullmatch(each["path"])
+            }
+
+    def size_of(self, key: str) -> int | None:
+        """Return the size of a body in bytes; None if it is missing.
+
+        Raises:
+            BodyStoreError: the store is unavailable.
+        """
+        with self._errors("read"):
+            try:
+                return obstore.head(self._store, key)["size"]
+            except FileNotFoundError:
+                self._require_bucket(key)
+                return None
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove bodies, at most some hundreds at once.
+
+        Raises:
+            BodyStoreError: the store is unavailable.
+        """
+        with self._errors("remove"):
+            if self._root is None:
+                obstore.delete(self._store, keys)
+                return
+            for key in keys:
+                (self._root / key).unlink(missing_ok=True)
+
+    def owner(self) -> bytes | None:
+        """Return what `own` has written; None if the store has no owner yet.
+
+        Raises:
+            BodyStoreError: the store is unavailable.
+        """
+        with self._errors("read"):
+            try:
+                return bytes(obstore.get(self._store, _OWNER).bytes())
+            except FileNotFoundError:
+                self._require_bucket(_OWNER)
+                return None
+
+    def own(self, content: bytes) -> None:
+        """Record the owner of the store.
+
+        Raises:
+            BodyStoreError: the store is unavailable.
+        """
+        with self._errors("store"):
+            obstore.put(self._store, _OWNER, content)
+
+    def _require_bucket(self, key: str) -> None:
+        """Raise an error if the bucket is missing: it answers like a missing object, but cannot be listed."""
+        obstore.list_with_delimiter(self._store, key.partition("/")[0])
 
     @contextmanager
     def _errors(self, action: str) -> Iterator[None]:
@@ -207,6 +284,15 @@ class Bodies:
 
 _used_by: int | None = None
 """The process that has used a store: its threads do not exist in forks, where a request would never end."""
+
+
+def _day_of(name: str) -> date | None:
+    """Return the day that a directory is named after; None for another one."""
+    try:
+        day = date.fromisoformat(name)
+    except ValueError:
+        return None
+    return day if name == str(day) else None
 
 
 def _refuse_forked() -> None:

@@ -48,8 +48,8 @@ NO_ARCHIVE: Final = "none"
 """As OUTBOX_ARCHIVE: days are dropped without being archived."""
 # These can contain a secret in the wrong place, so no message shows their values.
 _NOT_SHOWN: Final = SECRET | {
-    *("archive", "consumers", "db_schema", "kafka", "kafka_config", "registry_url", "runbook_url", "table"),
-    "ui_url",
+    *("archive", "bodies", "consumers", "db_schema", "kafka", "kafka_config", "registry_url", "runbook_url"),
+    *("table", "ui_url"),
 }
 
 # In place of a library's words, which do not say what to write.

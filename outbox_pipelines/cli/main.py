@@ -15,6 +15,7 @@ import click
 from outbox_pipelines import __version__
 from outbox_pipelines.cli.adopt import adopt
 from outbox_pipelines.cli.archive import archive
+from outbox_pipelines.cli.bodies import bodies
 from outbox_pipelines.cli.catalog import catalog
 from outbox_pipelines.cli.cdc import cdc, cutover
 from outbox_pipelines.cli.config import config, init
@@ -51,6 +52,7 @@ _COMMANDS: Final[dict[str, tuple[tuple[click.Command, str], ...]]] = {
         (shards, "Show the owner of each shard; change their number."),
         (partitions, "List, create, close and drop days."),
         (archive, "Archive, prove, restore and query days."),
+        (bodies, "Check and sweep the bodies of large payloads."),
         (reconcile, "Compare a day with the topics and the consumers."),
         (quality, "Show what Great Expectations finds in the data."),
         (catalog, "Compare the event catalog with the table."),
@@ -143,8 +145,14 @@ for each in _COMMANDS.values():
 
 # These wait for a lock for some seconds, and then name the session that has it; also `migrate --check`.
 READING: Final = (
-    *("adopt plan", "archive history", "archive query", "archive verify", "catalog check", "catalog render"),
-    *("cdc status", "consumer dead-letters list", "consumer dead-letters show", "consumer status"),
+    *("adopt plan", "archive history", "archive query", "archive verify", "bodies check", "catalog check"),
+    *(
+        "catalog render",
+        "cdc status",
+        "consumer dead-letters list",
+        "consumer dead-letters show",
+        "consumer status",
+    ),
     *("dead-letters list", "dead-letters show", "debezium config", "debezium status"),
     *("partitions list", "quality hour", "reconcile", "shards", "status", "table check", "table describe"),
 )

@@ -114,6 +114,15 @@ def _of_directories(settings: Settings) -> Refusals:
             yield (name,), f"{first} cannot be read: name another directory, or change its rights"
 
 
+def _of_bodies(settings: Settings) -> Refusals:
+    """Of the store of large payloads, which must be there; a bucket is not asked for."""
+    from outbox_pipelines.bodies import Bodies
+
+    if settings.bodies:
+        for why in _said(Bodies, settings.bodies):
+            yield ("bodies",), why
+
+
 def _of_local_stack(settings: Settings) -> Refusals:
     from outbox_pipelines.local.postgres import find_programs
 
@@ -160,6 +169,7 @@ _CHECKS: Final = (
     _of_existing_table,
     _of_catalog,
     _of_directories,
+    _of_bodies,
     _of_local_stack,
     _of_alerts,
     _of_inboxes,

@@ -21,7 +21,6 @@ from outbox_pipelines.config.types import (
     ANY_CASE,
     AfterDeadLetter,
     AlertAddresses,
-    ArchivePlace,
     Attempts,
     Brokers,
     ConnectorName,
@@ -45,6 +44,7 @@ from outbox_pipelines.config.types import (
     SchemaName,
     SecretCommand,
     SecretToken,
+    StorePlace,
     Topic,
     TopicPatterns,
     UriReference,
@@ -333,7 +333,7 @@ class Days(BaseModel):
         default=14,
         ge=8,
         le=400,
-        description="Number of days in the future that have a partition. Fewer than 7 raise an alert.",
+        description="Number of days in the future that have a partition.",
     )
     close_after_minutes: float = Field(
         default=60.0,
@@ -341,7 +341,7 @@ class Days(BaseModel):
         le=1_000_000.0,
         description="How long after its end a day still accepts inserts.",
     )
-    archive: ArchivePlace = Field(
+    archive: StorePlace = Field(
         default="",
         description="Where closed days are archived: a directory, `s3://bucket/path`, `gs://…` or "
         "`az://…`. With `none`, days are dropped [without an archive](days.md#dropping).",
@@ -356,6 +356,11 @@ class Days(BaseModel):
         ge=0,
         le=36_500,
         description="Number of days that stay in the table; with 0, a day stays until it is archived.",
+    )
+    bodies: StorePlace = Field(
+        default="",
+        description="Store of [large payloads](writing-events.md#large-payloads), for [`outbox bodies`]"
+        "(days.md#bodies-of-large-payloads).",
     )
     key_retention_days: int = Field(
         default=30, ge=1, le=36_500, description="Days for which an idempotency key is remembered."

@@ -251,7 +251,7 @@ class _Reader:
 
     def _local(self, name: str, value: Any) -> Any:
         """A path in the file is relative to it."""
-        is_directory = name == "archive" and value not in ("", "none") and "://" not in str(value)
+        is_directory = name in ("archive", "bodies") and value not in ("", "none") and "://" not in str(value)
         if (name in _PATHS or is_directory) and isinstance(value, str) and not value.startswith("~"):
             return str(self._path.parent / value)
         return beside(value, self._path.parent)

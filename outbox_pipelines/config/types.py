@@ -166,7 +166,7 @@ def _limits(value: Any) -> dict[str, Any]:
     return table
 
 
-def _archive(value: str) -> str:
+def _place(value: str) -> str:
     scheme, separator, rest = value.partition("://")
     if separator and (_CREDENTIALS.search(rest) or (scheme != "file" and "@" in rest.partition("/")[0])):
         raise ValueError(
@@ -227,7 +227,7 @@ UriReference = Annotated[str, AfterValidator(_uri_reference)]
 SecretCommand = Annotated[Secret, AfterValidator(_command)]
 SecretToken = Annotated[Secret, AfterValidator(_command)]
 HomePath = Annotated[Path, AfterValidator(expanded)]
-ArchivePlace = Annotated[str, AfterValidator(_archive)]
+StorePlace = Annotated[str, AfterValidator(_place)]
 Limits = Annotated[dict[str, float | str], BeforeValidator(_limits), _read_by(read_thresholds)]
 AlertAddresses = Annotated[Secret, AfterValidator(_alerts)]
 Link = Annotated[str, AfterValidator(_link)]

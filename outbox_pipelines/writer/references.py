@@ -22,7 +22,8 @@ from outbox_pipelines.writer.json_text import to_json
 
 MEMBER: Final = "outbox-body"
 JSON: Final = "application/json"
-_KEY: Final = re.compile(r"\d{4}-\d\d-\d\d/[0-9A-Za-z][0-9A-Za-z._-]{0,199}", re.ASCII)
+KEY: Final = re.compile(r"\d{4}-\d\d-\d\d/[0-9A-Za-z][0-9A-Za-z._-]{0,199}", re.ASCII)
+"""What the key of a body is."""
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 
@@ -56,7 +57,7 @@ def reference_of(payload: Any) -> Reference | None:
         key, size, sha256 = given["key"], given["size"], given["sha256"]
         content_type = given.get("content-type", JSON)
         fits = (
-            _KEY.fullmatch(key)
+            KEY.fullmatch(key)
             and type(size) is int
             and size >= 0
             and _SHA256.fullmatch(sha256)

@@ -20,7 +20,7 @@ REFUSED = (
     *("partitions purge", f"partitions drop {DAY}", "partitions drop --due", f"archive day {DAY}"),
     *(f"archive verify {DAY}", f"archive restore {DAY}", "archive adopt", "archive history order 1"),
     *(f"reconcile {DAY}", "quality hour", "catalog check", "cdc setup", "cdc drop", "cdc status"),
-    "cutover --to cdc",
+    *("cutover --to cdc", "bodies adopt", "bodies check", "bodies sweep"),
 )
 # What is about any outbox, about none, or about the existing table itself; `adopt` has the schema migrated.
 OTHERS = {
@@ -58,6 +58,7 @@ def test_the_other_outbox_stays_as_it_is(outbox: Outbox, tmp_path: Path) -> None
         "OUTBOX_KAFKA": outbox.settings.kafka,
         "OUTBOX_TABLE": '{"name": "app.outbox", "columns": {"published_at": "published_at"}}',
         "OUTBOX_ARCHIVE": str(tmp_path / "archive"),
+        "OUTBOX_BODIES": str(tmp_path),
         "OUTBOX_CATALOG_FILE": str(catalog),
     }
     with outbox.connect() as connection:

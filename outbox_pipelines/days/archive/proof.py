@@ -100,7 +100,7 @@ def sums_of_file(
         UnreadableError: DuckDB cannot read it.
         NoMemoryError: it needs more memory.
     """
-    rows = _read(in_duckdb(archive_sql.FILE_SUMS, columns), file, {}, threads, memory)
+    rows = read_file(in_duckdb(archive_sql.FILE_SUMS, columns), file, {}, threads, memory)
     return {bucket: Sum(count, int(total)) for bucket, count, total in rows}
 
 
@@ -114,12 +114,17 @@ def rows_of_table(
 
 def rows_of_file(file: Path, bucket: int, columns: Sequence[Column] = ()) -> list[tuple[str, int, int]]:
     """Return id, seq and digest of each row of a file's bucket."""
-    return _read(in_duckdb(archive_sql.FILE_DIGESTS, columns), file, {"bucket": bucket}, _THREADS, None)
+    return read_file(in_duckdb(archive_sql.FILE_DIGESTS, columns), file, {"bucket": bucket})
 
 
-def _read(
-    query: str, file: Path, given: dict[str, Any], threads: int, memory: int | None
+def read_file(
+    query: str, file: Path, given: dict[str, Any], threads: int = _THREADS, memory: int | None = None
 ) -> list[tuple[Any, ...]]:
+    """Return the result of a query of a Parquet file, which it reads as `$file`.
+
+    Raises:
+        UnreadableError, NoMemoryError: as `sums_of_file`.
+    """
     if memory is None:
         memory = _LEAST + threads * _TIMES * _largest_group(file)
     config: dict[str, Any] = {"memory_limit": f"{memory // 1_000_000}MB", "threads": threads}

@@ -81,16 +81,22 @@ def bounds_of(day: date) -> tuple[str, str]:
     return f"{day} 00:00:00+00", f"{day + timedelta(1)} 00:00:00+00"
 
 
+class DayLockedError(NotReadyError):
+    """Another session works on the day."""
+
+
 @contextmanager
 def working_at(settings: OutboxSettings, day: date) -> Iterator[Connection]:
     """Open a connection and lock the day, so that no other session works on it.
 
     Raises:
-        NotReadyError: another session has locked the day.
+        DayLockedError: another session has locked the day.
     """
     with connect(settings, name=f"outbox: {day}") as connection:
         if (who := partitions_sql.DAY_LOCK.take(connection, {"day": day})) is not None:
-            raise NotReadyError(f"{day} is being archived, proven or dropped by {who}: wait until it ends")
+            raise DayLockedError(
+                f"{day} is being archived, proven, dropped or swept by {who}: wait until it ends"
+            )
         yield connection
 
 

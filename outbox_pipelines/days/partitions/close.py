@@ -144,7 +144,7 @@ def _seal(connection: Connection, day: date) -> str:
     assert row is not None
     if row[1] is not None:
         return ""
-    if why_not := _still_running(connection, day):
+    if why_not := still_running(connection, day):
         return why_not
     for attempt in locks.briefly(times=_TRIES, pause=(_PAUSE_SECONDS, _PAUSE_SECONDS)):
         with attempt:
@@ -156,7 +156,7 @@ def _seal(connection: Connection, day: date) -> str:
     return _who_locks(connection, day)
 
 
-def _still_running(connection: Connection, day: date) -> str:
+def still_running(connection: Connection, day: date) -> str:
     """Return why a transaction from before the day's end still runs; wait for those with a hidden start."""
     deadline = time.monotonic() + _HIDDEN_SECONDS
     hidden: set[str] | None = None

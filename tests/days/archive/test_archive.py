@@ -476,7 +476,7 @@ def test_two_at_once_on_one_day(database: Database, settings: Settings) -> None:
         refused = database.outbox("archive", "day", str(day), OUTBOX_ARCHIVE=settings.archive)
         assert refused.exit_code == 1
         assert re.fullmatch(
-            rf"outbox: {day} is being archived, proven or dropped by session \d+ of role \w+ "
+            rf"outbox: {day} is being archived, proven, dropped or swept by session \d+ of role \w+ "
             rf"\(outbox: {day}\), since .* UTC: wait until it ends\n",
             refused.output,
         )

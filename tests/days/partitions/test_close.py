@@ -110,7 +110,7 @@ def test_a_transaction_that_began_before_midnight_is_waited_for(database: Databa
         tomorrow = database.settings.model_copy(update={"close_after_minutes": 0.0})
         with database.connect() as connection, database.connect(autocommit=False) as younger:
             younger.execute("SELECT 1")
-            found = close._still_running(connection, TODAY)
+            found = close.still_running(connection, TODAY)
         # The oldest one, and none of another database.
         assert f"pid {pid}" in found
         assert "pg_terminate_backend" in found
@@ -148,11 +148,11 @@ def test_a_transaction_whose_age_is_hidden_is_waited_for(database: Database) -> 
     with database.connect(user=app, autocommit=False) as old, database.connect(user=owner) as connection:
         old.execute("SELECT 1")
         ((pid,),) = old.execute("SELECT pg_backend_pid()")
-        found = close._still_running(connection, DAY)
+        found = close.still_running(connection, DAY)
         assert f"pid {pid}" in found
         assert "pg_read_all_stats" in found
         old.rollback()
-        assert close._still_running(connection, DAY) == ""
+        assert close.still_running(connection, DAY) == ""
 
 
 def test_a_transaction_with_rows_in_the_day_holds_it_open(database: Database) -> None:

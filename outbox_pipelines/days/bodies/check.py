@@ -1,0 +1,126 @@
+"""Check that the body of each event that has a reference is there.
+
+Invariants:
+- It writes nothing. What is missing in a list of objects is asked for alone, because it may be newer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from typing import Final
+
+from outbox_pipelines.bodies import Bodies, BodyError
+from outbox_pipelines.database import connect
+from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.days.bodies import bodies_sql, day_references
+from outbox_pipelines.days.bodies.day_references import Found, StaysError
+from outbox_pipelines.days.bodies.store import available, open_bodies
+from outbox_pipelines.errors import NotReadyError
+from outbox_pipelines.settings import DaySettings
+from outbox_pipelines.writer.references import MEMBER, reference_of
+
+DAYS: Final = 7
+"""The number of past days that are checked unless others are chosen."""
+
+
+@dataclass(slots=True)
+class Checked:
+    """The result of one day of events."""
+
+    day: date
+    references: int = 0
+    size: int = 0
+    """Of the bodies, in bytes."""
+    problems: list[Problem] = field(default_factory=list)
+    why_not: str = ""
+    """Why the references could not be read."""
+    is_expected: bool = False
+    """Whether nobody needs to act on `why_not`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A body that a consumer would not get."""
+
+    event_id: str
+    key: str | None
+    what: str
+
+
+def check(
+    settings: DaySettings, since: date | None = None, until: date | None = None, *, digest: bool = False
+) -> Iterator[Checked]:
+    """Compare each reference of the events of these days with its body; yield each day that has references.
+
+    Args:
+        since: the first day; by default seven days before today.
+        until: the last day; by default today.
+        digest: also read each body, and compare its sha256.
+
+    Raises:
+        SetupError: OUTBOX_BODIES is not set.
+        UnavailableError: the database, the store or the archive does not answer.
+    """
+    bodies = open_bodies(settings)
+    require_schema(settings)
+    with connect(settings, name="outbox bodies check") as connection, available():
+        ((today,),) = connection.execute(bodies_sql.TODAY)
+        first, last = since or today - timedelta(DAYS), until or today
+        for place in day_references.places(connection):
+            if place.day is None or not first <= place.day <= last:
+                continue
+            checked = Checked(place.day)
+            sizes = _Sizes(bodies)
+            try:
+                for found in day_references.read(settings, connection, place):
+                    _compare(bodies, sizes, found, checked, digest=digest)
+            except NotReadyError as error:
+                checked.why_not, checked.is_expected = str(error), isinstance(error, StaysError)
+            if checked.references or checked.why_not:
+                yield checked
+
+
+class _Sizes:
+    """The sizes of bodies; those of a day are listed at once."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self._of_days: dict[str, dict[str, int]] = {}
+
+    def of(self, key: str) -> int | None:
+        """Return the size of a body in bytes; None if it is missing."""
+        day = key.partition("/")[0]
+        if day not in self._of_days:
+            try:
+                self._of_days[day] = self._bodies.objects(date.fromisoformat(day))
+            except ValueError:
+                self._of_days[day] = {}
+        size = self._of_days[day].get(key)
+        return self._bodies.size_of(key) if size is None else size
+
+
+def _compare(bodies: Bodies, sizes: _Sizes, found: Found, checked: Checked, *, digest: bool) -> None:
+    checked.references += 1
+    what = ""
+    try:
+        reference = reference_of({MEMBER: json.loads(found.member)})
+        assert reference is not None
+    except (ValueError, RecursionError) as error:
+        what = "its JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    else:
+        checked.size += reference.size
+        size = sizes.of(reference.key)
+        if size is None:
+            what = "the body is missing"
+        elif size != reference.size:
+            what = f"the body has {size:,} bytes in place of {reference.size:,}"
+        elif digest:
+            try:
+                bodies.get(reference)
+            except BodyError as error:
+                what = str(error)
+    if what:
+        checked.problems.append(Problem(found.event_id, found.key, what))
