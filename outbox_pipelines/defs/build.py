@@ -14,6 +14,7 @@ from outbox_pipelines.config.types import OUTBOX_NAME
 from outbox_pipelines.defs import (
     alerts,
     archive,
+    bodies,
     catalog,
     connector,
     day_quality,
@@ -51,6 +52,7 @@ JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
     "relay": [relay.relay_session, relay.relay_once],
     "partitions": [partitions.maintain_partitions],
     "archive": [archive.archive_day, partitions.drop_day],
+    "bodies": [bodies.sweep_bodies],
     "clean_table": [existing_table.clean_table],
     "make_months": [existing_table.make_months],
     "reconciliation": [reconciliation.reconcile_day],
@@ -64,6 +66,7 @@ JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
 SCHEDULES: dict[Part, list[Callable[[Outbox], Any]]] = {
     "partitions": [partitions.maintain_partitions_schedule],
     "archive": [archive.archive_days, partitions.drop_days],
+    "bodies": [bodies.sweep_bodies_schedule],
     "clean_table": [existing_table.clean_table_schedule],
     "make_months": [existing_table.make_months_schedule],
     "catalog": [catalog.check_catalog_schedule],

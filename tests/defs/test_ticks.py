@@ -146,7 +146,10 @@ def test_a_check_names_the_variable_of_the_outbox(
 
 @pytest.mark.parametrize(
     "name",
-    ["archive_days", "check_catalog", "clean_table", "drop_days", "maintain_partitions", "make_months"],
+    [
+        *("archive_days", "check_catalog", "clean_table", "drop_days", "maintain_partitions", "make_months"),
+        "sweep_bodies",
+    ],
 )
 def test_a_schedule_skips_too(instance: dg.DagsterInstance, name: str) -> None:
     outbox = Outbox(name="orders", dsn_variable="ORDERS_DSN")

@@ -28,6 +28,7 @@ from outbox_pipelines.relay.kafka.message import Encoder, EncodingError, Unregis
 from outbox_pipelines.relay.kafka.schema_ids import SchemaIds
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
+from outbox_pipelines.writer.references import Reference
 from tests.conftest import Outbox, patience, wait_until
 from tests.registry import FakeRegistry
 from tests.relay.parked import parked_rows
@@ -101,6 +102,23 @@ def test_rules_choose_what_is_framed(registry: FakeRegistry, given: dict[str, An
     assert encode(_event())[0] == b"\0\0\0\0\1" + PAYLOAD.encode()
     assert encode(_event(payload="null"))[0] is None
     assert encode(_event("paid"))[0] == PAYLOAD
+
+
+@pytest.mark.parametrize("framing", ["value", "header"])
+def test_a_reference_has_no_id(registry: FakeRegistry, given: dict[str, Any], framing: str) -> None:
+    """Guards against a reference that says it has the schema of its body, which every validating client
+    refuses, and against a payload that only mentions the member."""
+    settings = load_settings(**given, registry_framing=framing)
+    _register(registry, settings, "placed")
+    encode = Encoder(settings, SchemaIds(settings).known).encode
+    reference = Reference("2026-03-01/x", 1, "0" * 64).payload()
+    value, headers = encode(_event(payload=reference))
+    assert value == reference
+    assert "__value_schema_id" not in dict(headers)
+    for other in ('{"text": "\\"outbox-body\\""}', '{"text": "outbox-body"}', '{"outbox-body": 1}'):
+        value, headers = encode(_event(payload=other))
+        assert (value != other) is (framing == "value")
+        assert ("__value_schema_id" in dict(headers)) is (framing == "header")
 
 
 def test_without_a_format_the_encoder_is_the_fast_one_and_nothing_is_imported() -> None:

@@ -21,6 +21,7 @@ from outbox_pipelines.config.message_names import COLUMNS, CONTENT_TYPE, IDEMPOT
 from outbox_pipelines.config.rules import has_rules, of_types, own
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.settings import MessageSettings
+from outbox_pipelines.writer.references import MEMBER, reference_of
 
 # As confluent-kafka types them; every value here is a str.
 Headers = list[tuple[str, str | bytes | None]]
@@ -42,6 +43,7 @@ _MEMBERS: Final = {
 _MOST_TYPES: Final = 10_000
 # Where Confluent's clients look for the id, before they look for it in the value.
 _SCHEMA_ID: Final = "__value_schema_id"
+_MEMBER: Final = f'"{MEMBER}"'
 _TOO_DEEP: Final = "its JSON is nested too deeply for the relay to read: flatten it"
 
 
@@ -109,18 +111,32 @@ def _by_types(settings: MessageSettings, id_of: IdOf | None) -> Encode:
 
 
 def _framed(encode: Encode, schema_id: int, *, in_header: bool) -> Encode:
-    """The same with the id of its schema; a tombstone has none."""
+    """The same with the id of its schema. A tombstone has none, nor a reference: the schema is the body's."""
     frame = struct.pack(">bI", 0, schema_id)
 
     def with_header(event: Event) -> tuple[Value, Headers]:
         value, headers = encode(event)
-        return value, headers if value is None else [*headers, (_SCHEMA_ID, frame)]
+        if value is None or _is_reference(event.payload):
+            return value, headers
+        return value, [*headers, (_SCHEMA_ID, frame)]
 
     def with_prefix(event: Event) -> tuple[Value, Headers]:
         value, headers = encode(event)
-        return (frame + value.encode() if isinstance(value, str) else value), headers
+        if not isinstance(value, str) or _is_reference(event.payload):
+            return value, headers
+        return frame + value.encode(), headers
 
     return with_header if in_header else with_prefix
+
+
+def _is_reference(payload: str) -> bool:
+    """Return whether a payload is the reference to a large one."""
+    if _MEMBER not in payload:
+        return False
+    try:
+        return reference_of(json.loads(payload)) is not None
+    except (ValueError, RecursionError):
+        return False
 
 
 def _encode(settings: MessageSettings) -> Encode:
