@@ -57,7 +57,7 @@ BEGIN
        AND octet_length(concat(NEW.aggregate_type, NEW.aggregate_id, NEW.event_type, NEW.idempotency_key,
                                NEW.correlation_id, NEW.causation_id, NEW.traceparent, NEW.payload,
                                NEW.headers)) <= 10000
-       AND NEW.headers::text !~* '"(id|event|aggregate|correlation|causation|traceparent|version|content|dead)' THEN
+       AND NEW.headers::text !~* '"(id|event|aggregate|correlation|causation|traceparent|version|content|dead|replay)' THEN
         RETURN NEW;
     END IF;
 
@@ -113,10 +113,10 @@ BEGIN
     -- Consumers know an event by these headers, and the relay makes them of the event's columns. The text is
     -- searched first: that is quick.
     IF NEW.headers::text ~* '"(id|event-type|aggregate-type|aggregate-id|idempotency-key|correlation-id|causation-id|'
-                            'traceparent|version|content-type|dead-letter-[^"]*)":' THEN
+                            'traceparent|version|content-type|dead-letter-[^"]*|replay-id|replayed-at)":' THEN
         SELECT string_agg(name, ', ' ORDER BY name) INTO reserved FROM jsonb_object_keys(NEW.headers) AS name
         WHERE name ~* '^(id|event-type|aggregate-type|aggregate-id|idempotency-key|correlation-id|causation-id|'
-                      'traceparent|version|content-type|dead-letter-.*)$';
+                      'traceparent|version|content-type|dead-letter-.*|replay-id|replayed-at)$';
         IF reserved IS NOT NULL THEN
             RAISE EXCEPTION 'outbox: the headers of % have reserved names: %', NEW.event_type, reserved
                 USING ERRCODE = 'check_violation',

@@ -206,7 +206,8 @@ def _line(row: DeadLetterRow) -> str:
     return (
         f"{row.received_at:%Y-%m-%d %H:%M:%S}  {row.source}  {short(row.id)}  "
         f"{short(row.event_type or '(no event)')}  {short(row.key)}  "
-        f"{row.topic} {row.partition} {row.offset}  {counted(row.attempts, 'attempt')}  {row.error}"
+        f"{row.topic} {row.partition} {row.offset}  {counted(row.attempts, 'attempt')}  "
+        f"{f'replay {short(row.replay)}  ' if row.replay else ''}{row.error}"
     )
 
 

@@ -14,6 +14,10 @@ METADATA: Final = ("idempotency-key", "correlation-id", "causation-id", "tracepa
 USUAL: Final = ("id", "event-type", "aggregate-type", *METADATA)
 CONTENT_TYPE: Final = "content-type"
 """How to read the value: set by the value format."""
+REPLAY_ID: Final = "replay-id"
+REPLAYED_AT: Final = "replayed-at"
+REPLAY: Final = (REPLAY_ID, REPLAYED_AT)
+"""Headers of replayed events alone. Their names are fixed: every consumer must recognize a replay."""
 IDEMPOTENCY_KEY: Final = "idempotency_key"
 _MEMBERS: Final = ("event_id", "event_type", "aggregate_type", "aggregate_id", IDEMPOTENCY_KEY)
 
@@ -32,6 +36,8 @@ def read_headers(given: Any) -> dict[str, str]:
         raise ValueError("id cannot be left out: consumers deduplicate by it")
     if CONTENT_TYPE in names.values():
         raise ValueError(f"{CONTENT_TYPE} says how to read the value: choose another name")
+    if taken := [theirs for theirs in names.values() if theirs.lower() in REPLAY]:
+        raise ValueError(f"{taken[0]} marks replayed events: choose another name")
     return names
 
 

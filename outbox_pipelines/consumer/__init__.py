@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from outbox_pipelines.consumer.consumer import AsyncConsumer, Consumer
     from outbox_pipelines.consumer.dedupe_table import DedupeTable
     from outbox_pipelines.consumer.errors import ConsumerError, OutageError, RefusedError
-    from outbox_pipelines.consumer.event_reading import Event
+    from outbox_pipelines.consumer.event_reading import Event, Replay
     from outbox_pipelines.consumer.figures import Counts
 
 _PLACES = {
@@ -40,6 +40,7 @@ _PLACES = {
     "RefusedError": "errors",
     "Pruned": "administration",
     "RedisCache": "cache",
+    "Replay": "event_reading",
     "migrate": "administration",
     "prune": "administration",
 }
@@ -54,6 +55,7 @@ __all__ = [
     "Pruned",
     "RedisCache",
     "RefusedError",
+    "Replay",
     "migrate",
     "prune",
 ]

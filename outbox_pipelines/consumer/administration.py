@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, LiteralString
@@ -21,6 +21,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines.config.message_names import REPLAY_ID
 from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.event_reading import json_of
 from outbox_pipelines.consumer.inbox import Backlog
@@ -140,6 +141,8 @@ class DeadLetterRow:
     attempts: int
     received_at: datetime
     error: str
+    replay: str | None
+    """The id of the replay that has published the event again, None for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +171,13 @@ class DeadLetters:
         counts = _rows(self._connection, queries.COUNT_DEAD_LETTERS, which)
         rows = _rows(self._connection, queries.LIST_DEAD_LETTERS, which)
         by_error: dict[str, int] = {error or "": count for error, count in counts}
-        return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
+        found = [DeadLetterRow(*(*columns, _replay_of(headers))) for *columns, headers in rows]
+        return Found(sum(by_error.values()), by_error, found)
 
     def show(self, given: UUID) -> list[dict[str, Any]]:
         """Return a message with its content and audit, for each source; an empty list if there is none."""
         return [
-            {**row, "payload": _text(payload), "headers": dict(headers)}
+            {**row, "replay": _replay_of(headers), "payload": _text(payload), "headers": dict(headers)}
             for row, payload, headers in _rows(self._connection, queries.SHOW, {"id": given})
         ]
 
@@ -215,6 +219,10 @@ def _selected(given: Mapping[str, Any], state: str = "failed") -> dict[str, Any]
     conditions = ("source", "event_type", "key", "error", "since", "until")
     ids = [*given.get("ids", ())] or None
     return {name: given.get(name) for name in conditions} | {"ids": ids, "state": state}
+
+
+def _replay_of(headers: Iterable[tuple[str, str | None]]) -> str | None:
+    return next((text for name, text in headers if name == REPLAY_ID), None)
 
 
 def _text(payload: bytes | None) -> Any:

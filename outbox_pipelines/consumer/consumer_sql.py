@@ -351,7 +351,7 @@ SOURCES_OF_DEAD_LETTERS: Final = f"SELECT DISTINCT source FROM inbox WHERE {_MEA
 
 LIST_DEAD_LETTERS: Final = f"""
 SELECT seq, message_id::text, source, event_type, key, topic, partition, "offset", attempts, received_at,
-    last_error
+    last_error, headers
 FROM inbox WHERE {_MEANT} ORDER BY seq DESC LIMIT %(limit)s"""
 
 # The payload as text where it is text, and its bytes in hexadecimal where it is not.

@@ -26,6 +26,7 @@ from uuid import UUID
 
 from confluent_kafka import Message
 
+from outbox_pipelines.config.message_names import REPLAY, REPLAY_ID, REPLAYED_AT
 from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.writer.references import MEMBER, Reference, is_json, reference_of
@@ -65,10 +66,32 @@ _ATTRIBUTES: Final = {
 }
 _CONTENT_TYPE: Final = "content-type"
 _MEMBER: Final = MEMBER.encode()
+# Headers that have one name everywhere.
+_FIXED: Final = (_CONTENT_TYPE, *REPLAY)
 _CLOUDEVENT: Final = "application/cloudevents+json"
 # Not `message.headers()`: the client's function fails on a name that is not UTF-8 and returns a list all the
 # same. Only a call through here is checked for that by every version of Python.
 _headers: Final[Callable[[Message], Any]] = operator.methodcaller("headers")
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Which replay has published an event again: see `outbox replay`."""
+
+    id: UUID
+    at: datetime
+    """When the message was published again, UTC; the event itself is as it was."""
+
+    def identity(self, event_id: UUID) -> UUID:
+        """Return the UUID that identifies an event within this replay.
+
+        If the replay's id is of version 7, this one contains its time: the record is kept as long as that of
+        a new event.
+        """
+        named = uuid.uuid5(self.id, str(event_id))
+        if self.id.version != 7:
+            return named
+        return UUID(int=self.id.int >> 80 << 80 | 7 << 76 | named.int & ~(-1 << 76))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +121,8 @@ class Event(Generic[Payload]):
     offset: int
     timestamp: datetime
     """When the message was written to Kafka, UTC."""
+    replay: Replay | None = None
+    """None, but for an event that was published again by a replay."""
 
     @classmethod
     def read(
@@ -196,24 +221,32 @@ class Event(Generic[Payload]):
         Args:
             origin: where the event comes from: the topic, or the name that it has in `origins`.
             by_key: the idempotency key counts instead of the id, where the event has one.
+
+        A replayed event has another identity: it is handled once per replay.
         """
+        original = self._original(origin, by_key=by_key)
+        return original if self.replay is None else self.replay.identity(original)
+
+    def _original(self, origin: str, *, by_key: bool) -> UUID:
         if by_key and self.idempotency_key is not None:
             return _named("idempotency-key", origin, self.idempotency_key)
         return self._uuid or _named("id", origin, self.id)
 
     def identified(self, origin: str, *, by_key: bool) -> tuple[str, UUID | None]:
         """Return `identity` as text, and `content`."""
-        if _CANONICAL(self.id) and not (by_key and self.idempotency_key is not None):
+        if self.replay is None and _CANONICAL(self.id) and not (by_key and self.idempotency_key is not None):
             return self.id, None
         return str(self.identity(origin, by_key=by_key)), self.content(by_key=by_key)
 
     def content(self, *, by_key: bool) -> UUID | None:
         """Return a digest of what the event says, for an id that its origin may use again; otherwise None.
 
-        It is the same in every shape of the value: a repetition after a change of OUTBOX_VALUE_FORMAT is one.
+        Of other replayed events it is the replay's id, so that their records can be told from those of new
+        events. The digest is the same in every shape of the value: a repetition after a change of
+        OUTBOX_VALUE_FORMAT is one.
         """
         if self._uuid or (by_key and self.idempotency_key is not None):
-            return None
+            return None if self.replay is None else self.replay.id
         about = (self.type, self.aggregate_type, self.aggregate_id)
         try:
             return _named("content", *about, self.payload)
@@ -287,7 +320,7 @@ class Reader:
         self._names = {name: names.get(name, name) for name in _NAMES}
         # By the names in Kafka; two of ours can have one header.
         self._ours: dict[str, tuple[str, ...]] = {}
-        for ours, theirs in (*self._names.items(), (_CONTENT_TYPE, _CONTENT_TYPE)):
+        for ours, theirs in (*self._names.items(), *zip(_FIXED, _FIXED, strict=True)):
             self._ours[theirs] = (*self._ours.get(theirs, ()), ours)
 
     def read(self, message: Message) -> Event:
@@ -317,6 +350,7 @@ class Reader:
                 is_ascii = is_ascii and (text is None or text.isascii())
         value = message.value()
         content_type = found.pop(_CONTENT_TYPE, None)
+        replay_id, replayed_at = found.pop(REPLAY_ID, None), found.pop(REPLAYED_AT, None)
         if (content_type and content_type.startswith(_CLOUDEVENT)) or not (
             found["id"] and found["event-type"] and found["aggregate-type"]
         ):
@@ -339,8 +373,10 @@ class Reader:
                     f"{_place(message)} is not an event: its header {self._names[name]!r} is not UTF-8"
                 )
         version = found["version"]
+        replay = None if replay_id is None else _replay(message, replay_id, replayed_at)
         return Event.read(
             {
+                "replay": replay,
                 "id": event_id,
                 "type": found["event-type"] or "",
                 "aggregate_type": found["aggregate-type"],
@@ -379,6 +415,16 @@ def sent_at(message: Message) -> datetime:
 def sent_ms(message: Message) -> int:
     """Return the same in ms since 1970."""
     return existing_ms(message.timestamp()[1])
+
+
+def _replay(message: Message, replay_id: str, at: str | None) -> Replay:
+    try:
+        return Replay(UUID(replay_id), datetime.fromisoformat(at or "").astimezone(UTC))
+    except ValueError:
+        raise UnreadableError(
+            f"{_place(message)} is not an event: its header {REPLAY_ID} is not a UUID, or its header "
+            f"{REPLAYED_AT} is not a time"
+        ) from None
 
 
 def _place(message: Message) -> str:

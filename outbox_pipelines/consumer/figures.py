@@ -55,7 +55,9 @@ class Counts:
     duplicates: int = 0
     """Already handled or received by this source."""
     ignored: int = 0
-    """Of types without a handler."""
+    """Of types without a handler, or whose handler takes only replays."""
+    skipped_replays: int = 0
+    """Events that a replay has published again, and no handler takes."""
     received: int = 0
     """Written to the inbox: failed, behind a failed event, or by `receive`."""
     failures: int = 0

@@ -21,9 +21,9 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, overload
 
-from outbox_pipelines.consumer.config import require_whole
+from outbox_pipelines.consumer.config import require_one_of, require_whole
 from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.consumer.event_reading import Event
 from outbox_pipelines.consumer.payload_types import MisfitError, converter
@@ -38,6 +38,8 @@ _EVENTS: Final = re.compile(r"([\w.]+\[)?([\w.]+\.)?Event\]?")
 Function = Callable[[Any, Any], object]
 _Function = TypeVar("_Function", bound=Function)
 MOST_AT_ONCE: Final = 10_000
+Replays = Literal["skip", "handle", "only"]
+_REPLAYS: Final = typing.get_args(Replays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,16 @@ class Handler:
     batch: int | None = None
     per_transaction: int = 1
     """How many events can share a transaction, each with a call of its own."""
+    replays: Replays = "skip"
 
     @property
     def name(self) -> str:
         """For logs and metrics."""
         return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+    def takes(self, event: Event) -> bool:
+        """Return whether the event is handled, as far as replays are concerned."""
+        return self.replays == "handle" or (event.replay is not None) == (self.replays == "only")
 
 
 class Handlers:
@@ -67,7 +74,11 @@ class Handlers:
         self._other: Handler | None = None
 
     def on(
-        self, *types: str | type, batch: int | None = None, per_transaction: int = 1
+        self,
+        *types: str | type,
+        batch: int | None = None,
+        per_transaction: int = 1,
+        replays: Replays = "skip",
     ) -> Callable[[_Function], _Function]:
         """Register a handler of these event types: a function of the event and the connection or session.
 
@@ -86,6 +97,8 @@ class Handlers:
             per_transaction: up to this many events that have arrived share a transaction, with a call for
                 each. If one fails, all are rolled back and handled again one by one: only for handlers
                 without effects outside the database.
+            replays: what becomes of events that `outbox replay` has published again: they are skipped and
+                counted; handled, once per replay; or only they are handled, and other events are ignored.
 
         Raises:
             SetupError: a type has a handler already, or the function is of the other consumer's kind.
@@ -100,13 +113,14 @@ class Handlers:
             if per_transaction != 1:
                 raise SetupError("give batch or per_transaction, not both: a batch is one transaction")
         require_whole("per_transaction", per_transaction, 1, MOST_AT_ONCE, of="events")
+        require_one_of("replays", replays, *_REPLAYS)
 
         def register(function: _Function) -> _Function:
             self._require_kind(function)
             if taken := self._handlers.keys() & set(names):
                 raise SetupError(f"{min(taken)} has a handler already: keep one")
             payload = types[0] if len(types) == 1 and isinstance(types[0], type) else None
-            handler = Handler(function, giver(function, batch, payload), batch, per_transaction)
+            handler = Handler(function, giver(function, batch, payload), batch, per_transaction, replays)
             self._handlers.update(dict.fromkeys(names, handler))
             return function
 
@@ -116,24 +130,30 @@ class Handlers:
     def on_other(self, function: _Function, /) -> _Function: ...
 
     @overload
-    def on_other(self, /, *, per_transaction: int) -> Callable[[_Function], _Function]: ...
+    def on_other(
+        self, /, *, per_transaction: int = ..., replays: Replays = ...
+    ) -> Callable[[_Function], _Function]: ...
 
-    def on_other(self, function: Any = None, /, *, per_transaction: int = 1) -> Any:
+    def on_other(
+        self, function: Any = None, /, *, per_transaction: int = 1, replays: Replays = "skip"
+    ) -> Any:
         """Register the handler of all other types. Without one, their events are skipped and counted.
 
         Args:
             per_transaction: see `on`.
+            replays: see `on`.
 
         Raises:
             SetupError: there is one already, or the function is of the other consumer's kind.
         """
         require_whole("per_transaction", per_transaction, 1, MOST_AT_ONCE, of="events")
+        require_one_of("replays", replays, *_REPLAYS)
 
         def register(function: _Function) -> _Function:
             self._require_kind(function)
             if self._other is not None:
                 raise SetupError("on_other has a handler already: keep one")
-            self._other = Handler(function, giver(function, None), None, per_transaction)
+            self._other = Handler(function, giver(function, None), None, per_transaction, replays)
             return function
 
         return register if function is None else register(function)

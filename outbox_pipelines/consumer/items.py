@@ -43,7 +43,7 @@ class Item:
     reference: Reference | None = None
     """The body that has to be read before `given` is known."""
     mark: tuple[str, str] = ("", "")
-    """Its row in the service's own table of processed events; see `dedupe_table`."""
+    """Its row in the service's own table of processed events, empty without one; see `dedupe_table`."""
 
     @property
     def message_id(self) -> uuid.UUID:
@@ -79,6 +79,9 @@ class ItemReader:
         item = Item(message, event_id, event, handler, content=content)
         if handler is not None:
             self.types.handled(event.type)
+        if handler is not None and not handler.takes(event):
+            handler = item.handler = None
+        if handler is not None:
             reference = None
             try:
                 reference = _reference_of(event, is_needed=self.plan.body_of is not None)
@@ -86,7 +89,9 @@ class ItemReader:
                     item.reference = reference
                 else:
                     item.given = handler.give(event)
-                item.mark = self.mark(event)
+                # A service's own table knows one event of an id: replays are recorded in ours alone.
+                if event.replay is None:
+                    item.mark = self.mark(event)
             except UnreadableError as error:
                 hint = "; its body is in a store: pass bodies=Bodies(…) to the consumer" if reference else ""
                 item.error = readable(f"{error}{hint}")

@@ -129,12 +129,13 @@ class ProcessedEvents:
 
     async def write_marks(self, transaction: Any, items: Sequence[Item]) -> Sequence[Item]:
         """Write items to the service's own table; return those that were not there."""
-        if self._marks is None:
+        marked = [each.mark for each in items if each.mark[0]]
+        if self._marks is None or not marked:
             return items
-        new = await self._marks.write(self._database, transaction, [each.mark for each in items])
+        new = await self._marks.write(self._database, transaction, marked)
         # The first item of each value.
         first = {each.mark[0]: each for each in reversed(items) if each.mark[0] in new}
-        unmarked = [each for each in items if first.get(each.mark[0]) is each]
+        unmarked = [each for each in items if not each.mark[0] or first.get(each.mark[0]) is each]
         if not unmarked:
             await self._database.rows(transaction, queries.RELEASE, {})
         return unmarked

@@ -30,13 +30,22 @@ from outbox_pipelines.core import metrics_server
 MOST_TYPES: Final = 20
 OTHER: Final = "(other)"
 _LONGEST_TYPE: Final = 100
-_PLAIN: Final = ("handled", "duplicates", "received", "failures", "dead_letters", "outages")
+_PLAIN: Final = (
+    "handled",
+    "duplicates",
+    "received",
+    "failures",
+    "dead_letters",
+    "outages",
+    "skipped_replays",
+)
 _RENAMED: Final = {"dead_letters": "dead_lettered"}
 # The description, and the labels in addition to `source`.
 _COUNTERS: Final = {
     "handled": ["Events whose handler succeeded"],
     "duplicates": ["Events that were already handled or received"],
     "ignored": ["Events of types without a handler; of the first 20 types, and all others", "event_type"],
+    "skipped_replays": ["Replayed events that no handler takes"],
     "received": ["Events written to the inbox: failed, behind a failed event, or by receive()"],
     "failures": ["Failed attempts"],
     "dead_lettered": ["Events that became dead letters"],

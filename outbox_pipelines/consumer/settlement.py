@@ -49,8 +49,11 @@ class Settlement:
         self.counts.handled += len(items)
 
     def skip(self, item: Item) -> None:
-        """Count an event without a handler."""
+        """Count an event that no handler takes."""
         assert item.event is not None
+        if item.event.replay is not None:
+            self.counts.skipped_replays += 1
+            return
         self.counts.ignored += 1
         self.types.pass_over(item.event.type)
 

@@ -30,7 +30,7 @@ from outbox_pipelines.consumer.consumer import AsyncConsumer, Consumer, drive
 from outbox_pipelines.consumer.consumer_database import Database, Rows, released
 from outbox_pipelines.consumer.database_retry import DatabaseRetry
 from outbox_pipelines.consumer.errors import RefusedError
-from outbox_pipelines.consumer.event_reading import Event, Reader
+from outbox_pipelines.consumer.event_reading import Event, Reader, Replay
 from outbox_pipelines.consumer.handler_breakers import policy_of
 from outbox_pipelines.consumer.handler_registry import Handler
 from outbox_pipelines.consumer.handler_transactions import HandlerTransactions
@@ -71,6 +71,7 @@ def make_event(
     partition: int = 0,
     offset: int = 0,
     timestamp: datetime | None = None,
+    replay: Replay | None = None,
 ) -> Event:
     """Return an event as a handler gets it.
 
@@ -78,6 +79,7 @@ def make_event(
         payload: what `emit` takes; it is read back from JSON, as a consumer reads it. None: a tombstone.
         id: a new one by default.
         value: the bytes in Kafka, in place of `payload`.
+        replay: `Replay(uuid.uuid4(), datetime.now(UTC))` for an event that `outbox replay` has published.
     """
     if value is None and payload is not None:
         value = to_json("payload", payload).encode()
@@ -97,6 +99,7 @@ def make_event(
         partition=partition,
         offset=offset,
         timestamp=timestamp or datetime.now(UTC),
+        replay=replay,
     )
 
 

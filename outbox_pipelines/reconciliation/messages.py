@@ -3,6 +3,7 @@
 Invariants:
 - The end is read after the events: every published event is before it.
 - An event that a topic has deleted, compacted or not yet committed is not reported as missing.
+- Messages of replays are passed over: the first publication of an event is compared.
 - No offset is committed and no group is joined: consumers are not affected.
 - Memory usage is what Kafka's client has fetched, and a few thousand ids.
 """
@@ -20,6 +21,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from outbox_pipelines.config import parsed
+from outbox_pipelines.config.message_names import REPLAY_ID
 from outbox_pipelines.config.rules import Router
 from outbox_pipelines.config.topics import IllegalTopicError
 from outbox_pipelines.consumer.event_reading import headers_of, sent_ms
@@ -308,8 +310,10 @@ def load(
             if offset < part.end:
                 at_ms = sent_ms(message)
                 first.setdefault((numbers[topic], partition), at_ms)
-                rows.append((_id(headers_of(message), name), numbers[topic], partition, offset, at_ms))
                 read += 1
+                headers = headers_of(message)
+                if not any(header == REPLAY_ID for header, _ in headers):
+                    rows.append((_id(headers, name), numbers[topic], partition, offset, at_ms))
             if offset >= part.end - 1:
                 del unread[(topic, partition)]
                 kafka.incremental_unassign([TopicPartition(topic, partition)])

@@ -57,10 +57,11 @@ WHERE d.day <> %(day)s AND (c.oid IS NULL OR NOT {ATTACHED}) ORDER BY d.day"""
 HAS_TABLES: Final = """
 SELECT to_regclass('processed_events') IS NOT NULL, to_regclass('inbox') IS NOT NULL"""
 
-# Only the partitions of these days, and the one of ids that tell no time.
+# Only the partitions of these days, and the one of ids that tell no time. A record with a content is one of a
+# replay, or of an id that is no UUID.
 PROCESSED: Final = """
 SELECT event_id::text AS id, processed_at FROM processed_events
-WHERE source = {source}
+WHERE source = {source} AND content IS NULL
   AND (bucket = ANY ({buckets}) AND event_id >= {first}::uuid AND event_id < {end}::uuid OR bucket = -1)"""
 INBOX: Final = """
 SELECT message_id::text AS id, state, coalesce(last_error, '') AS error FROM inbox

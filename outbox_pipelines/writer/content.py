@@ -104,7 +104,7 @@ def row(event: NewEvent, around: Surroundings) -> Row:
 # The same list as in the database's guard. The relay sets these headers from an event's columns.
 RESERVED: Final = re.compile(
     r"id|event-type|aggregate-type|aggregate-id|idempotency-key|correlation-id|causation-id|traceparent|version"
-    r"|content-type|dead-letter-.*",
+    r"|content-type|dead-letter-.*|replay-id|replayed-at",
     re.IGNORECASE | re.DOTALL,
 )
 

@@ -30,7 +30,7 @@ BEGIN
         processed_at timestamptz NOT NULL DEFAULT now(),
         bucket smallint NOT NULL, -- processed_bucket(event_id); a CHECK of that costs much of an insert
         source text NOT NULL,
-        content uuid, -- a digest, where the id is no UUID in the message: the same id with another content
+        content uuid, -- a digest, where the id is no UUID in the message: the same id with another content; or a replay
         PRIMARY KEY (event_id, source, bucket)
     ) PARTITION BY LIST (bucket);
 

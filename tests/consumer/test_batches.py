@@ -67,7 +67,7 @@ def test_the_same_event_twice_in_a_batch_is_handled_once(place: Place) -> None:
 
 
 @pytest.mark.parametrize("how", [{"batch": 50}, {"per_transaction": 50}])
-def test_an_event_that_comes_twice_keeps_its_first_place(place: Place, how: dict[str, int]) -> None:
+def test_an_event_that_comes_twice_keeps_its_first_place(place: Place, how: dict[str, Any]) -> None:
     """Guards against an event that is handled behind later ones of its aggregate, because it came again."""
     ids = [str(uuid7()) for _ in range(5)]
     place.send(*(ids[n] for n in (0, 1, 2, 1, 3, 0, 4)), keys=1)

@@ -81,7 +81,7 @@ def test_an_event_has_all_its_attempts(place: Place, lock: Lock, batch: int | No
 
 
 @pytest.mark.parametrize("way", [{}, {"per_transaction": 8}, {"batch": 8}], ids=str)
-def test_a_commit_without_an_answer_is_found(place: Place, way: dict[str, int]) -> None:
+def test_a_commit_without_an_answer_is_found(place: Place, way: dict[str, Any]) -> None:
     """Guards against events that are handled again, one by one, although their transaction is committed."""
     place.load(8, keys=1)
     with Proxy(int(psycopg.conninfo.conninfo_to_dict(place.dsn)["port"] or 0)) as proxy:

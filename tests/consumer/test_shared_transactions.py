@@ -198,6 +198,6 @@ def test_a_handler_that_rolls_back_harms_no_neighbor(place: Place, driver: str) 
 @pytest.mark.parametrize(
     "given", [{"per_transaction": 0}, {"per_transaction": 10_001}, {"per_transaction": 2, "batch": 2}]
 )
-def test_numbers_that_mean_nothing_are_refused(place: Place, given: dict[str, int]) -> None:
+def test_numbers_that_mean_nothing_are_refused(place: Place, given: dict[str, Any]) -> None:
     with pytest.raises(SetupError, match="per_transaction"):
         place.bare().on("order.placed", **given)

@@ -92,7 +92,8 @@ def test_panels_ask_for_what_is_served(served: set[str]) -> None:
             assert f'{{namespace=~"$namespace",{chosen}}}' in target["expr"], panel["title"]
     plain = {re.sub(r"_(bucket|sum|count)$", "", name) for name in served if "batch" not in name}
     assert plain - {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} == {
-        f"outbox_consumer_{name}_total" for name in ("dead_lettered", "ignored", "outages", "received")
+        f"outbox_consumer_{name}_total"
+        for name in ("dead_lettered", "ignored", "outages", "received", "skipped_replays")
     }
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from outbox_pipelines.config.rules import Rule
+from outbox_pipelines.consumer import Replay
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import messages
 from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters
@@ -256,3 +257,22 @@ def test_today_is_reconciled_as_it_stands(place: Place) -> None:
     report = place.reconcile(TODAY)
     assert report.notes == ["the day is not over: the result is preliminary"]
     assert (report.events, report.equal) == (3, True)
+
+
+def test_a_replay_is_no_duplicate_and_not_out_of_order(place: Place) -> None:
+    """Guards against findings about every replay, in its topic and in what its consumers have recorded."""
+    ids = place.write(4, keys=1)
+    place.relay()
+    place.consumer()
+    replay = uuid7(START_MS + 1)
+    marks: dict[str, Any] = {"replay-id": str(replay), "replayed-at": "2026-11-27T10:00:00+00:00"}
+    place.send(*ids[:2], **marks)
+    place.rows(
+        "INSERT INTO processed_events (event_id, bucket, source, content) "
+        "SELECT %s::uuid, processed_bucket(%s::uuid), 'billing', %s::uuid",
+        *[str(Replay(replay, datetime.now(UTC)).identity(UUID(ids[0])))] * 2,
+        str(replay),
+    )
+    report = place.reconcile()
+    assert report.messages == 6
+    assert [found(side) for side in report.sides] == [{}, {}]

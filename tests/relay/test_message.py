@@ -112,6 +112,7 @@ def test_own_headers_replace_none_under_its_other_name() -> None:
         ("id=version", "two headers would have the name version"),
         ("id=x,correlation-id=x", "two headers would have the name x"),
         ("id=content-type", "content-type says how to read the value"),
+        ("version=Replay-ID", "Replay-ID marks replayed events"),
     ],
 )
 def test_names_that_cannot_work_are_refused_where_they_enter(names: str, says: str) -> None:

@@ -23,6 +23,7 @@ MANY = "SELECT id, duplicate FROM outbox_emit_many(%s)"
 NAMES = (
     *("id", "event-type", "aggregate-type", "aggregate-id", "idempotency-key", "correlation-id"),
     *("causation-id", "traceparent", "version", "content-type", "dead-letter-reason", "ID", "Content-Type"),
+    *("replay-id", "replayed-at", "Replay-ID"),
 )
 
 

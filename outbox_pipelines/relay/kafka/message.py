@@ -17,7 +17,14 @@ from operator import attrgetter
 from typing import Any, Final
 
 from outbox_pipelines.config import parsed
-from outbox_pipelines.config.message_names import COLUMNS, CONTENT_TYPE, IDEMPOTENCY_KEY, METADATA, USUAL
+from outbox_pipelines.config.message_names import (
+    COLUMNS,
+    CONTENT_TYPE,
+    IDEMPOTENCY_KEY,
+    METADATA,
+    REPLAY,
+    USUAL,
+)
 from outbox_pipelines.config.rules import has_rules, of_types, own
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.settings import MessageSettings
@@ -200,7 +207,7 @@ def _shaped(names: dict[str, str], settings: MessageSettings) -> Encode:
 def _more(names: dict[str, str], settings: MessageSettings) -> Callable[[Metadata], Headers]:
     """The headers of the metadata: what the row has of ours, then its own."""
     ours = {name: names[name] for name in METADATA if name in names}
-    reserved = {name.lower() for name in (*_COLUMNS, *METADATA, CONTENT_TYPE, *names.values())}
+    reserved = {name.lower() for name in (*_COLUMNS, *METADATA, *REPLAY, CONTENT_TYPE, *names.values())}
     if settings.format != "json":
         reserved.add(_SCHEMA_ID)
     # A header ce_… makes readers take the message for the other way to write a CloudEvent.
