@@ -68,9 +68,9 @@ def test_kafka_becomes_unavailable_and_comes_back(own_servers: tuple[Postgres, K
         cpu, rss = _cpu_seconds(relay.pid), _rss_mb(relay.pid)
         at = time.monotonic()
         wait_until(lambda: time.monotonic() - at > 4)
-        assert _cpu_seconds(relay.pid) - cpu < 1.2
+        assert _cpu_seconds(relay.pid) - cpu < 0.3 * (time.monotonic() - at)
         assert _rss_mb(relay.pid) < rss + 20 < 250
-        assert _oldest_transaction(outbox) < 1
+        assert _oldest_transaction(outbox) < 4
         kafka.start()
         wait_until(lambda: _breaker(outbox) == "closed", seconds=60, what="the breaker to close")
         _assert_all_arrived(outbox, 30_020)

@@ -43,12 +43,16 @@ def _counted() -> Iterator[Counter[str]]:
 
 def _drain(outbox: Outbox, batches: int, **more: object) -> Counter[str]:
     """What the drain of so many batches takes."""
-    outbox.fill(batches * PIECE)
     settings = outbox.settings.model_copy(update={"batch_events": PIECE, **more})
-    with _counted() as found:
-        totals = service.relay(settings, until_empty=True)
-    assert totals.events + totals.unpublished >= batches * PIECE
-    return found
+    # After an error of a busy server a relay starts over, and reads again: not what is counted here.
+    for _ in range(5):
+        outbox.fill(batches * PIECE)
+        with _counted() as found:
+            totals = service.relay(settings, until_empty=True)
+        assert totals.events + totals.unpublished >= batches * PIECE
+        if found["UPDATE outbox_shards s"] == 1:
+            return found
+    pytest.fail(f"the relay started over in each of five drains: {found}")
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])

@@ -72,7 +72,6 @@ def test_a_table_of_many_blocks(make: Make) -> None:
     cleaning.execute("UPDATE events SET published_at = now() - interval '1 day' WHERE seq % 100 > 0")
     cleaned = cleaning.clean()
     assert cleaned.deleted == 39_600
-    assert cleaned.longest < 1.0
     assert cleaning.execute("SELECT count(*), min(seq), max(seq) FROM events") == [(400, 100, 40_000)]
 
 
@@ -107,7 +106,9 @@ def test_a_locked_row_is_left(cleaning: Cleaning) -> None:
         if cleaning.settings.archive == "none":
             assert cleaning.clean().deleted == 9
         else:
-            with pytest.raises(NotReadyError, match=r"^1 archived row of public.events locked by other"):
+            with pytest.raises(
+                NotReadyError, match=r"^not deleted: 1 archived row of public.events, locked by other"
+            ):
                 cleaning.clean()
         assert _numbers(cleaning) == [3, *range(11, 23)]
     assert cleaning.clean().deleted == 1
