@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import psycopg
+import pytest
 
 from tests import forks
 from tests.schema.servers import Database
@@ -65,6 +67,24 @@ def serving(
 
 def python(*arguments: str) -> list[str]:
     return [sys.executable, *arguments]
+
+
+def go_program_of(example: str, directory: Path) -> Path:
+    """Build an example in Go; skip the test if this machine has no Go, which CI must have."""
+    if shutil.which("go") is None:
+        message = "this machine has no Go: apt-get install golang-go"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    program = directory / example
+    subprocess.run(
+        ["go", "build", "-o", program, "."],
+        cwd=EXAMPLES / example,
+        # Without cgo no C compiler is needed.
+        env=os.environ | {"CGO_ENABLED": "0"},
+        check=True,
+    )
+    return program
 
 
 class Event(NamedTuple):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from tests.examples.services import EXAMPLES, Event, environment, events, python, serving
+from tests.examples.services import EXAMPLES, Event, environment, events, go_program_of, python, serving
 from tests.schema.servers import Database
 
 # Django's own server cannot say which port it was given.
@@ -69,20 +67,7 @@ def go_shop(database: Database, go_program: Path) -> Iterator[Shop]:
 
 @pytest.fixture(scope="session")
 def go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("go") is None:
-        message = "this machine has no Go: apt-get install golang-go"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
-    program = tmp_path_factory.mktemp("go") / "shop"
-    subprocess.run(
-        ["go", "build", "-o", program, "."],
-        cwd=EXAMPLES / "go_shop",
-        # Without cgo no C compiler is needed.
-        env=os.environ | {"CGO_ENABLED": "0"},
-        check=True,
-    )
-    return program
+    return go_program_of("go_shop", tmp_path_factory.mktemp("go"))
 
 
 @pytest.fixture(params=["fastapi_shop", pytest.param("django_shop", marks=pytest.mark.extended), "go_shop"])

@@ -213,6 +213,8 @@ def test_what_settings_do_to_each_other_is_a_mistake(monkeypatch: pytest.MonkeyP
             '[table.columns]\npublished_at = "at"',
             "line 4: clean_after_hours: OUTBOX_ARCHIVE is not set",
         ),
+        (f'{_DSN}[days]\nbodies = "b"', "/b is no directory: create it"),
+        (f'{_DSN}[days]\nbodies = "s3://u:p@b/c"', "has credentials in it: remove them"),
         # Who queries an archive needs no database, and a slot's table may have any settings of its relay.
         ('[days]\narchive = "a"', None),
         (f'{_DSN}[relay]\ndelivery = "exactly_once"\n[table]\nname = "x"\nslot = "s"', None),
@@ -230,7 +232,7 @@ def test_a_right_file_is_read_by_every_command(monkeypatch: pytest.MonkeyPatch, 
     """Guards against a file that is checked and not used; paths in it are relative to it."""
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop/outbox.toml").write_text(
-        '[days]\narchive = "archive"\nexpectations = "gx"\n[relay]\nlease_seconds = 7\n'
+        '[days]\narchive = "archive"\nbodies = "."\nexpectations = "gx"\n[relay]\nlease_seconds = 7\n'
         '[outbox]\ndsn = { file = "dsn" }\nschema = "shop"\n'
     )
     (tmp_path / "shop/dsn").write_text("service=shop\n")
@@ -243,6 +245,7 @@ def test_a_right_file_is_read_by_every_command(monkeypatch: pytest.MonkeyPatch, 
     assert (settings.lease_seconds, settings.db_schema) == (8.0, "shop")
     assert settings.require_dsn() == "service=shop"
     assert settings.archive == str(tmp_path / "shop/archive")
+    assert settings.bodies == str(tmp_path / "shop")
     assert settings.expectations == tmp_path / "shop/gx"
 
 

@@ -20,16 +20,19 @@ WHERE i.inhparent = 'outbox'::regclass
                          WHERE to_regclass('outbox_' || to_char(day, 'YYYYMMDD')) IS NOT NULL)
 ORDER BY 1"""
 
+# A text or an array with this word is an ordinary payload.
 REFERENCES: Final = """
 SELECT id::text, payload -> 'outbox-body' ->> 'key', (payload -> 'outbox-body')::text
-FROM {table} WHERE payload ? 'outbox-body'"""
+FROM {table} WHERE payload ? 'outbox-body' AND jsonb_typeof(payload) = 'object'"""
 # Of these bodies only.
 OF_KEYS: Final = """
 SELECT id::text, payload -> 'outbox-body' ->> 'key', (payload -> 'outbox-body')::text
-FROM {table} WHERE payload ? 'outbox-body' AND payload -> 'outbox-body' ->> 'key' = ANY (%(keys)s)"""
+FROM {table} WHERE payload ? 'outbox-body' AND jsonb_typeof(payload) = 'object'
+  AND payload -> 'outbox-body' ->> 'key' = ANY (%(keys)s)"""
 FILE_REFERENCES: Final = """
 SELECT id, payload ->> '$."outbox-body".key', payload -> '$."outbox-body"'
-FROM read_parquet($file) WHERE contains(payload, '"outbox-body"')"""
+FROM read_parquet($file)
+WHERE contains(payload, '"outbox-body"') AND (payload -> '$."outbox-body"') IS NOT NULL"""
 
 TODAY: Final = "SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date"
 

@@ -12,6 +12,7 @@ import pytest
 
 from outbox_pipelines.catalog.document import read_catalog
 from outbox_pipelines.days.archive import Archive, open_archive
+from outbox_pipelines.writer.references import Reference
 from tests.days.archive.reading import ONE, event, put_day
 from tests.days.archive.test_query import ask
 
@@ -124,6 +125,17 @@ def test_members_are_typed_columns(archive: Archive) -> None:
     assert json.loads(whole["cased"]) == {"a": "1", "A": "2"}
     assert json.loads(whole["payload"]) == PAYLOAD
     assert (odd["total"], odd["lines"]) == (None, None)
+
+
+def test_a_reference_has_no_members(tmp_path: Path) -> None:
+    """Guards against a view that a large payload breaks, and one without its event."""
+    reference = Reference("2026-03-01/x", 1, "0" * 64).payload()
+    put_day(tmp_path / "archive", ONE, [event(ONE, 1) | {"event_type": "order.placed", "payload": reference}])
+    (tmp_path / "catalog.yaml").write_text(CATALOG)
+    archive = open_archive(str(tmp_path / "archive"), catalog=read_catalog(tmp_path / "catalog.yaml"))
+    assert archive.query('SELECT total, buyer, payload FROM "order.placed"').fetchall() == [
+        (None, None, reference)
+    ]
 
 
 def test_names_of_event_types(archive: Archive) -> None:

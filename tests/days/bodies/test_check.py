@@ -11,7 +11,7 @@ from outbox_pipelines.days.archive import day as archive
 from outbox_pipelines.days.archive import drop
 from outbox_pipelines.days.bodies import check as checking
 from outbox_pipelines.days.bodies.check import Checked, check
-from tests.days.archive.days import manifest_path
+from tests.days.archive.days import manifest_path, writing
 from tests.days.bodies.stored import DAY, NEXT, Stored
 
 
@@ -27,12 +27,22 @@ def what_is_wrong(found: Checked) -> dict[str | None, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stored", "in_bucket"])
 def test_bodies_that_are_there(request: pytest.FixtureRequest, kind: str) -> None:
-    """Guards against an alarm without a cause, also about a body of a transaction of another day."""
+    """Guards against an alarm without a cause, also about a body of a transaction of another day, and about
+    a payload that has the member's name only as a text."""
     stored = request.getfixturevalue(kind)
+    with writing(stored.database) as connection:
+        for other in ('"outbox-body"', '["outbox-body"]', '{"text": ["\\"outbox-body\\""]}'):
+            stored.insert(connection, other)
     stored.write(stored.put(content=b"12345"))
     stored.write(stored.put(NEXT))
     found = checked(stored, digest=True)
     assert (found.problems, found.references, found.size) == ([], 2, 12)
+    stored.close()
+    archive.archive(stored.settings, DAY)
+    drop.drop(stored.settings, DAY)
+    assert checked(stored) == found
+    stored.bodies.remove([*stored.keys()])
+    assert [each.what for each in checked(stored).problems] == ["the body is missing"]
 
 
 def test_a_day_without_references(stored: Stored) -> None:
