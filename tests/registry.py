@@ -34,9 +34,12 @@ class FakeRegistry:
     """Status and body of each answer, for as long as it is set."""
     hangs: threading.Event | None = None
     """What each answer waits for."""
+    kinds: dict[str, str] = field(default_factory=dict)
+    """By document."""
 
-    def add(self, subject: str, text: str) -> int:
+    def add(self, subject: str, text: str, kind: str = "JSON") -> int:
         """Register a document."""
+        self.kinds[text] = kind
         documents = self.subjects.setdefault(subject, [])
         if text not in documents:
             documents.append(text)
@@ -44,15 +47,16 @@ class FakeRegistry:
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         kind, *rest = [unquote(part) for part in path.strip("/").split("/")]
-        text = str((body or {}).get("schema"))
+        text, given = str((body or {}).get("schema")), str((body or {}).get("schemaType", "AVRO"))
         match method, kind, rest:
             case "GET", "schemas", ["ids", number]:
                 found = [text for text, one in self.ids.items() if one == int(number)]
-                return (200, {"schema": found[0], "schemaType": "JSON"}) if found else _missing("schema")
+                known = {"schema": found[0], "schemaType": self.kinds[found[0]]} if found else {}
+                return (200, known) if found else _missing("schema")
             case "POST", "subjects", [subject, "versions"]:
                 if self._is_narrower(subject, text):
                     return 409, {"error_code": 409, "message": "is incompatible with an earlier schema"}
-                return 200, {"id": self.add(subject, text)}
+                return 200, {"id": self.add(subject, text, given)}
             case "POST", "subjects", [subject]:
                 if text not in self.subjects.get(subject, []):
                     return _missing("schema" if subject in self.subjects else "subject")
@@ -62,7 +66,8 @@ class FakeRegistry:
                 if subject not in self.subjects:
                     return _missing("subject")
                 documents = self.subjects[subject]
-                newest = {"schema": documents[-1], "schemaType": "JSON", "id": self.ids[documents[-1]]}
+                kind = self.kinds[documents[-1]]
+                newest = {"schema": documents[-1], "schemaType": kind, "id": self.ids[documents[-1]]}
                 return 200, {"subject": subject, "version": len(documents), **newest}
             case "POST", "compatibility", ["subjects", subject, "versions"]:
                 return 200, {"is_compatible": not self._is_narrower(subject, text)}
@@ -78,8 +83,13 @@ class FakeRegistry:
         documents = self.subjects.get(subject)
         if not documents or self.levels.get(subject) == "NONE":
             return False
-        before, after = (set(json.loads(each).get("required", ())) for each in (documents[-1], text))
+        before, after = (_required(json.loads(each)) for each in (documents[-1], text))
         return not after <= before
+
+
+def _required(schema: Any) -> set[str]:
+    fields = {each["name"] for each in schema.get("fields", ()) if "default" not in each}
+    return fields | set(schema.get("required", ()))
 
 
 def _missing(what: str) -> tuple[int, Any]:

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from outbox_pipelines.catalog.document import Catalog, EventType
 from outbox_pipelines.config import parsed
 from outbox_pipelines.config.message_names import COLUMNS, CONTENT_TYPE
 from outbox_pipelines.config.rules import Router, of_types
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import MessageSettings
 
 _TEXT: Final = {"type": "string"}
@@ -97,6 +99,19 @@ def _message(event_type: str, each: EventType, settings: MessageSettings, payloa
     }
     if settings.value_format == "cloudevents":
         found["contentType"] = "application/cloudevents+json"
+    if settings.format == "avro" and each.payload is not None:
+        # It needs a package that others do not have.
+        from outbox_pipelines.catalog import avro_schemas
+
+        try:
+            schema = json.loads(avro_schemas.document(event_type, each.payload))
+        except avro_schemas.NoEquivalentError as error:
+            raise SetupError(f"{event_type} has no Avro schema: {error}") from None
+        found["contentType"] = "application/vnd.apache.avro"
+        found["payload"] = {
+            "schemaFormat": "application/vnd.apache.avro+json;version=1.9.0",
+            "schema": schema,
+        }
     if each.lifecycle != "active":
         found["tags"] = [{"name": each.lifecycle}]
     return found

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from outbox_pipelines.catalog.changes import differences
-from outbox_pipelines.catalog.registry import Latest, Registry
-from outbox_pipelines.catalog.subjects import Subject, Subjects
+from outbox_pipelines.catalog.subjects import Subjects
+from outbox_pipelines.registry import Latest, Registry, Subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,10 @@ def _checked(registry: Registry, subject: Subject) -> Registered:
 
 def _different(latest: Latest, subject: Subject) -> str:
     """Return what is different, in our words: of the registry's, each has others, or none."""
+    if subject.kind == "AVRO":
+        from outbox_pipelines import avro
+
+        return "; ".join(avro.differences(latest.text, subject.text)) or "look at both schemas"
     try:
         old: Any = json.loads(latest.text)
     except ValueError:

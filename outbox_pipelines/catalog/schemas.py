@@ -37,7 +37,7 @@ def check_schema(schema: dict[str, Any]) -> None:
         raise ValueError(f"{place(error.absolute_path)} is not a JSON Schema: {error.message}") from None
     for reference in _references(schema):
         try:
-            _resolve(schema, reference)
+            resolved(schema, reference)
         except Unresolvable:
             raise ValueError(
                 f"refers to {reference}, which is not in the schema: put it under $defs, and use #/$defs/…"
@@ -88,7 +88,7 @@ def followed(root: dict[str, Any], schema: Any) -> Any:
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             break
         beside = {name: value for name, value in schema.items() if name != "$ref"}
-        found = _resolve(root, schema["$ref"])
+        found = resolved(root, schema["$ref"])
         schema = found | beside if isinstance(found, dict) else found
     return schema
 
@@ -103,7 +103,8 @@ def _kind(schema: dict[str, Any]) -> str:
     return f"{text}, {schema['format']}" if "format" in schema else text
 
 
-def _resolve(root: dict[str, Any], reference: str) -> Any:
+def resolved(root: dict[str, Any], reference: str) -> Any:
+    """Return what a reference within a schema points to."""
     resource = DRAFT202012.create_resource(root)
     registry: Registry[Any] = _NOTHING_ELSE.with_resource("", resource)
     return registry.resolver().lookup(reference).contents

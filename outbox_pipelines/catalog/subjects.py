@@ -2,7 +2,7 @@
 
 Invariants:
 - The document is the schema of the event catalog with `$schema` and `title`: some registries refuse one
-  without the former, and clients take the latter for the name of the record.
+  without the former, and clients take the latter for the name of the record. With Avro it is derived.
 - The text of a document depends on what it says, not on the order of its members in the file.
 """
 
@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from outbox_pipelines.catalog.document import Catalog, EventType
 from outbox_pipelines.config.rules import Router, of_types
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.registry import Subject
 from outbox_pipelines.settings import MessageSettings
 
 _DRAFT_7: Final = "http://json-schema.org/draft-07/schema#"
@@ -32,16 +32,6 @@ _LATER: Final = frozenset(
 _VALUES: Final = frozenset({"const", "default", "enum", "examples"})
 # Beside a reference, which draft 7 reads alone.
 _WORDS: Final = frozenset({"$ref", "$comment", "description", "title"})
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A subject, and the newest document that belongs under it."""
-
-    name: str
-    event_type: str
-    text: str
-    """A JSON Schema."""
 
 
 class Subjects:
@@ -83,7 +73,18 @@ class Subjects:
             )
         else:
             subject = self.name(each.aggregate_type or "", name)
-            self.of_event_types[name] = Subject(subject, name, document(name, each.payload))
+            if own.format == "json_schema":
+                self.of_event_types[name] = Subject(subject, name, document(name, each.payload))
+                return
+            # It needs a package that others do not have.
+            from outbox_pipelines.catalog import avro_schemas
+
+            try:
+                text = avro_schemas.document(name, each.payload)
+            except avro_schemas.NoEquivalentError as error:
+                self.missing[name] = f"has no Avro schema: {error}"
+            else:
+                self.of_event_types[name] = Subject(subject, name, text, "AVRO")
 
     def _require_one_type_each(self) -> None:
         together: dict[str, list[str]] = defaultdict(list)

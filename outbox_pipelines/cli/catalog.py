@@ -36,13 +36,16 @@ def catalog() -> None:
 def check(settings: Settings, as_json: bool) -> None:
     """Show every event type that is documented or found in the table's attached days.
 
-    Exits with 1 if an event type is written that is undocumented or retired, or if the settings name another
-    topic than the catalog. An active type that does not occur in the table is shown but does not fail the
-    check.
+    Exits with 1 if an event type is written that is undocumented or retired, if the settings name another
+    topic than the catalog, or if a type has no schema for its format. An active type that does not occur in
+    the table is shown but does not fail the check.
     """
     from outbox_pipelines.catalog.comparison import compare
+    from outbox_pipelines.catalog.document import require_catalog
+    from outbox_pipelines.catalog.subjects import Subjects
 
     compared = compare(settings)
+    missing = Subjects(require_catalog(settings), settings).missing
     if as_json:
         click.echo(json.dumps([_object(each) for each in compared], indent=2, default=datetime.isoformat))
     else:
@@ -50,7 +53,9 @@ def check(settings: Settings, as_json: bool) -> None:
     wrong = [each for each in compared if each.is_wrong]
     for each in wrong:
         click.echo(plain(f"outbox: {each.event_type} {_REMEDIES[each.status]}"), err=True)
-    if wrong:
+    for event_type, why in missing.items():
+        click.echo(plain(f"outbox: {event_type} {why}"), err=True)
+    if wrong or missing:
         sys.exit(1)
 
 
@@ -237,7 +242,7 @@ def diff(old: Path, new: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.pass_obj
 def register(settings: Settings, only_check: bool, as_json: bool) -> None:
-    """Register the schemas of all types with a format such as json_schema in the schema registry.
+    """Register the schemas of all types with the format json_schema or avro in the schema registry.
 
     What is registered already stays. If a schema is missing, or not compatible with earlier versions of its
     subject, nothing is registered, and the command exits with 1. Needs no database.
@@ -246,14 +251,14 @@ def register(settings: Settings, only_check: bool, as_json: bool) -> None:
     """
     from outbox_pipelines.catalog import registration
     from outbox_pipelines.catalog.document import require_catalog
-    from outbox_pipelines.catalog.registry import Registry
     from outbox_pipelines.catalog.subjects import Subjects
+    from outbox_pipelines.registry import Registry
 
     subjects = Subjects(require_catalog(settings), settings)
     if not (subjects.of_event_types or subjects.missing):
         raise SetupError(
-            "no type of the event catalog has a schema to register: set OUTBOX_FORMAT=json_schema, or format "
-            "in the rules of types"
+            "no type of the event catalog has a schema to register: set OUTBOX_FORMAT to json_schema or "
+            "avro, or format in the rules of types"
         )
     registry = Registry(settings, seconds=_REGISTRY_SECONDS)
     if only_check:

@@ -177,7 +177,8 @@ class Messages(BaseModel):
     format: Format = Field(
         default="json",
         description="`json_schema` frames each value with the id of its schema in a "
-        "[schema registry](catalog.md#the-schema-registry).",
+        "[schema registry](catalog.md#the-schema-registry); `avro` also converts it to "
+        "[Avro](catalog.md#avro).",
     )
 
     @field_validator("format")
@@ -220,7 +221,7 @@ class Registry(BaseModel):
     )
     registry_framing: Literal["value", "header"] = Field(
         default="value",
-        description="Where the id is: in 5 bytes before the JSON, or in the header `__value_schema_id`.",
+        description="Where the id is: in 5 bytes before the value, or in the header `__value_schema_id`.",
     )
 
     @field_validator("registry_token")

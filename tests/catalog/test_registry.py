@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.catalog.registry import IncompatibleError, Registry
-from outbox_pipelines.catalog.subjects import Subject
 from outbox_pipelines.errors import RefusedError, SetupError, UnavailableError
+from outbox_pipelines.registry import IncompatibleError, Registry, Subject
 from outbox_pipelines.settings import make_settings
 from tests.registry import FakeRegistry
 

@@ -14,10 +14,9 @@ from confluent_kafka.schema_registry import SchemaRegistryClient, dual_schema_id
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from outbox_pipelines.catalog.registry import Registry
-from outbox_pipelines.catalog.subjects import Subject
 from outbox_pipelines.cli.main import cli
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.registry import Registry, Subject
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings, make_settings
 from outbox_pipelines.writer import emit

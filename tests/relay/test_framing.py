@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, dual_schema_id_deserializer
+from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
+from outbox_pipelines import avro
 from outbox_pipelines.catalog.document import read_catalog
 from outbox_pipelines.catalog.subjects import Subjects
 from outbox_pipelines.core.event import Event
@@ -57,7 +59,7 @@ def _register(registry: FakeRegistry, settings: Settings, *event_types: str) -> 
     assert settings.catalog_file is not None
     found = Subjects(read_catalog(settings.catalog_file), settings).of_event_types
     for event_type in event_types:
-        registry.add(found[event_type].name, found[event_type].text)
+        registry.add(found[event_type].name, found[event_type].text, found[event_type].kind)
 
 
 def _event(event_type: str = "placed", payload: str = PAYLOAD, **metadata: Any) -> Event:
@@ -91,6 +93,34 @@ def test_confluents_deserializer_reads_the_message(
     body = value if isinstance(value, bytes) else str(value).encode()
     with pytest.raises(SerializationError, match="total"):
         deserialize(body, SerializationContext("order-events", MessageField.VALUE, headers))
+
+
+@pytest.mark.parametrize("framing", ["value", "header"])
+def test_confluents_avro_deserializer_reads_the_message(
+    registry: FakeRegistry, given: dict[str, Any], framing: str
+) -> None:
+    """Guards against Avro that clients of a registry do not read, and a converted tombstone."""
+    settings = load_settings(**given | {"format": "avro"}, registry_framing=framing, tombstones=True)
+    _register(registry, settings, "placed")
+    encode = Encoder(settings, SchemaIds(settings).known).encode
+    deserialize = AvroDeserializer(
+        SchemaRegistryClient({"url": registry.url}),
+        conf={"schema.id.deserializer": dual_schema_id_deserializer},
+    )
+    value, headers = encode(_event())
+    context = SerializationContext("order-events", MessageField.VALUE, headers)
+    assert deserialize(value, context) == {"total": 1.23}
+    assert len(headers) == (4 if framing == "header" else 3)
+    assert encode(_event(payload="null"))[0] is None
+    with pytest.raises(
+        EncodingError, match=r"payload\.note is not in the schema: add it to the event catalog"
+    ):
+        encode(_event(payload='{"total": 1, "note": ""}'))
+    with pytest.raises(EncodingError, match="its body is in a store of large payloads"):
+        encode(_event(payload='{"outbox-body": {}}'))
+    # Of any value, such as `paid` has, there is no type.
+    with pytest.raises(EncodingError, match="paid has no Avro schema: payload: any value"):
+        encode(_event("paid"))
 
 
 def test_rules_choose_what_is_framed(registry: FakeRegistry, given: dict[str, Any]) -> None:
@@ -139,9 +169,9 @@ def test_the_ids_are_asked_for_once(registry: FakeRegistry, given: dict[str, Any
     """Guards against a request for each event, and a type that waits although its id is known."""
     ids = SchemaIds(settings := load_settings(**given))
     _register(registry, settings, "placed")
-    assert ids.known("order", "placed") == 1
+    assert ids.known("order", "placed").id == 1
     registry.fails = 503, ""
-    assert [ids.known("order", "placed") for _ in range(3)] == [1, 1, 1]
+    assert [ids.known("order", "placed").id for _ in range(3)] == [1, 1, 1]
     assert len(registry.asked) == 2
     with pytest.raises(UnregisteredError, match="subject order-events-paid: run `outbox catalog register`"):
         ids.known("order", "paid")
@@ -173,7 +203,7 @@ def test_a_missing_schema_is_asked_for_again_by_who_tries_alone(
     with pytest.raises(UnavailableError):
         ids.asked("order", "placed")
     registry.fails = None
-    assert ids.asked("order", "placed") == ids.known("order", "placed") == 1
+    assert ids.asked("order", "placed").id == ids.known("order", "placed").id == 1
 
 
 def test_a_silent_registry_is_waited_for_once(
@@ -243,6 +273,32 @@ def test_a_missing_schema_parks_its_type_alone(
         wait_until(lambda: len(outbox.messages()) == 3)
     values = [message.value for message in outbox.messages()]
     assert values == ['\0\0\0\0\1{"total": 1}', *['\0\0\0\0\2{"total": 1}'] * 2]
+
+
+def test_a_payload_that_has_no_avro_parks_alone_until_the_schema_is_corrected(
+    outbox: Outbox, registry: FakeRegistry, framed: Settings
+) -> None:
+    """Guards against an event that stops others, a reason without a place, and a useless correction."""
+    settings = framed.model_copy(update={"format": "avro", "max_attempts": 1_000_000})
+    assert settings.catalog_file is not None
+    _register(registry, settings, "placed")
+    with outbox.connect(autocommit=False) as connection:
+        for key, total in (("a", "5"), ("a", 6), ("b", 7)):
+            emit(connection, "order", key, "placed", {"total": total})
+    with running(settings):
+        wait_until(lambda: [message.key for message in outbox.messages()] == ["b"])
+        wait_until(lambda: [(row[0], row[2]) for row in parked_rows(outbox)][:1] == [("a", "retrying")])
+    with outbox.connect() as connection:
+        [(reason,), _] = connection.execute("SELECT last_error FROM outbox_parked ORDER BY seq").fetchall()
+    assert reason == "EncodingError: payload.total is a string in place of a number"
+    settings.catalog_file.write_text(CATALOG.replace("{type: number}", "{type: [number, string]}"))
+    _register(registry, settings, "placed")
+    with running(settings):
+        wait_until(lambda: [message.key for message in outbox.messages()] == ["b", "a", "a"])
+    [(_, corrected)] = registry.subjects.values()
+    read = avro.reader(corrected)
+    values = [(message.value or "").encode() for message in outbox.messages()[1:]]
+    assert [read(value[5:]) for value in values] == [{"total": "5"}, {"total": 6}]
 
 
 def test_a_registry_that_is_away_is_an_outage(

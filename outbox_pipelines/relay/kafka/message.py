@@ -2,7 +2,7 @@
 
 Invariants:
 - Pure: the same event always gives the same message.
-- The payload goes into the value as PostgreSQL prints it: numbers stay exact.
+- The payload goes into the value as PostgreSQL prints it, or in Avro's form: numbers stay exact.
 - The row's own headers come last and never replace the relay's, whatever those are called: consumers
   deduplicate by `id`. Case does not count, since some readers do not tell `ID` from `id`.
 """
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from outbox_pipelines.config import parsed
 from outbox_pipelines.config.message_names import (
@@ -35,8 +35,6 @@ Headers = list[tuple[str, str | bytes | None]]
 Metadata = dict[str, Any]
 Value = str | bytes | None
 Encode = Callable[[Event], tuple[Value, Headers]]
-# The id of the schema of events with these types: aggregate type and event type.
-IdOf = Callable[[str, str], int]
 # A value of an event and its metadata.
 Shape = Callable[[Event, Metadata], str]
 
@@ -62,11 +60,22 @@ class UnregisteredError(EncodingError):
     """The schema of an event's type is not registered yet."""
 
 
+class Schema(NamedTuple):
+    """A schema and its id in the schema registry."""
+
+    id: int
+    text: str
+
+
+# The schema of events with these types: aggregate type and event type.
+SchemaOf = Callable[[str, str], Schema]
+
+
 class Encoder:
     """Events as messages, in the shape and with the header names of the settings.
 
     Args:
-        id_of: gives the ids that values are framed with; needed where `is_framed`.
+        schema_of: gives the schemas that values are framed with; needed where `is_framed`.
 
     Attributes:
         encode: gives value and headers of an event, None as the value of a tombstone; `EncodingError` where
@@ -75,9 +84,9 @@ class Encoder:
 
     encode: Encode
 
-    def __init__(self, settings: MessageSettings, id_of: IdOf | None = None) -> None:
+    def __init__(self, settings: MessageSettings, schema_of: SchemaOf | None = None) -> None:
         by_types = has_rules(settings) or is_framed(settings)
-        self.encode = _by_types(settings, id_of) if by_types else _encode(settings)
+        self.encode = _by_types(settings, schema_of) if by_types else _encode(settings)
 
 
 def is_framed(settings: MessageSettings) -> bool:
@@ -101,7 +110,7 @@ def _formats(settings: MessageSettings) -> set[str]:
     return {settings.value_format, *of_event_types.values(), *of_aggregate_types.values()}
 
 
-def _by_types(settings: MessageSettings, id_of: IdOf | None) -> Encode:
+def _by_types(settings: MessageSettings, schema_of: SchemaOf | None) -> Encode:
     """Each pair of types in the shape and the format that its rules choose."""
 
     @lru_cache(_MOST_TYPES)
@@ -110,11 +119,32 @@ def _by_types(settings: MessageSettings, id_of: IdOf | None) -> Encode:
         encode = _encode(chosen)
         if chosen.format == "json":
             return encode
-        assert id_of is not None, "who encodes a format with a schema gives its ids"
-        schema_id = id_of(aggregate_type, event_type)
-        return _framed(encode, schema_id, in_header=chosen.registry_framing == "header")
+        assert schema_of is not None, "who encodes a format with a schema gives its schemas"
+        schema = schema_of(aggregate_type, event_type)
+        if chosen.format == "avro":
+            encode = _avro(encode, schema.text)
+        return _framed(encode, schema.id, in_header=chosen.registry_framing == "header")
 
     return lambda event: of(event.aggregate_type, event.event_type)(event)
+
+
+def _avro(encode: Encode, schema: str) -> Encode:
+    """The same with the value in Avro's binary form, but for a tombstone and a reference."""
+    # It needs a package that others do not have.
+    from outbox_pipelines import avro
+
+    write = avro.writer(schema)
+
+    def converted(event: Event) -> tuple[Value, Headers]:
+        value, headers = encode(event)
+        if value is None or _is_reference(event.payload):
+            return value, headers
+        try:
+            return write(event.payload), headers
+        except avro.MisfitError as error:
+            raise EncodingError(str(error)) from None
+
+    return converted
 
 
 def _framed(encode: Encode, schema_id: int, *, in_header: bool) -> Encode:
@@ -129,9 +159,9 @@ def _framed(encode: Encode, schema_id: int, *, in_header: bool) -> Encode:
 
     def with_prefix(event: Event) -> tuple[Value, Headers]:
         value, headers = encode(event)
-        if not isinstance(value, str) or _is_reference(event.payload):
+        if value is None or _is_reference(event.payload):
             return value, headers
-        return frame + value.encode(), headers
+        return frame + (value.encode() if isinstance(value, str) else value), headers
 
     return with_header if in_header else with_prefix
 

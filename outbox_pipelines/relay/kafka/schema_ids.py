@@ -1,4 +1,4 @@
-"""The ids of the schemas that values are framed with: those of the event catalog's, in the schema registry.
+"""The schemas of the event catalog with their ids in the schema registry, which values are framed with.
 
 Invariants:
 - The relay registers nothing. An event has the id of the schema in the relay's own event catalog, so that the
@@ -15,11 +15,11 @@ import time
 from typing import Final
 
 from outbox_pipelines.catalog.document import require_catalog
-from outbox_pipelines.catalog.registry import Registry
-from outbox_pipelines.catalog.subjects import Subject, Subjects
+from outbox_pipelines.catalog.subjects import Subjects
 from outbox_pipelines.core.outages import REGISTRY
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.relay.kafka.message import EncodingError, UnregisteredError
+from outbox_pipelines.registry import Registry, Subject
+from outbox_pipelines.relay.kafka.message import EncodingError, Schema, UnregisteredError
 from outbox_pipelines.settings import MessageSettings
 
 _CALL_SECONDS: Final = 3.0
@@ -70,8 +70,8 @@ class SchemaIds:
             return False
         return True
 
-    def known(self, aggregate_type: str, event_type: str) -> int:
-        """Return the id of the schema of these types.
+    def known(self, aggregate_type: str, event_type: str) -> Schema:
+        """Return the schema of these types, and its id.
 
         Raises:
             EncodingError: it has none; `UnregisteredError` where it only has to be registered.
@@ -91,9 +91,9 @@ class SchemaIds:
                 f"the schema of {event_type} is not registered under the subject {subject.name}: run `outbox "
                 "catalog register`; the event is then published automatically"
             )
-        return schema_id
+        return Schema(schema_id, subject.text)
 
-    def asked(self, aggregate_type: str, event_type: str) -> int:
+    def asked(self, aggregate_type: str, event_type: str) -> Schema:
         """Return the same; ask again for a schema that was not registered."""
         subject = self._subject(aggregate_type, event_type)
         with self._lock:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
-from outbox_pipelines.catalog.subjects import Subject
 from outbox_pipelines.core.outages import REGISTRY
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import RefusedError, SetupError, UnavailableError
@@ -22,6 +21,17 @@ _Answer = TypeVar("_Answer")
 # The registry's own codes of a 404: no such subject, version, schema, level of a subject.
 _NOT_THERE: Final = frozenset({40401, 40402, 40403, 40408})
 _LONGEST: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A subject, and the newest document that belongs under it."""
+
+    name: str
+    event_type: str
+    text: str
+    kind: Literal["JSON", "AVRO"] = "JSON"
+    """Whether the document is a JSON Schema or an Avro schema, as registries call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +129,7 @@ class Registry:
         return schema_id
 
     def _document(self, subject: Subject) -> Any:
-        return self._schema(subject.text, "JSON")
+        return self._schema(subject.text, subject.kind)
 
     def _ask(self, subject: Subject, ask: Callable[[], _Answer]) -> _Answer | None:
         """Return an answer; None if the registry does not have what it is asked for."""
