@@ -1,5 +1,7 @@
 """A schema registry with Confluent's API, asked by Confluent's client.
 
+    consumer = Consumer(…, registry=SchemaRegistry("https://registry:8081"))
+
 Invariants:
 - What it answers is in our words: what failed, why, and what to do. No message has a credential in it.
 - A registry that does not answer is an `UnavailableError`; one that refuses or is none, a `SetupError`.
@@ -8,14 +10,17 @@ Invariants:
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
+from outbox_pipelines import Error
 from outbox_pipelines.core.outages import REGISTRY
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import RefusedError, SetupError, UnavailableError
-from outbox_pipelines.settings import MessageSettings
+from outbox_pipelines.settings import MessageSettings, load_settings
 
 _Answer = TypeVar("_Answer")
 # The registry's own codes of a 404: no such subject, version, schema, level of a subject.
@@ -40,6 +45,10 @@ class Latest:
 
     version: int
     text: str
+
+
+class SchemaError(Error):
+    """The schema of a value is not in the registry, or is none that can be read."""
 
 
 class IncompatibleError(SetupError):
@@ -128,6 +137,25 @@ class Registry:
             raise SetupError(f"{self._at} did not register {subject.name}: look into its log")
         return schema_id
 
+    def schema(self, frame: bytes) -> tuple[str, str] | None:
+        """Return kind and text of the schema that a frame names; None if the registry does not have it.
+
+        Args:
+            frame: 0 and an id of 4 bytes, or 1 and a GUID of 16.
+        """
+        name = frame_name(frame)
+
+        def ask() -> tuple[str, str]:
+            by_id = frame[0] == 0
+            found = (
+                self._client.get_schema(int.from_bytes(frame[1:], "big"))
+                if by_id
+                else self._client.get_schema_by_guid(name)
+            )
+            return str(found.schema_type), str(found.schema_str)
+
+        return self._ask(Subject(name, "", ""), ask)
+
     def _document(self, subject: Subject) -> Any:
         return self._schema(subject.text, subject.kind)
 
@@ -178,6 +206,80 @@ _NO_REGISTRY: Final = (
     "does not answer as a schema registry: correct OUTBOX_REGISTRY_URL, also its path (Apicurio's is "
     "/apis/ccompat/v7)"
 )
+
+
+def frame_name(frame: bytes) -> str:
+    """Return the id or the GUID of a frame, as text."""
+    return str(int.from_bytes(frame[1:], "big") if frame[0] == 0 else uuid.UUID(bytes=frame[1:]))
+
+
+class SchemaRegistry:
+    """The registry of a `Consumer`, which reads values in Avro; can be used by several threads.
+
+    Args:
+        url: its address. What is not given has the value of its setting, such as OUTBOX_REGISTRY_URL.
+        user_info: user and password, `user:password`.
+        token: its bearer token.
+        ca: the file with certificates (PEM) that verify its certificate.
+        timeout: seconds after which a request fails.
+
+    Raises:
+        SetupError: no address is given, an argument is invalid, or a package is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        user_info: str | None = None,
+        token: str | None = None,
+        ca: Path | str | None = None,
+        timeout: float = 5.0,
+    ) -> None:
+        settings = load_settings(
+            registry_url=url, registry_user_info=user_info, registry_token=token, registry_ca=ca
+        )
+        self._registry = Registry(settings, seconds=timeout)
+        try:
+            from outbox_pipelines import avro
+        except ImportError:
+            raise SetupError("fastavro is missing: pip install 'outbox-pipelines[registry]'") from None
+        self._avro = avro
+        self._url = settings.registry_url
+        self._known: dict[bytes, Callable[[bytes], Any] | None] = {}
+
+    def knows(self, frame: bytes) -> bool:
+        """Return whether `reader` returns without a request."""
+        return frame in self._known
+
+    def reader(self, frame: bytes) -> Callable[[bytes], Any] | None:
+        """Return what reads values with this frame; None for JSON. The function raises `ValueError`.
+
+        Raises:
+            SetupError: the registry refuses, or as `UnavailableError` does not answer.
+            SchemaError: it does not have the schema, or it is one that cannot be read.
+        """
+        if frame not in self._known:
+            found = self._registry.schema(frame)
+            if found is None:
+                raise SchemaError(
+                    f"the schema {frame_name(frame)} is not in the schema registry {self._url}: name the "
+                    "registry of the producer, and replay the event if it is a dead letter"
+                )
+            self._known[frame] = self._reader(frame, *found)
+        return self._known[frame]
+
+    def _reader(self, frame: bytes, kind: str, text: str) -> Callable[[bytes], Any] | None:
+        if kind == "JSON":
+            return None
+        try:
+            if kind == "AVRO":
+                return self._avro.reader(text)
+        except ValueError as error:
+            raise SchemaError(f"the schema {frame_name(frame)} {error}") from None
+        raise SchemaError(
+            f"the schema {frame_name(frame)} is for {kind}, which is not read: JSON and AVRO are"
+        )
 
 
 def _id(given: Any) -> int:

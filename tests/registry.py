@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,14 +50,14 @@ class FakeRegistry:
         kind, *rest = [unquote(part) for part in path.strip("/").split("/")]
         text, given = str((body or {}).get("schema")), str((body or {}).get("schemaType", "AVRO"))
         match method, kind, rest:
-            case "GET", "schemas", ["ids", number]:
-                found = [text for text, one in self.ids.items() if one == int(number)]
+            case "GET", "schemas", ["ids" | "guids", name]:
+                found = [text for text, one in self.ids.items() if name in (str(one), _guid(text))]
                 known = {"schema": found[0], "schemaType": self.kinds[found[0]]} if found else {}
                 return (200, known) if found else _missing("schema")
             case "POST", "subjects", [subject, "versions"]:
                 if self._is_narrower(subject, text):
                     return 409, {"error_code": 409, "message": "is incompatible with an earlier schema"}
-                return 200, {"id": self.add(subject, text, given)}
+                return 200, {"id": self.add(subject, text, given), "guid": _guid(text)}
             case "POST", "subjects", [subject]:
                 if text not in self.subjects.get(subject, []):
                     return _missing("schema" if subject in self.subjects else "subject")
@@ -85,6 +86,10 @@ class FakeRegistry:
             return False
         before, after = (_required(json.loads(each)) for each in (documents[-1], text))
         return not after <= before
+
+
+def _guid(text: str) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, text))
 
 
 def _required(schema: Any) -> set[str]:

@@ -19,7 +19,7 @@ from outbox_pipelines.catalog.schemas import resolved
 
 # They describe parts of a payload in a way that no type of Avro has.
 _UNKNOWN: Final = (
-    *("$dynamicRef", "$recursiveRef", "additionalItems", "allOf", "dependentSchemas", "else", "if"),
+    *("$dynamicRef", "$recursiveRef", "additionalItems", "allOf", "dependentSchemas", "if"),
     *("patternProperties", "prefixItems", "then", "unevaluatedItems"),
 )
 _WORDS: Final = frozenset({"$comment", "default", "deprecated", "description", "examples", "title"})

@@ -176,9 +176,8 @@ class Messages(BaseModel):
     )
     format: Format = Field(
         default="json",
-        description="`json_schema` frames each value with the id of its schema in a "
-        "[schema registry](catalog.md#the-schema-registry); `avro` also converts it to "
-        "[Avro](catalog.md#avro).",
+        description="`json_schema` and [`avro`](catalog.md#avro) frame values with the id of their schema in "
+        "a [schema registry](catalog.md#the-schema-registry).",
     )
 
     @field_validator("format")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, LiteralString
@@ -21,9 +22,11 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines import Error
 from outbox_pipelines.config.message_names import REPLAY_ID
 from outbox_pipelines.consumer import consumer_sql as queries
-from outbox_pipelines.consumer.event_reading import json_of
+from outbox_pipelines.consumer.config import SchemaReader
+from outbox_pipelines.consumer.event_reading import framed, json_of
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.core import scripts
 from outbox_pipelines.errors import SetupError
@@ -155,10 +158,15 @@ class Found:
 
 
 class DeadLetters:
-    """The dead letters of consumers; selected by the options of `outbox consumer dead-letters`."""
+    """The dead letters of consumers; selected by the options of `outbox consumer dead-letters`.
 
-    def __init__(self, connection: Connection) -> None:
+    Args:
+        registry: reads values in Avro to be shown.
+    """
+
+    def __init__(self, connection: Connection, registry: SchemaReader | None = None) -> None:
         self._connection = connection
+        self._registry = registry
 
     def find(self, given: Mapping[str, Any], *, limit: int = 50, discarded: bool = False) -> Found:
         """Return the selected dead letters.
@@ -177,9 +185,22 @@ class DeadLetters:
     def show(self, given: UUID) -> list[dict[str, Any]]:
         """Return a message with its content and audit, for each source; an empty list if there is none."""
         return [
-            {**row, "replay": _replay_of(headers), "payload": _text(payload), "headers": dict(headers)}
+            {
+                **row,
+                "replay": _replay_of(headers),
+                "payload": self._content(payload, dict(headers)),
+                "headers": dict(headers),
+            }
             for row, payload, headers in _rows(self._connection, queries.SHOW, {"id": given})
         ]
+
+    def _content(self, payload: bytes | None, headers: Mapping[str, str | None]) -> Any:
+        if self._registry is not None and (found := framed(payload, headers)) is not None:
+            # Without it the bytes are shown.
+            with suppress(Error, ValueError):
+                if (read := self._registry.reader(found[0])) is not None:
+                    return read(found[1])
+        return _text(payload)
 
     def act(self, action: Action, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
         """Replay or discard the selected dead letters; return their number.

@@ -25,6 +25,7 @@ from outbox_pipelines.consumer.config import (
     BodyReader,
     Cache,
     Plan,
+    SchemaReader,
     body_getter,
     checked_origins,
     checked_policies,
@@ -34,6 +35,7 @@ from outbox_pipelines.consumer.config import (
     require_one_way,
     require_short,
     require_whole,
+    schema_getter,
 )
 from outbox_pipelines.consumer.consumer_database import Database
 from outbox_pipelines.consumer.dedupe_table import DedupeTable
@@ -81,6 +83,7 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
         cache: Cache | None = None,
         dedupe_table: DedupeTable | None = None,
         bodies: BodyReader | None = None,
+        registry: SchemaReader | None = None,
     ) -> None:
         super().__init__()
         if not source:
@@ -123,6 +126,7 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
             cache=cache,
             dedupe_table=checked_table(dedupe_table),
             body_of=body_getter(bodies, is_asynchronous=self._is_asynchronous),
+            schema_of=schema_getter(registry, dedupe_table, is_asynchronous=self._is_asynchronous),
             on_error=checked_policies(on_error),
             outage_after=require_whole("outage_after", outage_after, 0),
             origins=checked_origins(origins),

@@ -37,6 +37,18 @@ class BodyReader(Protocol):
     def get(self, reference: Reference) -> bytes: ...
 
 
+# What reads the body of a framed value; None: it is JSON.
+Read = Callable[[bytes], Any]
+
+
+class SchemaReader(Protocol):
+    """What reads framed values: `outbox_pipelines.registry.SchemaRegistry`."""
+
+    def knows(self, frame: bytes) -> bool: ...
+
+    def reader(self, frame: bytes) -> Read | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The options of a consumer; see `Consumer` for their meanings."""
@@ -60,6 +72,8 @@ class Plan:
     cache: Cache | None = None
     body_of: Callable[[Reference], Awaitable[bytes]] | None = None
     """Reads the body of a large payload; None: handlers get the reference."""
+    schema_of: Callable[[bytes], Awaitable[Read | None]] | None = None
+    """Asks the schema registry by the frame of a value; None: framed values are JSON."""
     dedupe_table: DedupeTable | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
     on_error: Mapping[type[BaseException], Policy] = field(default_factory=dict)
@@ -144,6 +158,27 @@ def body_getter(
         return given.get(reference)
 
     return at_once
+
+
+def schema_getter(
+    given: SchemaReader | None, table: DedupeTable | None, *, is_asynchronous: bool
+) -> Callable[[bytes], Awaitable[Read | None]] | None:
+    """Return what asks for a schema, in a thread if there is an event loop; or raise `SetupError`."""
+    if given is None:
+        return None
+    if not hasattr(given, "reader"):
+        raise SetupError(f'registry is {given!r}: write for example SchemaRegistry("https://registry:8081")')
+    if table is not None and table.needs_payload:
+        raise SetupError(
+            "dedupe_table uses the payload, which with a registry is read after that table: leave out one"
+        )
+
+    async def asked(frame: bytes) -> Read | None:
+        if given.knows(frame) or not is_asynchronous:
+            return given.reader(frame)
+        return await asyncio.to_thread(given.reader, frame)
+
+    return asked
 
 
 def checked_origins(given: Mapping[str, str]) -> Mapping[str, str]:

@@ -75,6 +75,8 @@ class Consumer(BaseConsumer[Connection, Session]):
             recorded there too, and one that is already there counts as a duplicate.
         bodies: the store of large payloads, a `Bodies`: handlers get the verified body as the payload.
             Otherwise they get the reference, also as `event.reference`.
+        registry: the registry of the schemas that values are framed with, a `SchemaRegistry`: values in Avro
+            are read. Otherwise only JSON is.
 
     Raises:
         SetupError: an argument is invalid.

@@ -67,6 +67,11 @@ class DedupeTable:
     is_inbox: bool = False
     constants: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def needs_payload(self) -> bool:
+        """Whether a row has something of the payload."""
+        return self.payload is not None or self.value.startswith("payload:")
+
     def __post_init__(self) -> None:
         parts = self.name.split(".")
         if len(parts) > 2 or not all(parts):

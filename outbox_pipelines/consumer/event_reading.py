@@ -65,6 +65,9 @@ _ATTRIBUTES: Final = {
     **{name: name.replace("-", "") for name in _METADATA},
 }
 _CONTENT_TYPE: Final = "content-type"
+# As Confluent's clients write the id, or the GUID, of a schema: the header, and sizes by the first byte.
+_SCHEMA_ID: Final = "__value_schema_id"
+_FRAMES: Final = {b"\0": 5, b"\1": 17}
 _MEMBER: Final = MEMBER.encode()
 # Headers that have one name everywhere.
 _FIXED: Final = (_CONTENT_TYPE, *REPLAY)
@@ -173,11 +176,20 @@ class Event(Generic[Payload]):
             body = json.loads(json_of(self.value))
         except RecursionError:
             raise ValueError("the value is nested too deeply") from None
+        except ValueError as error:
+            if self.framed is None:
+                raise
+            raise ValueError(f"{error}: for Avro, pass registry=SchemaRegistry(…) to the consumer") from None
         if is_cloudevent(body) and body["id"] == self.id:
             return body.get("data")
         if is_envelope(body) and body["event_id"] == self.id:
             return body["payload"]
         return body
+
+    @property
+    def framed(self) -> tuple[bytes, bytes] | None:
+        """The frame and the body of a value with a schema; None for one without."""
+        return framed(self.value, self.headers)
 
     @property
     def reference(self) -> Reference | None:
@@ -294,6 +306,21 @@ def json_of(value: bytes) -> bytes:
     It needs neither a registry nor a setting: JSON in UTF-8 never begins with the byte 0.
     """
     return value[5:] if value[:1] == b"\0" else value
+
+
+def framed(value: bytes | None, headers: Mapping[str, str | None]) -> tuple[bytes, bytes] | None:
+    """Return what names the schema of a value in a registry, and its body; None for a value without a schema.
+
+    An id is the byte 0 and 4 bytes, a GUID the byte 1 and 16, in a header or before the body.
+    """
+    if value is None:
+        return None
+    given = headers.get(_SCHEMA_ID)
+    if given is not None:
+        frame = given.encode(errors="surrogateescape")
+        return (frame, value) if len(frame) == _FRAMES.get(frame[:1]) else None
+    size = _FRAMES.get(value[:1], 0)
+    return (value[:size], value[size:]) if 0 < size <= len(value) else None
 
 
 def is_envelope(body: object) -> bool:

@@ -28,8 +28,9 @@ from outbox_pipelines.consumer.event_reading import Event
 from outbox_pipelines.consumer.figures import Figures
 from outbox_pipelines.consumer.handler_registry import Handler
 from outbox_pipelines.consumer.inbox import Inbox
-from outbox_pipelines.consumer.items import Item, Pace
+from outbox_pipelines.consumer.items import Item, Pace, prepare
 from outbox_pipelines.consumer.processed_events import ProcessedEvents
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.writer import BodyStoreError, correlated
 from outbox_pipelines.writer.references import Reference
 
@@ -167,6 +168,8 @@ class HandlerTransactions:
     async def _call(self, handler: Handler, items: Sequence[Item], transaction: Any) -> None:
         """Call a handler; `_release` must follow before the commit."""
         for each in items:
+            if each.is_framed:
+                await self._read_value(handler, each)
             if each.reference is not None:
                 await self._read_body(handler, each, each.reference)
         given = [each.given for each in items]
@@ -181,6 +184,32 @@ class HandlerTransactions:
         finally:
             self.retry.awaits = "database"
             self.figures.called(handler.name, time.monotonic() - began)
+
+    async def _read_value(self, handler: Handler, item: Item) -> None:
+        """Read a framed value by its schema, so that the handler gets it as JSON has it.
+
+        Raises:
+            OutageError: the schema registry is unavailable, or refuses.
+            UnreadableError: the value does not fit its schema, or the handler.
+        """
+        assert item.event is not None
+        assert item.event.framed is not None
+        assert self.plan.schema_of is not None
+        await self.plan.stay()
+        frame, body = item.event.framed
+        try:
+            read = await self.plan.schema_of(frame)
+        except SetupError as error:
+            raise OutageError(str(error)) from None
+        if read is None:
+            prepare(item, item.event, handler, self.plan)
+        else:
+            try:
+                event = item.event.with_payload(read(body))
+            except ValueError as error:
+                raise UnreadableError(f"{item.event} is rejected: {error}") from None
+            item.given = handler.give(event)
+        item.is_framed = False
 
     async def _read_body(self, handler: Handler, item: Item, reference: Reference) -> None:
         """Read the body of a new event, so that the handler gets it as its payload.

@@ -40,6 +40,8 @@ class Item:
     """A digest of the event's content, if its origin can reuse the id."""
     given: Any = None
     """The handler's argument: the event, its payload, or both."""
+    is_framed: bool = False
+    """Whether the schema of its value has to be asked for before `given` is known."""
     reference: Reference | None = None
     """The body that has to be read before `given` is known."""
     mark: tuple[str, str] = ("", "")
@@ -82,20 +84,33 @@ class ItemReader:
         if handler is not None and not handler.takes(event):
             handler = item.handler = None
         if handler is not None:
-            reference = None
+            item.is_framed = self.plan.schema_of is not None and event.framed is not None
             try:
-                reference = _reference_of(event, is_needed=self.plan.body_of is not None)
-                if reference is not None and self.plan.body_of is not None:
-                    item.reference = reference
-                else:
-                    item.given = handler.give(event)
+                if not item.is_framed:
+                    prepare(item, event, handler, self.plan)
                 # A service's own table knows one event of an id: replays are recorded in ours alone.
                 if event.replay is None:
                     item.mark = self.mark(event)
             except UnreadableError as error:
-                hint = "; its body is in a store: pass bodies=Bodies(…) to the consumer" if reference else ""
-                item.error = readable(f"{error}{hint}")
+                item.error = readable(str(error))
         return item
+
+
+def prepare(item: Item, event: Event, handler: Handler, plan: Plan) -> None:
+    """Set what the handler gets of a value in JSON, or the reference to what must be read first.
+
+    Raises:
+        UnreadableError: it does not fit the handler.
+    """
+    reference = _reference_of(event, is_needed=plan.body_of is not None)
+    if reference is not None and plan.body_of is not None:
+        item.reference = reference
+        return
+    try:
+        item.given = handler.give(event)
+    except UnreadableError as error:
+        hint = "; its body is in a store: pass bodies=Bodies(…) to the consumer" if reference else ""
+        raise UnreadableError(f"{error}{hint}") from None
 
 
 def _reference_of(event: Event, *, is_needed: bool) -> Reference | None:

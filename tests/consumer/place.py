@@ -73,7 +73,7 @@ class Place:
             self.put(f'{{"n": {n}}}', key=str(n % keys), **{**ours, **headers})
         return [str(each) for each in ids]
 
-    def put(self, value: str | None, *, key: str | bytes = "1", **headers: str) -> None:
+    def put(self, value: str | bytes | None, *, key: str | bytes = "1", **headers: str) -> None:
         """A message as it is; an underscore in a header's name is a dash."""
         producer = _producer(self.kafka, os.getpid())
         named: list[tuple[str, str | bytes | None]] = [
