@@ -1,4 +1,4 @@
-"""What it costs to frame each value with the id of its schema, beside plain values."""
+"""What it costs to frame each value with the id of its schema, also in Avro, beside plain values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _EVENTS = 400_000
 _ROUNDS = 5
 _CATALOG = """
 events:
-  order.placed: {description: x, producer: x, owner: x, aggregate_type: order, schema: {type: object}}
+  order.placed:
+    {description: x, producer: x, owner: x, aggregate_type: order, schema: {
+      required: [number, customer, state, note, total], properties: {
+        number: {type: integer}, customer: {type: string}, state: {enum: [placed, paid]},
+        note: {type: string}, total: {type: integer}}}}
 """
 
 
@@ -35,6 +39,7 @@ def measure(servers: Settings) -> list[Row]:
             "plain": plain,
             "the id in the value": in_value,
             "the id in a header": in_value.model_copy(update={"registry_framing": "header"}),
+            "Avro, the id in the value": in_value.model_copy(update={"format": "avro"}),
         }
         fill(plain, _EVENTS)
         rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -53,7 +58,8 @@ def _row(name: str, rates: dict[str, list[float]]) -> Row:
     if name == "plain":
         return Row("drain of 400,000, JSON Schema: plain values (reference)", rate)
     paired = median(one / reference for one, reference in zip(rates[name], rates["plain"], strict=True))
-    return Row(f"  {name}", rate, f"{paired:.2f} × plain", "≥ 0.80 ×")
+    wanted = "≥ 0.40 ×" if name.startswith("Avro") else "≥ 0.80 ×"
+    return Row(f"  {name}", rate, f"{paired:.2f} × plain", wanted)
 
 
 @contextmanager

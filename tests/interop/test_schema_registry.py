@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner, Result
-from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Message, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient, dual_schema_id_deserializer
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from outbox_pipelines.cli.main import cli
+from outbox_pipelines.consumer.event_reading import framed
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.registry import Registry, Subject
+from outbox_pipelines.local import jars
+from outbox_pipelines.registry import Registry, SchemaError, SchemaRegistry, Subject
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings, make_settings
 from outbox_pipelines.writer import emit
@@ -59,12 +67,12 @@ def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apicurio]:
 class Catalog:
     """An event catalog and its registrations, under subjects of the test's own."""
 
-    def __init__(self, path: Path, apicurio: Apicurio, topic: str) -> None:
+    def __init__(self, path: Path, apicurio: Apicurio, topic: str, kind: str = "json_schema") -> None:
         self.path = path
         self._environment = {
             "OUTBOX_REGISTRY_URL": apicurio.url,
             "OUTBOX_CATALOG_FILE": str(path),
-            "OUTBOX_FORMAT": "json_schema",
+            "OUTBOX_FORMAT": kind,
             "OUTBOX_TOPIC": topic,
         }
 
@@ -111,34 +119,191 @@ def test_a_wrong_path_is_said(apicurio: Apicurio, path: str) -> None:
         Registry(settings, seconds=10.0).find(Subject("a", "a", "{}"))
 
 
-@pytest.mark.parametrize("framing", ["value", "header"])
-def test_confluents_client_reads_what_the_relay_sends(
-    apicurio: Apicurio, outbox: Outbox, tmp_path: Path, framing: str
-) -> None:
-    """Guards against messages that only our own consumer reads."""
+_IN_AVRO = """
+events:
+  order.placed:
+    description: x
+    producer: x
+    owner: x
+    aggregate_type: order
+    schema:
+      required: [total, at, day, id, state, lines]
+      properties:
+        total: {type: number, multipleOf: 0.01}
+        at: {type: string, format: date-time}
+        day: {type: string, format: date}
+        id: {type: string, format: uuid}
+        state: {enum: [placed, paid]}
+        price: {type: string, format: decimal, multipleOf: 0.001}
+        note-1: {type: string}
+        lines: {type: array, items: {$ref: "#/$defs/line"}}
+        of: {$ref: "#"}
+      $defs: {line: {type: object, required: [sku], properties: {sku: {type: string}, n: {type: integer}}}}
+"""
+_ID = "5d1b7c1e-3a54-5c0e-9b61-0d2f6c1f8a77"
+_PAYLOAD: dict[str, Any] = {
+    **{"total": -12.5, "at": "2026-11-27T09:30:00.25Z", "day": "2026-11-27", "id": _ID, "state": "paid"},
+    **{"price": "0.125", "note-1": "ö", "lines": [{"sku": "a", "n": -(2**63)}, {"sku": "b"}]},
+}
+_READ: dict[str, Any] = {
+    **{"total": Decimal("-12.50"), "at": datetime(2026, 11, 27, 9, 30, 0, 250_000, UTC), "id": UUID(_ID)},
+    **{"day": date(2026, 11, 27), "state": "paid", "price": Decimal("0.125"), "note_2d_1": "ö", "of": None},
+    "lines": [{"sku": "a", "n": -(2**63)}, {"sku": "b", "n": None}],
+}
+
+
+def test_avro_schemas_are_registered_and_checked(apicurio: Apicurio, tmp_path: Path) -> None:
+    """Guards against derived schemas that a registry does not take, or that evolve in another way there."""
+    catalog = Catalog(tmp_path / "catalog.yaml", apicurio, "avro-events", "avro")
+    first = _one(catalog.register(_IN_AVRO, "--json"))
+    assert first["status"] == "registered"
+    assert _one(catalog.register(_IN_AVRO, "--json")) == {**first, "status": "unchanged"}
+    narrower = _IN_AVRO.replace("state, lines]", "state, lines, more]").replace(
+        "note-1:", "more: {type: string}\n        note-1:"
+    )
+    result = catalog.register(narrower, "--check")
+    assert result.exit_code == 1
+    assert "with version 1: payload.more: is required now, without a default" in result.stderr
+    for wider in (
+        narrower.replace("more: {type: string}", "more: {type: string, default: none}"),
+        _IN_AVRO.replace("note-1:", "another: {type: string}\n        note-1:"),
+    ):
+        assert _one(catalog.register(wider, "--json"))["status"] == "registered"
+    result = catalog.register(_IN_AVRO.replace("sku: {type: string}", "sku: {}"), "--check")
+    assert (result.exit_code, "payload.lines[].sku: any value" in result.stderr) == (1, True)
+
+
+def _published(
+    outbox: Outbox, apicurio: Apicurio, path: Path, kind: str, framing: str, events: str, payload: Any
+) -> Message:
+    """Register, publish one event, and return its message."""
     create_topic(outbox)
-    catalog = Catalog(tmp_path / "catalog.yaml", apicurio, outbox.settings.topic)
-    assert catalog.register(_EVENTS).exit_code == 0
-    settings = outbox.settings.model_copy(
-        update={
-            **{"format": "json_schema", "registry_url": apicurio.url, "catalog_file": catalog.path},
-            "registry_framing": framing,
-        }
-    )
+    catalog = Catalog(path, apicurio, outbox.settings.topic, kind)
+    assert catalog.register(events).exit_code == 0
+    given = {"format": kind, "registry_url": apicurio.url, "catalog_file": catalog.path}
+    settings = outbox.settings.model_copy(update={**given, "registry_framing": framing})
     with outbox.connect(autocommit=False) as connection:
-        emit(connection, "order", 7, "order.placed", {"total": 5, "lines": [{"sku": "a"}]})
+        emit(connection, "order", 7, "order.placed", payload)
     service.relay(settings, until_empty=True)
-    deserialize = JSONDeserializer(
-        None,
-        schema_registry_client=SchemaRegistryClient({"url": apicurio.url}),
-        conf={"schema.id.deserializer": dual_schema_id_deserializer},
-    )
     consumer = kafka_clients.Consumer({"bootstrap.servers": settings.kafka, "group.id": "x"})
     topic = outbox.topic()
     partitions = consumer.list_topics(topic, timeout=60).topics[topic].partitions
     consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in partitions])
     message = consumer.poll(60)
-    assert message is not None
-    context = SerializationContext(topic, MessageField.VALUE, message.headers())
-    assert deserialize(message.value(), context) == {"total": 5, "lines": [{"sku": "a"}]}
     consumer.close()
+    assert message is not None
+    return message
+
+
+@pytest.mark.parametrize("framing", ["value", "header"])
+@pytest.mark.parametrize("kind", ["json_schema", "avro"])
+def test_confluents_client_reads_what_the_relay_sends(
+    apicurio: Apicurio, outbox: Outbox, tmp_path: Path, kind: str, framing: str
+) -> None:
+    """Guards against messages that only our own consumer reads."""
+    is_avro = kind == "avro"
+    given = (_IN_AVRO, _PAYLOAD) if is_avro else (_EVENTS, {"total": 5, "lines": [{"sku": "a"}]})
+    message = _published(outbox, apicurio, tmp_path / "catalog.yaml", kind, framing, *given)
+    client = SchemaRegistryClient({"url": apicurio.url})
+    either = {"schema.id.deserializer": dual_schema_id_deserializer}
+    deserialize = (
+        AvroDeserializer(client, conf=either)
+        if is_avro
+        else JSONDeserializer(None, schema_registry_client=client, conf=either)
+    )
+    context = SerializationContext(outbox.topic(), MessageField.VALUE, message.headers())
+    assert deserialize(message.value(), context) == (_READ if is_avro else given[1])
+
+
+def test_the_consumer_reads_what_confluents_client_sends(apicurio: Apicurio) -> None:
+    """Guards against ids, and an answer of a real registry, that only Confluent's clients know."""
+    client = SchemaRegistryClient({"url": apicurio.url})
+    text = json.dumps(
+        {
+            **{"type": "record", "name": "Placed", "namespace": "shop"},
+            "fields": [{"name": "n", "type": {"type": "long", "logicalType": "timestamp-millis"}}],
+        }
+    )
+    serialize = AvroSerializer(client, text)
+    value = serialize({"n": _READ["at"]}, SerializationContext("of-others", MessageField.VALUE))
+    frame, body = framed(value, {}) or (b"", b"")
+    registry = SchemaRegistry(apicurio.url)
+    read = registry.reader(frame)
+    assert read is not None
+    assert read(body) == {"n": "2026-11-27T09:30:00.25Z"}
+    with pytest.raises(SchemaError, match="the schema 4000000000 is not in the schema registry"):
+        registry.reader(b"\0" + (4_000_000_000).to_bytes(4, "big"))
+
+
+_AVRO: Final = ("org.apache.avro:avro:1.12.2", "org.slf4j:slf4j-nop:2.0.17")
+_JAVA: Final = """
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.ByteArrayOutputStream;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse;
+import java.nio.ByteBuffer;
+import java.util.HexFormat;
+import org.apache.avro.Conversions;
+import org.apache.avro.Schema;
+import org.apache.avro.data.TimeConversions;
+import org.apache.avro.generic.GenericData;
+import org.apache.avro.generic.GenericDatumReader;
+import org.apache.avro.generic.GenericDatumWriter;
+import org.apache.avro.generic.GenericRecord;
+import org.apache.avro.io.BinaryEncoder;
+import org.apache.avro.io.DecoderFactory;
+import org.apache.avro.io.EncoderFactory;
+
+public class Main {
+    public static void main(String[] args) throws Exception {
+        ByteBuffer value = ByteBuffer.wrap(HexFormat.of().parseHex(args[1]));
+        if (value.get() != 0) throw new Exception("no frame");
+        URI at = URI.create(args[0] + "/schemas/ids/" + value.getInt());
+        String answer = HttpClient.newHttpClient().send(
+            HttpRequest.newBuilder(at).build(), HttpResponse.BodyHandlers.ofString()).body();
+        Schema schema = new Schema.Parser().parse(new ObjectMapper().readTree(answer).get("schema").asText());
+        byte[] body = new byte[value.remaining()];
+        value.get(body);
+        GenericData data = new GenericData();
+        data.addLogicalTypeConversion(new Conversions.DecimalConversion());
+        data.addLogicalTypeConversion(new Conversions.UUIDConversion());
+        data.addLogicalTypeConversion(new TimeConversions.DateConversion());
+        data.addLogicalTypeConversion(new TimeConversions.TimestampMicrosConversion());
+        GenericRecord record = (GenericRecord) new GenericDatumReader<Object>(schema, schema, data)
+            .read(null, DecoderFactory.get().binaryDecoder(body, null));
+        for (String name : "total at day id state price note_2d_1 lines of".split(" ")) {
+            System.out.println(record.get(name));
+        }
+        ByteArrayOutputStream written = new ByteArrayOutputStream();
+        BinaryEncoder encoder = EncoderFactory.get().binaryEncoder(written, null);
+        new GenericDatumWriter<Object>(schema, data).write(record, encoder);
+        encoder.flush();
+        System.out.println(HexFormat.of().formatHex(written.toByteArray()));
+    }
+}
+"""
+
+
+def test_avros_own_java_reads_what_the_relay_sends(
+    apicurio: Apicurio, outbox: Outbox, tmp_path: Path
+) -> None:
+    """Guards against Avro as fastavro alone understands it."""
+    given = tmp_path / "catalog.yaml", "avro", "value", _IN_AVRO, _PAYLOAD
+    value = _published(outbox, apicurio, *given).value() or b""
+    for program in ("java", "javac"):
+        if shutil.which(program) is None:
+            pytest.fail(f"{program} is missing: install it and add it to PATH", pytrace=False)
+    classes = f"{tmp_path}:{jars.jars(_AVRO, load_settings().local_jars)}/*"
+    (tmp_path / "Main.java").write_text(_JAVA)
+    subprocess.run(["javac", "-cp", classes, "Main.java"], cwd=tmp_path, check=True)
+    command = ["java", "-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8", "-cp", classes, "Main"]
+    done = subprocess.run(
+        [*command, apicurio.url, value.hex()], capture_output=True, text=True, encoding="utf-8", check=True
+    )
+    assert done.stdout.splitlines() == [
+        *("-12.50", "2026-11-27T09:30:00.250Z", "2026-11-27", _ID, "paid", "0.125", "ö"),
+        '[{"n": -9223372036854775808, "sku": "a"}, {"n": null, "sku": "b"}]',
+        *("null", value[5:].hex()),
+    ]
