@@ -27,6 +27,8 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch
 # In the order of a union.
 _TYPES: Final = ("boolean", "integer", "number", "string", "array", "object")
 _OF_VALUES: Final = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): NULL}
+# They cannot be the name of a record.
+_PRIMITIVE: Final = frozenset({NULL, "boolean", "int", "long", "float", "double", "bytes", "string"})
 _MOST_REFERENCES: Final = 20
 
 
@@ -41,6 +43,8 @@ def document(event_type: str, schema: dict[str, Any]) -> str:
         NoEquivalentError: it has none.
     """
     name = ".".join(map(_named, event_type.split(".")))
+    if name in _PRIMITIVE:
+        name += "_"
     try:
         found = _Derived(schema, name).type_of(schema, name, "payload")
     except RecursionError:

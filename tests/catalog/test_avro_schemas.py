@@ -91,7 +91,12 @@ def test_the_order_of_members_is_no_change() -> None:
 
 @pytest.mark.parametrize(
     ("event_type", "name"),
-    [("order.placed", "order.placed"), ("order-placed", "order_2d_placed"), ("größe.1", "gr_f6__df_e._1")],
+    [
+        ("order.placed", "order.placed"),
+        ("order-placed", "order_2d_placed"),
+        ("größe.1", "gr_f6__df_e._1"),
+        ("null", "null_"),
+    ],
 )
 def test_the_name_is_the_event_type(event_type: str, name: str) -> None:
     """Guards against a name that Avro refuses."""
