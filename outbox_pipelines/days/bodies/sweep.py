@@ -135,7 +135,7 @@ def _require_not_adopted(connection: Connection, day: date) -> None:
         return
     for table, state, switched in connection.execute(bodies_sql.ADOPTED).fetchall():
         if switched is None or state in ("prepared", "returning"):
-            raise StaysError(f"writers may write into {table}: see `outbox adopt status`")
+            raise StaysError(f"writers may write into {table}, which `outbox adopt` has not replaced")
         if day <= switched:
             raise StaysError(f"writers wrote into {table} until {switched}: its bodies stay")
 
