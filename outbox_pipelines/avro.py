@@ -23,7 +23,12 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
-import fastavro
+from outbox_pipelines.errors import SetupError
+
+try:
+    import fastavro
+except ImportError:
+    raise SetupError("fastavro is missing: pip install 'outbox-pipelines[registry]'") from None
 
 PRECISION: Final = 38
 """The digits of a decimal, as many as databases and other languages have."""

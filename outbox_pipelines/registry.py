@@ -240,10 +240,9 @@ class SchemaRegistry:
             registry_url=url, registry_user_info=user_info, registry_token=token, registry_ca=ca
         )
         self._registry = Registry(settings, seconds=timeout)
-        try:
-            from outbox_pipelines import avro
-        except ImportError:
-            raise SetupError("fastavro is missing: pip install 'outbox-pipelines[registry]'") from None
+        # It needs a package that others do not have.
+        from outbox_pipelines import avro
+
         self._avro = avro
         self._url = settings.registry_url
         self._known: dict[bytes, Callable[[bytes], Any] | None] = {}

@@ -11,6 +11,7 @@ from jsonschema import Draft7Validator
 from outbox_pipelines.catalog.asyncapi import document
 from outbox_pipelines.catalog.document import read_catalog
 from outbox_pipelines.core.event import Event
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.kafka.message import Encoder
 from outbox_pipelines.settings import load_settings
 from tests.catalog.conftest import Write
@@ -77,6 +78,22 @@ def test_what_the_relay_sends_fits(write: Write, value_format: str) -> None:
         {"total": 1, "lines": [{"sku": "a", "part": {}}]},
     ):
         assert fits(wrong) == (False, True), wrong
+
+
+def test_avro_is_described_as_avro(write: Write) -> None:
+    """Guards against a document that describes JSON where the relay sends Avro."""
+    settings = load_settings(registry_url="http://x", catalog_file="x", format="avro")
+    events = EVENTS.replace("properties: {part:", "properties: {sku: {type: string}, part:")
+    path = write(events.replace('        constant: {const: {$ref: "#"}}\n', ""))
+    placed, *_, paid = document(read_catalog(path), settings, version="2")["components"]["messages"].values()
+    assert placed["contentType"] == "application/vnd.apache.avro"
+    assert placed["payload"]["schemaFormat"] == "application/vnd.apache.avro+json;version=1.9.0"
+    assert placed["payload"]["schema"]["name"] == "order.placed"
+    assert paid["contentType"] == "application/json"
+    with pytest.raises(
+        SetupError, match=r"order.placed has no Avro schema: payload\.constant: an enum of obj"
+    ):
+        document(read_catalog(write(events)), settings, version="2")
 
 
 def test_topics_and_parts(write: Write) -> None:

@@ -107,3 +107,17 @@ def test_without_an_event_catalog_it_says_what_to_set(database: Database) -> Non
         assert done.exit_code == 2
         assert done.stderr.startswith("outbox: no event catalog: set OUTBOX_CATALOG_FILE")
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_type_that_has_no_schema_for_its_format_is_named(database: Database, write: Write) -> None:
+    """Guards against events that are rejected later, where the event catalog says it before."""
+    path = str(write(CATALOG.replace("{type: string, format: date-time}", "{}")))
+    given = {"OUTBOX_FORMAT": "avro", "OUTBOX_REGISTRY_URL": "http://none", "OUTBOX_TOPIC": "order-events"}
+    done = database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=path, **given)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines() == [
+        "outbox: order.placed has no Avro schema: payload.at: any value: name a type",
+        "outbox: order.shipped has no schema in the event catalog: add one",
+    ]
+    path = str(write(CATALOG.partition("  order.shipped:")[0]))
+    assert database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=path, **given).exit_code == 0

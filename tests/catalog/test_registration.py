@@ -23,11 +23,13 @@ events:
 _LATER = _EVENTS.replace("required: [a]", "required: [a, b]").replace("schema: {type: object}", "schema: {}")
 
 
-def _run(registry: FakeRegistry, write: Write, events: str, *options: str) -> Result:
+def _run(
+    registry: FakeRegistry, write: Write, events: str, *options: str, kind: str = "json_schema"
+) -> Result:
     environment = {
         "OUTBOX_REGISTRY_URL": registry.url,
         "OUTBOX_CATALOG_FILE": str(write(events)),
-        "OUTBOX_FORMAT": "json_schema",
+        "OUTBOX_FORMAT": kind,
     }
     return CliRunner().invoke(cli, ["catalog", "register", *options], env=environment)
 
@@ -65,6 +67,24 @@ def test_an_incompatible_schema_stops_all(registry: FakeRegistry, write: Write, 
     result = _run(registry, write, _LATER, *options, "--json")
     status = "compatible" if options else "registered"
     assert (result.exit_code, set(_statuses(result).values())) == (0, {status})
+
+
+def test_avro_schemas_are_derived_and_registered(registry: FakeRegistry, write: Write) -> None:
+    """Guards against a JSON Schema that is registered for a value in Avro, and half a registration."""
+    events = _EVENTS.replace("{a: {}}", "{a: {type: string}}").replace(
+        "schema: {type: object}", "schema: {type: X}"
+    )
+    result = _run(registry, write, events.replace("X", "object"), kind="avro")
+    assert (result.exit_code, registry.subjects) == (1, {})
+    assert "paid has no Avro schema: payload: an object with any members" in result.stderr
+    events = events.replace("X", "string")
+    assert _run(registry, write, events, kind="avro").exit_code == 0
+    assert set(registry.kinds.values()) == {"AVRO"}
+    assert registry.levels["order-events-placed"] == "BACKWARD"
+    later = events.replace("[a], properties: {", "[a, b], properties: {b: {type: string}, ")
+    result = _run(registry, write, later, "--check", kind="avro")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("with version 1: payload.b: is required now, without a default\n")
 
 
 def test_a_type_without_a_schema_stops_all(registry: FakeRegistry, write: Write) -> None:
