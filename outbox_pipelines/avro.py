@@ -119,6 +119,8 @@ def reader(text: str) -> Callable[[bytes], Any]:
         plain = _plain(parsed)
     except _NO_SCHEMA as error:
         raise ValueError(f"is no Avro schema that can be read alone: {type(error).__name__}") from None
+    except NotImplementedError as error:
+        raise ValueError(str(error)) from None
 
     def decode(content: bytes) -> Any:
         stream = io.BytesIO(content)
@@ -539,7 +541,7 @@ def _union_reader(schema: list[Any], names: dict[str, _Type]) -> _Convert | None
     for each in (each for each in converts if each not in named):
         values = _READ_CLASSES[each] if each in _READ_CLASSES else names[each].values
         if by_class.setdefault(values, converts[each]) is not converts[each]:
-            raise ValueError("has a union of types that JSON does not tell apart")
+            raise NotImplementedError("has a union of types that JSON does not tell apart")
 
     def read(value: Any) -> Any:
         if type(value) is tuple:

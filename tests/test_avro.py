@@ -35,6 +35,10 @@ def _as_others_read(text: str, content: bytes) -> Any:
         ({"type": "integer"}, "5.0", 5, 5),
         ({"type": "number"}, "0.1", 0.1, None),
         ({"type": "number"}, "1e3", 1000.0, None),
+        ({"type": "number"}, "1152921504606846976", float(1 << 60), float(1 << 60)),
+        ({"type": ["integer", "number"]}, "1.5", 1.5, None),
+        ({"type": "number", "enum": [1, 2]}, "2", 2, None),
+        ({"type": "number", "multipleOf": 0.01}, "0e99", Decimal("0.00"), None),
         # More digits than a float has; of a string all are kept.
         (
             {"type": "number", "multipleOf": 0.01},
@@ -54,7 +58,7 @@ def _as_others_read(text: str, content: bytes) -> Any:
         ({"type": "string", "format": "decimal"}, '"1.50"', "1.50", None),
         (
             {"type": "string", "format": "date-time"},
-            '"2026-11-27T01:30:00.1200+02:00"',
+            '"2026-11-27T01:30:00.12000000+02:00"',
             datetime(2026, 11, 26, 23, 30, 0, 120000, UTC),
             "2026-11-26T23:30:00.12Z",
         ),
@@ -220,6 +224,13 @@ def test_what_is_no_schema(text: str) -> None:
     """Guards against an error of fastavro that ends a consumer."""
     with pytest.raises(ValueError, match="is no Avro schema that can be read alone"):
         avro.reader(text)
+
+
+def test_a_union_that_json_does_not_tell_apart() -> None:
+    """Guards against a day that is read as a time."""
+    union = [{"type": "int", "logicalType": "date"}, {"type": "long", "logicalType": "timestamp-millis"}]
+    with pytest.raises(ValueError, match="has a union of types that JSON does not tell apart"):
+        avro.reader(json.dumps(union))
 
 
 def test_what_differs_is_named() -> None:

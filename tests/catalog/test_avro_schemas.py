@@ -20,7 +20,7 @@ def test_a_member_is_a_field() -> None:
     """Guards against a required member that may be left out, and an optional one that must be there."""
     found = _fields(
         {
-            "required": ["count", "state", "gap", "line", "name", "tags", "at"],
+            "required": ["count", "state", "gap", "line", "name", "tags", "at", "either"],
             "properties": {
                 "note": {"type": "string", "description": "Free text.", "default": "none"},
                 "gap": {"type": ["integer", "null"], "default": None},
@@ -32,6 +32,7 @@ def test_a_member_is_a_field() -> None:
                 "line": _LINE,
                 "un-named": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
                 "never": False,
+                "either": {"anyOf": [{"type": "string"}, {"type": "null"}]},
             },
         }
     )
@@ -53,7 +54,19 @@ def test_a_member_is_a_field() -> None:
     assert found["un_2d_named"] == {
         **{"name": "un_2d_named", "json_name": "un-named", "type": ["null", "boolean"], "default": None}
     }
-    assert [*found] == ["at", "count", "gap", "line", "name", "note", "state", "tags", "un_2d_named"]
+    assert found["either"] == {"name": "either", "type": ["null", "string"]}
+    assert [*found] == [
+        "at",
+        "count",
+        "either",
+        "gap",
+        "line",
+        "name",
+        "note",
+        "state",
+        "tags",
+        "un_2d_named",
+    ]
 
 
 def test_a_definition_is_one_type() -> None:
@@ -80,6 +93,14 @@ def test_a_definition_is_one_type() -> None:
     branch = found["tree"]["type"][1]["values"]
     assert branch["name"] == "order.placed_branch"
     assert branch["fields"][0]["type"][1] == {"type": "map", "values": "order.placed_branch"}
+
+
+def test_what_is_beside_a_reference_counts() -> None:
+    """Guards against a member that is required where a definition is used, and may be absent in Avro."""
+    base = {"properties": {"sku": {"type": "string"}}}
+    used = {"$ref": "#/$defs/base", "required": ["sku"]}
+    [_, found] = _fields({"properties": {"a": used}, "$defs": {"base": base}})["a"]["type"]
+    assert (found["name"], found["fields"]) == ("order.placed_a", [{"name": "sku", "type": "string"}])
 
 
 def test_the_order_of_members_is_no_change() -> None:
