@@ -120,17 +120,20 @@ def test_values_in_avro_are_read_beside_others(registry: FakeRegistry) -> None:
         make_event("order.placed", value=values[1], headers={name: "\0\0\0\0\1"}),
         make_event("order.placed", value=bytes([0, 0, 0, 0, json_id]) + b'{"total": "1.50"}'),
         make_event("order.placed", {"total": "1.50"}),
+        make_event("order.placed", {"total": "1.50"}, headers={name: "\0"}),
     ]
     seen: list[Any] = []
     consumer = _consumer(registry, seen)
-    assert handle(consumer, *events, using=None) == ["handled"] * 5
-    assert [event.payload for event in seen] == [{"total": "1.50"}] * 5
+    assert handle(consumer, *events, using=None) == ["handled"] * 6
+    assert [event.payload for event in seen] == [{"total": "1.50"}] * 6
     asked = len(registry.asked)
     assert handle(consumer, *events[::2], make_event("order.placed"), using=None) == ["handled"] * 4
     assert len(registry.asked) == asked
     assert seen[-1].payload is None
     handle(_consumer(registry, seen, Placed), events[0], using=None)
     assert seen[-1] == Placed(Decimal("1.50"))
+    reader = SchemaRegistry(registry.url).reader
+    assert reader(values[0][:5]) is reader(values[0][:5])
 
 
 def test_an_event_loop(registry: FakeRegistry) -> None:
@@ -164,6 +167,7 @@ def test_an_event_loop(registry: FakeRegistry) -> None:
     [
         (b"\0\0\0\0\1\2", "dead_letter", "is rejected: the bytes do not fit the schema"),
         (b"\0\0\0\0\2{", "dead_letter", "is rejected: its value is not JSON"),
+        (b"\0\0", "dead_letter", "is rejected: its value is not JSON"),
         (b"\0\0\0\0\1\2\0\2\xff", "dead_letter", "is rejected: the bytes do not fit the schema"),
         (b"\0\0\0\0\x09", "retry", "the schema 9 is not in the schema registry http"),
         (b"\0\0\0\0\3", "retry", "the schema 3 is for PROTOBUF, which is not read"),
@@ -183,6 +187,8 @@ def test_what_cannot_be_read(registry: FakeRegistry, value: bytes, verdict: str,
 
 def test_avro_without_a_registry_says_what_to_pass(registry: FakeRegistry) -> None:
     """Guards against a consumer whose dead letters do not say that it lacks the registry."""
+    with pytest.raises(ValueError, match=r"\(char 1\)$"):
+        _ = make_event("order.placed", value=b"{").payload
     event = make_event("order.placed", value=b"\0\0\0\0\1\2\5\0")
     with pytest.raises(ValueError, match=r"for Avro, pass registry=SchemaRegistry\(…\) to the consumer"):
         _ = event.payload
