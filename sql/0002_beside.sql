@@ -1,4 +1,4 @@
--- The small tables beside the outbox: positions, progress, parked events, keys, days.
+-- The small tables beside the outbox: positions, progress, parked and delayed events, keys, days.
 
 -- Whether a position covers an event: (done, target, last_seq) has published everything that `done` sees
 -- and, inside a tick, what `target` sees up to `last_seq`.
@@ -123,6 +123,35 @@ CREATE TABLE outbox_released (
     PRIMARY KEY (seq, id)
 );
 
+-- Events that are not due yet. From when they are due, `outbox_move_due` moves them into the outbox, in the order
+-- (due, seq): there each is an ordinary event, with a new seq and the day of then. The columns of an event are those of
+-- its emit.
+CREATE TABLE outbox_delayed (
+    LIKE outbox INCLUDING DEFAULTS INCLUDING CONSTRAINTS,
+    -- What its writer asked for; NULL: it only waits behind another event.
+    deliver_after     timestamptz,
+    -- From when on it is moved: not before the events of its aggregate that it waits for.
+    due               timestamptz NOT NULL,
+    -- Whether later events of the aggregate wait until it is in the outbox, or overtake it.
+    later_events_wait boolean     NOT NULL,
+    -- It could not be moved: why, and when that is tried again. Others do not wait for that.
+    retry_at          timestamptz,
+    last_error        text,
+    -- Not the id, of which a writer that may choose ids can have two.
+    PRIMARY KEY (seq)
+);
+CREATE INDEX outbox_delayed_id ON outbox_delayed (id);
+CREATE INDEX outbox_delayed_due ON outbox_delayed (due, seq);
+-- By a hash, because an index has no room for a long id.
+CREATE INDEX outbox_delayed_waited_for ON outbox_delayed (hashtextextended(aggregate_id, 0), due)
+    WHERE later_events_wait;
+CREATE INDEX outbox_delayed_stuck ON outbox_delayed (hashtextextended(aggregate_id, 0))
+    WHERE later_events_wait AND retry_at IS NOT NULL;
+-- Whether an event for which later ones wait has ever been written: every INSERT into the outbox asks, and a sequence
+-- answers sooner than a table, and before the transaction commits.
+CREATE SEQUENCE outbox_has_waited AS bigint CACHE 1;
+GRANT SELECT ON SEQUENCE outbox_has_waited TO PUBLIC;
+
 -- Actions of operators: who, when, why, on which events. Only the functions below write it. The relay looks here
 -- for new actions.
 CREATE TABLE outbox_audit (
@@ -131,7 +160,7 @@ CREATE TABLE outbox_audit (
     -- The role that was logged in, as the database knows it; and the name on whose behalf it acted.
     actor   name        NOT NULL DEFAULT session_user,
     on_behalf_of text,
-    action  text        NOT NULL CHECK (action IN ('replay', 'discard', 'shards')),
+    action  text        NOT NULL CHECK (action IN ('replay', 'discard', 'shards', 'cancel')),
     reason  text        NOT NULL CHECK (reason <> ''),
     filter  jsonb       NOT NULL,
     -- Their seq.
@@ -198,7 +227,8 @@ $$;
 -- The highest number that any event has had. The sequence must have reached it: see `outbox relay --rebase`.
 CREATE FUNCTION outbox_last_seq() RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT greatest((SELECT max(seq) FROM outbox), (SELECT max(seq) FROM outbox_parked),
-                    (SELECT max(seq) FROM outbox_released), (SELECT max(last_seq) FROM outbox_days), 0)
+                    (SELECT max(seq) FROM outbox_released), (SELECT max(seq) FROM outbox_delayed),
+                    (SELECT max(last_seq) FROM outbox_days), 0)
 $$;
 
 SELECT outbox_protect_functions();

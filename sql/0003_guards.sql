@@ -135,6 +135,27 @@ WHEN (NEW.headers IS NOT NULL
       OR NOT has_function_privilege('outbox_unrestricted()'::regprocedure, 'EXECUTE'))
 EXECUTE FUNCTION outbox_check_row();
 
+CREATE TRIGGER outbox_checked BEFORE INSERT ON outbox_delayed FOR EACH ROW EXECUTE FUNCTION outbox_check_row();
+
+-- Whether `outbox_move_due` is inserting this event: what its writer may do was checked when it was written.
+CREATE FUNCTION outbox_is_moving(id uuid) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN coalesce(current_setting('outbox.moving', true) = 'on', false)
+        AND EXISTS (SELECT FROM outbox_delayed d WHERE d.id = outbox_is_moving.id);
+END $$;
+
+-- Until when an event of an aggregate waits that is written now; NULL if for nothing. For the setting: see
+-- outbox_claim_key.
+CREATE FUNCTION outbox_waits_until(aggregate_type text, aggregate_id text) RETURNS timestamptz
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+#variable_conflict use_variable
+BEGIN
+    RETURN (SELECT d.due FROM outbox_delayed d
+            WHERE hashtextextended(d.aggregate_id, 0) = hashtextextended(aggregate_id, 0)
+              AND d.aggregate_id = aggregate_id AND d.aggregate_type = aggregate_type AND d.later_events_wait
+            ORDER BY d.due DESC LIMIT 1);
+END $$;
+
 -- A known key raises unique_violation, as a UNIQUE column would. outbox_emit has claimed the key for this
 -- very event, in this transaction, before it inserts; a client that repeats id and key has not. It runs with the owner's
 -- rights: a writer that may write into outbox_keys could claim another one's key without an event.
@@ -152,7 +173,8 @@ BEGIN
     END IF;
     PERFORM FROM outbox_keys k
     WHERE k.key = wanted AND k.event_id = NEW.id AND k.created_at = NEW.created_at;
-    IF NOT FOUND THEN
+    -- That of a delayed event was claimed when it was written.
+    IF NOT FOUND AND NOT outbox_is_moving(NEW.id) THEN
         INSERT INTO outbox_keys (key, event_id) VALUES (wanted, NEW.id);
     END IF;
     RETURN NEW;
@@ -161,6 +183,35 @@ END $$;
 CREATE TRIGGER outbox_unique_key BEFORE INSERT ON outbox FOR EACH ROW
 WHEN (NEW.idempotency_key IS NOT NULL)
 EXECUTE FUNCTION outbox_claim_key();
+
+-- Writes an event behind the delayed ones that it must wait for, in place of an INSERT, which then has no row. Triggers
+-- fire in the order of their names: content is checked and a key claimed before.
+-- An event's number is drawn before this. A delayed event may have been moved since, with a higher one: so an event that
+-- need not wait gets another one. Where the look does not see that it was moved, the event follows behind it later.
+-- A backfill writes what happened before.
+CREATE FUNCTION outbox_wait() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    waits_until timestamptz;
+BEGIN
+    IF NEW.created_at <> transaction_timestamp() OR outbox_is_moving(NEW.id) THEN
+        RETURN NEW;
+    END IF;
+    waits_until := outbox_waits_until(NEW.aggregate_type, NEW.aggregate_id);
+    IF waits_until IS NULL THEN
+        NEW.seq := nextval('outbox_seq');
+        RETURN NEW;
+    END IF;
+    INSERT INTO outbox_delayed (id, seq, aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key,
+                                correlation_id, causation_id, traceparent, version, due, later_events_wait)
+    VALUES (NEW.id, NEW.seq, NEW.aggregate_type, NEW.aggregate_id, NEW.event_type, NEW.payload, NEW.headers,
+            NEW.idempotency_key, NEW.correlation_id, NEW.causation_id, NEW.traceparent, NEW.version,
+            waits_until, true);
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER outbox_waits BEFORE INSERT ON outbox FOR EACH ROW
+WHEN (pg_sequence_last_value('outbox_has_waited') IS NOT NULL)
+EXECUTE FUNCTION outbox_wait();
 
 CREATE FUNCTION outbox_refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

@@ -5,9 +5,40 @@ BEGIN
     RETURN (SELECT event_id FROM outbox_keys WHERE key = wanted);
 END $$;
 
+-- When an event is due, of a time or of a duration of ISO 8601 (PT90S).
+CREATE FUNCTION outbox_due(deliver_after text) RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
+RETURN CASE WHEN deliver_after ~ '^-?P' THEN clock_timestamp() + deliver_after::interval
+            ELSE deliver_after::timestamptz END;
+
+-- Writes an event that is due later. Its id tells no time: that of an event is about that of its day.
+CREATE FUNCTION outbox_delay(
+    INOUT id uuid, aggregate_type text, aggregate_id text, event_type text, payload jsonb, headers jsonb,
+    idempotency_key text, correlation_id text, causation_id text, traceparent text, version int,
+    deliver_after timestamptz, later_events_wait boolean
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+BEGIN
+    IF deliver_after > clock_timestamp() + interval '10 years' THEN
+        RAISE EXCEPTION 'outbox: % is due in more than ten years', left(event_type, 100)
+            USING ERRCODE = 'datetime_field_overflow', HINT = 'Correct deliver_after.';
+    END IF;
+    IF later_events_wait THEN
+        PERFORM nextval('outbox_has_waited');
+    END IF;
+    INSERT INTO outbox_delayed AS d (id, aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key,
+                                     correlation_id, causation_id, traceparent, version,
+                                     deliver_after, due, later_events_wait)
+    VALUES (coalesce(id, gen_random_uuid()), aggregate_type, aggregate_id, event_type, payload, headers,
+            idempotency_key, correlation_id, causation_id, traceparent, version, deliver_after,
+            greatest(deliver_after, outbox_waits_until(aggregate_type, aggregate_id)),
+            coalesce(later_events_wait, false))
+    RETURNING d.id INTO id;
+END $$;
+
 -- The call for every language: SELECT * FROM outbox_emit('order', '42', 'order.placed', '{"total": 5}').
 -- One row: the event's id and seq; for a known idempotency key nothing is inserted, `duplicate` is true
--- and `id` is that of the event which had the key first.
+-- and `id` is that of the event which had the key first. `seq` is NULL for an event that is due later: after
+-- `deliver_after`, or behind an event with `later_events_wait`.
 -- The functions of this file run with the owner's rights: they claim keys, and writers may not choose ids.
 CREATE FUNCTION outbox_emit(
     aggregate_type  text,
@@ -20,14 +51,17 @@ CREATE FUNCTION outbox_emit(
     causation_id    text  DEFAULT NULL,
     traceparent     text  DEFAULT NULL,
     version         int   DEFAULT NULL,
+    deliver_after   timestamptz DEFAULT NULL,
+    later_events_wait boolean DEFAULT false,
     OUT id          uuid,
     OUT seq         bigint,
     OUT duplicate   boolean
 ) LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_variable
 DECLARE
-    wanted    uuid;
-    namespace text;
+    wanted     uuid;
+    namespace  text;
+    is_delayed boolean := coalesce(deliver_after > clock_timestamp(), false);
 BEGIN
     IF NOT has_function_privilege(outbox_writer(), 'outbox_unrestricted()'::regprocedure, 'EXECUTE') THEN
         IF NOT outbox_may_write(outbox_writer(), aggregate_type) THEN
@@ -39,7 +73,8 @@ BEGIN
     IF idempotency_key IS NOT NULL THEN
         wanted := outbox_key(idempotency_key, namespace);
         LOOP
-            INSERT INTO outbox_keys (key, event_id) VALUES (wanted, outbox_uuidv7())
+            INSERT INTO outbox_keys (key, event_id)
+            VALUES (wanted, CASE WHEN is_delayed THEN gen_random_uuid() ELSE outbox_uuidv7() END)
             ON CONFLICT ON CONSTRAINT outbox_keys_pkey DO NOTHING
             RETURNING event_id INTO id;
             EXIT WHEN id IS NOT NULL;
@@ -50,6 +85,11 @@ BEGIN
             END IF;
             -- Purged between claim and look-up: the key is free again.
         END LOOP;
+    END IF;
+    IF is_delayed THEN
+        id := outbox_delay(id, aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key,
+                           correlation_id, causation_id, traceparent, version, deliver_after, later_events_wait);
+    ELSIF idempotency_key IS NOT NULL THEN
         INSERT INTO outbox AS o (id, aggregate_type, aggregate_id, event_type, payload, headers,
                                  idempotency_key, correlation_id, causation_id, traceparent, version)
         VALUES (id, aggregate_type, aggregate_id, event_type, payload, headers,
@@ -61,6 +101,10 @@ BEGIN
         VALUES (aggregate_type, aggregate_id, event_type, payload, headers,
                 correlation_id, causation_id, traceparent, version)
         RETURNING o.id, o.seq INTO id, seq;
+        IF id IS NULL THEN
+            -- It waits.
+            SELECT d.id INTO id FROM outbox_delayed d WHERE d.seq = currval('outbox_seq');
+        END IF;
     END IF;
 END $$;
 
@@ -87,6 +131,15 @@ DECLARE
     counter bigint := outbox_counter(drawn);
     refused text;
 BEGIN
+    -- An event that waits is not in the answer of an INSERT: the other function joins them.
+    IF pg_sequence_last_value('outbox_has_waited') IS NOT NULL THEN
+        RETURN QUERY
+        SELECT keyed.id, keyed.seq FROM outbox_emit_keyed_lists(
+            aggregate_types, aggregate_ids, event_types, payloads, headers,
+            (SELECT string_agg(chr(31), chr(30)) FROM string_to_table(aggregate_types, chr(30))),
+            correlation_ids, causation_ids, traceparents, versions) AS keyed;
+        RETURN;
+    END IF;
     IF NOT has_function_privilege(outbox_writer(), 'outbox_unrestricted()'::regprocedure, 'EXECUTE') THEN
         SELECT type INTO refused FROM string_to_table(aggregate_types, chr(30), chr(31)) AS type
         WHERE NOT outbox_may_write(outbox_writer(), type) LIMIT 1;
@@ -115,8 +168,8 @@ BEGIN
 END $$;
 
 -- Claims the keys of a list, one for each event or NULL. Returns each event's id, and whether it is to be written; if not,
--- the id is that of the event which has the key.
-CREATE FUNCTION outbox_claim_keys(keys uuid[], OUT ids uuid[], OUT are_new boolean[])
+-- the id is that of the event which has the key. Ids of a list with a delayed event tell no time: see outbox_delay.
+CREATE FUNCTION outbox_claim_keys(keys uuid[], tell_time boolean, OUT ids uuid[], OUT are_new boolean[])
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -128,7 +181,7 @@ DECLARE
     claimed uuid[] := '{}';
 BEGIN
     WHILE array_remove(keys, NULL) <> '{}' LOOP
-        drawn := outbox_uuidv7();
+        drawn := CASE WHEN tell_time THEN outbox_uuidv7() ELSE gen_random_uuid() END;
         digits := left(drawn::text, -8);
         counter := outbox_counter(drawn);
         -- Sorted, so that calls with the same keys wait for each other and do not deadlock.
@@ -154,7 +207,7 @@ BEGIN
         EXIT WHEN FOUND;
     END LOOP;
 
-    drawn := outbox_uuidv7();
+    drawn := CASE WHEN tell_time THEN outbox_uuidv7() ELSE gen_random_uuid() END;
     digits := left(drawn::text, -8);
     counter := outbox_counter(drawn);
     SELECT array_agg(id ORDER BY n), array_agg(is_new ORDER BY n) INTO ids, are_new
@@ -190,7 +243,7 @@ BEGIN
     SELECT claim.* INTO ids, are_new
     FROM (SELECT array_agg(outbox_key(key, namespace) ORDER BY n) AS keys
           FROM string_to_table(idempotency_keys, chr(30), chr(31)) WITH ORDINALITY AS given (key, n)) AS wanted,
-         outbox_claim_keys(wanted.keys) AS claim;
+         outbox_claim_keys(wanted.keys, true) AS claim;
     RETURN QUERY
     WITH written AS (
         INSERT INTO outbox AS o (id, aggregate_type, aggregate_id, event_type, payload, headers,
@@ -229,6 +282,8 @@ DECLARE
     keys     uuid[];
     ids      uuid[];
     are_new  boolean[];
+    is_any_delayed boolean;
+    given    record;
 BEGIN
     IF NOT has_function_privilege(outbox_writer(), 'outbox_unrestricted()'::regprocedure, 'EXECUTE') THEN
         PERFORM outbox_refuse_type(outbox_writer(), type)
@@ -237,16 +292,50 @@ BEGIN
         namespace := outbox_key_namespace(outbox_writer());
     END IF;
     SELECT max(nullif(event - '{aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key,
-                                correlation_id, causation_id, traceparent, version}'::text[], '{}')::text),
-           array_agg(outbox_key(event ->> 'idempotency_key', namespace) ORDER BY n)
-    INTO stranger, keys
+                                correlation_id, causation_id, traceparent, version,
+                                deliver_after, later_events_wait}'::text[], '{}')::text),
+           array_agg(outbox_key(event ->> 'idempotency_key', namespace) ORDER BY n),
+           bool_or(event ? 'deliver_after')
+    INTO stranger, keys, is_any_delayed
     FROM jsonb_array_elements(events) WITH ORDINALITY AS given (event, n);
     IF stranger IS NOT NULL THEN
         RAISE EXCEPTION 'outbox: members of an event that are not known: %', stranger
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
 
-    SELECT * INTO ids, are_new FROM outbox_claim_keys(keys);
+    SELECT * INTO ids, are_new FROM outbox_claim_keys(keys, NOT coalesce(is_any_delayed, false));
+
+    -- One by one, because an event can wait for one before it in the list.
+    FOR given IN
+        SELECT event, id, is_new, outbox_due(event ->> 'deliver_after') AS deliver_after
+        FROM ROWS FROM (jsonb_array_elements(events), unnest(ids), unnest(are_new))
+            WITH ORDINALITY AS given (event, id, is_new, n)
+        WHERE is_any_delayed ORDER BY n
+    LOOP
+        id := given.id;
+        seq := NULL;
+        duplicate := NOT given.is_new;
+        IF given.is_new AND given.deliver_after > clock_timestamp() THEN
+            PERFORM outbox_delay(
+                given.id, given.event ->> 'aggregate_type', given.event ->> 'aggregate_id',
+                given.event ->> 'event_type', given.event -> 'payload', nullif(given.event -> 'headers', 'null'),
+                given.event ->> 'idempotency_key', given.event ->> 'correlation_id',
+                given.event ->> 'causation_id', given.event ->> 'traceparent', (given.event ->> 'version')::int,
+                given.deliver_after, (given.event ->> 'later_events_wait')::boolean);
+        ELSIF given.is_new THEN
+            INSERT INTO outbox AS o (id, aggregate_type, aggregate_id, event_type, payload, headers,
+                                     idempotency_key, correlation_id, causation_id, traceparent, version)
+            VALUES (given.id, given.event ->> 'aggregate_type', given.event ->> 'aggregate_id',
+                    given.event ->> 'event_type', given.event -> 'payload', nullif(given.event -> 'headers', 'null'),
+                    given.event ->> 'idempotency_key', given.event ->> 'correlation_id',
+                    given.event ->> 'causation_id', given.event ->> 'traceparent', (given.event ->> 'version')::int)
+            RETURNING o.seq INTO seq;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+    IF is_any_delayed THEN
+        RETURN;
+    END IF;
 
     RETURN QUERY
     WITH written AS (

@@ -87,6 +87,143 @@ BEGIN
     RETURN cardinality(acted);
 END $$;
 
+-- Moves events into the outbox as if they were written now. First the insert: the guards look for the delayed row.
+CREATE FUNCTION outbox_move(seqs bigint[]) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key,
+                        correlation_id, causation_id, traceparent, version)
+    SELECT id, aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key,
+           correlation_id, causation_id, traceparent, version
+    FROM outbox_delayed WHERE seq = ANY (seqs) ORDER BY due, seq;
+    DELETE FROM outbox_delayed WHERE seq = ANY (seqs);
+$$;
+
+-- Moves due events into the outbox, in order, at most `most`; returns how many it has dealt with: if fewer, nothing more
+-- is due. One caller at a time; another one returns 0. It never waits for a row: one that is about to be canceled is
+-- left out, and so is what waits for it. An event that cannot be moved keeps the reason and is tried again after a
+-- minute, or with `again` at once; only those that wait for it wait.
+CREATE FUNCTION outbox_move_due(most int DEFAULT 500, again boolean DEFAULT false) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET lock_timeout = '1s' AS $$
+DECLARE
+    at     timestamptz := clock_timestamp();
+    found  bigint[];
+    behind bigint[];
+    last   outbox_delayed;
+    one    bigint;
+BEGIN
+    IF NOT EXISTS (SELECT FROM outbox_delayed d WHERE d.due <= at)
+       OR NOT pg_try_advisory_xact_lock(hashtextextended('outbox_move_due', 'outbox'::regclass::oid::bigint)) THEN
+        RETURN 0;
+    END IF;
+    IF again THEN
+        UPDATE outbox_delayed SET retry_at = NULL WHERE due <= at AND retry_at IS NOT NULL;
+    END IF;
+    SELECT array_agg(c.seq ORDER BY c.due, c.seq) INTO found FROM (
+        SELECT d.due, d.seq FROM outbox_delayed d
+        WHERE d.due <= at AND (d.retry_at IS NULL OR d.retry_at <= at) AND NOT EXISTS (
+            SELECT FROM outbox_delayed p
+            WHERE hashtextextended(p.aggregate_id, 0) = hashtextextended(d.aggregate_id, 0)
+              AND p.aggregate_id = d.aggregate_id AND p.aggregate_type = d.aggregate_type
+              AND p.later_events_wait AND p.retry_at > at AND (p.due, p.seq) < (d.due, d.seq))
+        ORDER BY d.due, d.seq LIMIT most FOR UPDATE SKIP LOCKED) AS c;
+    -- Behind one that another session has locked.
+    SELECT * INTO last FROM outbox_delayed WHERE seq = found[cardinality(found)];
+    SELECT array_agg(DISTINCT c.seq) INTO behind
+    FROM (SELECT p.* FROM outbox_delayed p
+          WHERE (p.due, p.seq) < (last.due, last.seq) AND p.later_events_wait
+            AND p.seq NOT IN (SELECT unnest(found))) AS passed
+    JOIN outbox_delayed c ON c.seq = ANY (found)
+     AND c.aggregate_id = passed.aggregate_id AND c.aggregate_type = passed.aggregate_type
+     AND (passed.due, passed.seq) < (c.due, c.seq);
+    IF behind IS NOT NULL THEN
+        -- For a moment they make room for others.
+        UPDATE outbox_delayed SET retry_at = at + interval '10 seconds', last_error = 'behind an event that is locked'
+        WHERE seq = ANY (behind);
+    END IF;
+    PERFORM set_config('outbox.moving', 'on', true);
+    BEGIN
+        PERFORM outbox_move(ARRAY(SELECT unnest(found) EXCEPT SELECT unnest(behind)));
+        RETURN coalesce(cardinality(found), 0);
+    EXCEPTION WHEN OTHERS THEN
+        -- An outage, not an event.
+        IF left(SQLSTATE, 2) IN ('08', '40', '53', '57', '58') OR SQLSTATE IN ('25006', '55006', '55P03') THEN
+            RAISE;
+        END IF;
+    END;
+    FOR one IN
+        SELECT d.seq FROM outbox_delayed d
+        WHERE d.seq = ANY (found) AND d.seq <> ALL (coalesce(behind, '{}')) ORDER BY d.due, d.seq
+    LOOP
+        CONTINUE WHEN EXISTS (
+            SELECT FROM outbox_delayed p JOIN outbox_delayed d ON d.seq = one
+             AND hashtextextended(p.aggregate_id, 0) = hashtextextended(d.aggregate_id, 0)
+             AND p.aggregate_id = d.aggregate_id AND p.aggregate_type = d.aggregate_type
+             AND p.later_events_wait AND p.retry_at > at AND (p.due, p.seq) < (d.due, d.seq));
+        BEGIN
+            PERFORM outbox_move(ARRAY[one]);
+        EXCEPTION WHEN OTHERS THEN
+            IF left(SQLSTATE, 2) IN ('08', '40', '53', '57', '58') OR SQLSTATE IN ('25006', '55006', '55P03') THEN
+                RAISE;
+            END IF;
+            UPDATE outbox_delayed SET retry_at = clock_timestamp() + interval '1 minute', last_error = SQLERRM
+            WHERE seq = one;
+        END;
+    END LOOP;
+    RETURN cardinality(found);
+END $$;
+
+-- Removes delayed events with this id. Those that waited only for it are due now.
+CREATE FUNCTION outbox_take_back(id uuid) RETURNS SETOF outbox_delayed LANGUAGE plpgsql AS $$
+DECLARE
+    gone outbox_delayed;
+BEGIN
+    FOR gone IN DELETE FROM outbox_delayed d WHERE d.id = outbox_take_back.id RETURNING * LOOP
+        UPDATE outbox_delayed d SET due = n.due FROM (
+            SELECT seq, coalesce(greatest(
+                       deliver_after,
+                       max(deliver_after) FILTER (WHERE later_events_wait) OVER (ORDER BY seq)), created_at) AS due
+            FROM outbox_delayed
+            WHERE hashtextextended(aggregate_id, 0) = hashtextextended(gone.aggregate_id, 0)
+              AND aggregate_id = gone.aggregate_id AND aggregate_type = gone.aggregate_type) AS n
+        WHERE gone.later_events_wait AND d.seq = n.seq AND d.due <> n.due;
+        RETURN NEXT gone;
+    END LOOP;
+END $$;
+
+-- Cancels a delayed event, in the transaction of the application; returns whether it was still there. Its key stays used.
+CREATE FUNCTION outbox_cancel(id uuid) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    gone outbox_delayed;
+    was_there boolean := false;
+BEGIN
+    FOR gone IN SELECT * FROM outbox_take_back(outbox_cancel.id) LOOP
+        IF NOT has_function_privilege(outbox_writer(), 'outbox_unrestricted()'::regprocedure, 'EXECUTE')
+           AND NOT outbox_may_write(outbox_writer(), gone.aggregate_type) THEN
+            PERFORM outbox_refuse_type(outbox_writer(), gone.aggregate_type);
+        END IF;
+        was_there := true;
+    END LOOP;
+    RETURN was_there;
+END $$;
+
+-- The same for operators, with the record in the audit. Returns how many they were.
+CREATE FUNCTION outbox_cancel_delayed(ids uuid[], reason text, on_behalf_of text) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    canceled jsonb;
+    seqs bigint[];
+BEGIN
+    SELECT jsonb_agg(jsonb_build_object('id', c.id, 'aggregate_type', c.aggregate_type, 'aggregate_id', c.aggregate_id,
+                                        'event_type', c.event_type, 'due', c.due) ORDER BY c.seq),
+           array_agg(c.seq ORDER BY c.seq)
+    INTO canceled, seqs FROM unnest(ids) AS given (id), outbox_take_back(given.id) AS c;
+    IF seqs IS NULL THEN
+        RETURN 0;
+    END IF;
+    INSERT INTO outbox_audit (on_behalf_of, action, reason, filter, events)
+    VALUES (outbox_cancel_delayed.on_behalf_of, 'cancel', outbox_cancel_delayed.reason, canceled, seqs);
+    RETURN cardinality(seqs);
+END $$;
+
 -- One step of a change of the number of shards; called repeatedly until it is done. Every relay first settles
 -- all that it has read and stops; then all publish exactly up to one snapshot; then the new shards start from it.
 --   wait         for what `missing` names

@@ -44,6 +44,8 @@ BEGIN
     EXECUTE format(
         'GRANT INSERT (aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key, '
         'correlation_id, causation_id, traceparent, version), SELECT (id, seq) ON outbox TO %s', writer);
+    -- An INSERT whose event waits returns no row.
+    EXECUTE format('GRANT SELECT (id, seq) ON outbox_delayed TO %s', writer);
     IF own_ids THEN
         EXECUTE format('GRANT INSERT (id) ON outbox TO %s', writer);
     ELSE
@@ -51,8 +53,8 @@ BEGIN
     END IF;
     -- PUBLIC may call what does not run with the owner's rights, but in hardened databases.
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_uuidv7, outbox_owner_declared, outbox_may_write, '
-                   'outbox_refuse_type, outbox_emit, outbox_emit_many, outbox_emit_lists, outbox_emit_keyed_lists '
-                   'TO %s', writer);
+                   'outbox_refuse_type, outbox_due, outbox_emit, outbox_emit_many, outbox_emit_lists, '
+                   'outbox_emit_keyed_lists, outbox_cancel TO %s', writer);
     DELETE FROM outbox_writers w WHERE w.writer = login;
     IF aggregate_types IS NULL AND key_namespace IS NULL THEN
         EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_unrestricted TO %s', writer);
@@ -81,7 +83,7 @@ DECLARE
 BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, relay);
     EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_released, '
-                   'outbox_days, outbox_migrations, outbox_events, outbox_audit TO %s', relay);
+                   'outbox_delayed, outbox_days, outbox_migrations, outbox_events, outbox_audit TO %s', relay);
     EXECUTE format('GRANT UPDATE (%s) ON outbox_shards TO %s',
                    outbox_columns('outbox_shards', 'shard', 'shards', 'system_identifier', 'database'), relay);
     EXECUTE format('GRANT UPDATE (%s) ON outbox_parked TO %s', outbox_columns('outbox_parked', 'parked_at'), relay);
@@ -89,8 +91,9 @@ BEGIN
     -- Whether it was set back. And a process with many outboxes looks at it, not into the table.
     EXECUTE format('GRANT SELECT ON SEQUENCE outbox_seq TO %s', relay);
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of, outbox_open_from, outbox_last_seq, '
-                   'outbox_park, outbox_release TO %s', relay);
-    PERFORM outbox_require_grants(relay, '{outbox, outbox_shards, outbox_parked}', '{outbox_park, outbox_release}');
+                   'outbox_park, outbox_release, outbox_move_due TO %s', relay);
+    PERFORM outbox_require_grants(relay, '{outbox, outbox_shards, outbox_parked, outbox_delayed}',
+                                  '{outbox_park, outbox_release, outbox_move_due}');
 END $$;
 
 -- Everything that an operator needs: SELECT outbox_grant_operator('alice').
@@ -100,11 +103,14 @@ DECLARE
 BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, operator);
     EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_released, '
-                   'outbox_audit, outbox_days, outbox_migrations, outbox_writers, outbox_events TO %s', operator);
+                   'outbox_delayed, outbox_audit, outbox_days, outbox_migrations, outbox_writers, outbox_events TO %s',
+                   operator);
     EXECUTE format('GRANT SELECT ON SEQUENCE outbox_seq TO %s', operator);
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of, outbox_open_from, outbox_last_seq, '
-                   'outbox_act, outbox_change_shards, outbox_keep_shards TO %s', operator);
-    PERFORM outbox_require_grants(operator, '{outbox, outbox_parked}', '{outbox_act, outbox_change_shards}');
+                   'outbox_act, outbox_cancel_delayed, outbox_move_due, outbox_change_shards, outbox_keep_shards '
+                   'TO %s', operator);
+    PERFORM outbox_require_grants(operator, '{outbox, outbox_parked, outbox_delayed}',
+                                  '{outbox_act, outbox_cancel_delayed, outbox_change_shards}');
 END $$;
 
 -- Reads events and their status, also of dead letters of dropped days: SELECT outbox_grant_analyst('bob').

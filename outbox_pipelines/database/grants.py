@@ -38,7 +38,7 @@ SELECT pg_get_userbyid(relowner), pg_has_role(relowner, 'USAGE'), current_user
 FROM pg_class WHERE oid = 'outbox'::regclass"""
 _EXISTING: Final = "SELECT rolname FROM pg_roles WHERE rolname = ANY(%s)"
 # What each role except the owner may do with the outbox and its schema. That every role may call
-# a function and read `outbox_adopted` is the work of `sql/`.
+# a function and read two of the relations is the work of `sql/`.
 _RIGHTS: Final = """
 WITH ours AS (SELECT relnamespace AS schema, relowner AS owner FROM pg_class WHERE oid = 'outbox'::regclass),
 relations AS (
@@ -61,7 +61,8 @@ rights (owner, acl, what, target) AS (
 SELECT coalesce(rolname, 'PUBLIC'), format('%s%s on %s', privilege_type,
        CASE WHEN is_grantable THEN ' with grant option' END, what), target
 FROM rights CROSS JOIN LATERAL aclexplode(acl) a LEFT JOIN pg_roles r ON r.oid = a.grantee
-WHERE a.grantee <> owner AND (a.grantee <> 0 OR target LIKE 'TABLE%' AND what <> 'outbox_adopted')
+WHERE a.grantee <> owner AND (
+    a.grantee <> 0 OR target LIKE 'TABLE%' AND what NOT IN ('outbox_adopted', 'outbox_has_waited'))
 UNION ALL
 SELECT writer, format('writes %s with keys of %s', coalesce(aggregate_types::text, 'all types'),
        coalesce(key_namespace, 'all')), NULL FROM outbox_writers

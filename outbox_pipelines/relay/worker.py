@@ -37,6 +37,7 @@ from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, place, recover
 from outbox_pipelines.relay.lease.owner_session import beating
 from outbox_pipelines.relay.lease.shard import Settled, Shard
+from outbox_pipelines.relay.parking.delayed_events import DelayedEvents
 from outbox_pipelines.relay.parking.notify import DueCommands
 from outbox_pipelines.relay.parking.parked_table import ParkedTable
 from outbox_pipelines.relay.parking.prober import Prober
@@ -173,6 +174,7 @@ class Worker:
         )
         self._parked = ParkedTable(settings, shard, large)
         self._commands = DueCommands(settings, shard)
+        self._delayed = DelayedEvents(shard)
         rehearses = settings.delivery == "exactly_once"
         self._prober = Prober(
             settings,
@@ -248,6 +250,10 @@ class Worker:
             UnavailableError: with `until_empty`, Kafka has been unavailable for too long.
         """
         self._retries.begin(crashed=self._shard.predecessor_crashed)
+        if self._run.until_empty:
+            # Before the reader looks what is committed.
+            with beating(self._shard.beat, self._heartbeat):
+                self._delayed.move_all()
         reader = self._threads.start(self._reader.run, "outbox-reader")
         settler = self._threads.start(self._settle, "outbox-settler")
         try:
@@ -295,6 +301,7 @@ class Worker:
             if is_last:
                 return
             self._commands.look(time.monotonic())
+            self._delayed.look(time.monotonic())
             self._settler.look_after()
             if self._retries.is_quiet:
                 self._trial_turn.give_back()

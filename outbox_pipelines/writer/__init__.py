@@ -15,7 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
-from outbox_pipelines.writer.calls import emit, emit_many
+from outbox_pipelines.writer.calls import cancel, emit, emit_many
 from outbox_pipelines.writer.context import correlated
 from outbox_pipelines.writer.errors import (
     AutocommitError,
@@ -38,6 +38,7 @@ __all__ = [
     "PayloadTooLargeError",
     "TypedEvent",
     "UnkeyedEvent",
+    "cancel",
     "correlated",
     "derive_key",
     "emit",

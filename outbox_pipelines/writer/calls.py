@@ -1,4 +1,4 @@
-"""The two calls: `emit` writes an event, `emit_many` writes many, in the caller's open transaction.
+"""The calls, in the caller's open transaction: `emit`, `emit_many`; `cancel` for delayed events.
 
 Invariants:
 - All events of a call are checked before anything is sent: a refused event has not touched the transaction.
@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, overload
 from uuid import UUID
 
@@ -47,6 +48,8 @@ def emit(
     causation_id: str | UUID | None = None,
     traceparent: str | None = None,
     version: int | None = None,
+    deliver_after: datetime | timedelta | None = None,
+    later_events_wait: bool = False,
 ) -> Emitted: ...
 @overload
 def emit(
@@ -62,6 +65,8 @@ def emit(
     causation_id: str | UUID | None = None,
     traceparent: str | None = None,
     version: int | None = None,
+    deliver_after: datetime | timedelta | None = None,
+    later_events_wait: bool = False,
 ) -> Coroutine[Any, Any, Emitted]: ...
 @overload
 def emit(
@@ -75,6 +80,8 @@ def emit(
     causation_id: str | UUID | None = None,
     traceparent: str | None = None,
     version: int | None = None,
+    deliver_after: datetime | timedelta | None = None,
+    later_events_wait: bool = False,
 ) -> Emitted: ...
 @overload
 def emit(
@@ -88,6 +95,8 @@ def emit(
     causation_id: str | UUID | None = None,
     traceparent: str | None = None,
     version: int | None = None,
+    deliver_after: datetime | timedelta | None = None,
+    later_events_wait: bool = False,
 ) -> Coroutine[Any, Any, Emitted]: ...
 @overload
 def emit(
@@ -102,6 +111,8 @@ def emit(
     causation_id: str | UUID | None = None,
     traceparent: str | None = None,
     version: int | None = None,
+    deliver_after: datetime | timedelta | None = None,
+    later_events_wait: bool = False,
 ) -> Emitted: ...
 @overload
 def emit(
@@ -116,6 +127,8 @@ def emit(
     causation_id: str | UUID | None = None,
     traceparent: str | None = None,
     version: int | None = None,
+    deliver_after: datetime | timedelta | None = None,
+    later_events_wait: bool = False,
 ) -> Coroutine[Any, Any, Emitted]: ...
 def emit(
     target: Target | AsyncTarget,
@@ -130,6 +143,8 @@ def emit(
     causation_id: str | UUID | None = None,
     traceparent: str | None = None,
     version: int | None = None,
+    deliver_after: datetime | timedelta | None = None,
+    later_events_wait: bool = False,
 ) -> Emitted | Coroutine[Any, Any, Emitted]:
     """Write one event in the caller's open transaction, in one round trip; it may be its first statement.
 
@@ -163,6 +178,12 @@ def emit(
         traceparent: W3C Trace Context; default: that of OpenTelemetry's current span, whose ``tracestate``
             then becomes a header.
         version: version of the payload's schema, or of the aggregate; 32 bits.
+        deliver_after: when the event is due, at most ten years ahead: a time with a zone, or a duration by
+            the database's clock. Until a relay moves it into the outbox, within about a second, it is
+            delayed: it has no `seq`, and `cancel` removes it. A time in the past means at once.
+        later_events_wait: whether later events of the aggregate follow it, and are delayed until it is due;
+            by default they overtake it. In REPEATABLE READ and SERIALIZABLE change the aggregate's row, do
+            not only lock it: then a transaction that began too early fails (40001).
 
     Raises:
         AutocommitError: the event would be committed separately: no transaction is open, and none begins.
@@ -187,6 +208,8 @@ def emit(
         causation_id,
         traceparent,
         version,
+        deliver_after,
+        later_events_wait,
     )
     row = content.row(event, surroundings())
     if way.asynchronous:
@@ -231,6 +254,36 @@ def emit_many(
     return [emitted for query in statements.many(rows) for emitted in _now(way, target, query)]
 
 
+@overload
+def cancel(target: Target, id: UUID) -> bool: ...
+@overload
+def cancel(target: AsyncTarget, id: UUID) -> Coroutine[Any, Any, bool]: ...
+def cancel(target: Target | AsyncTarget, id: UUID) -> bool | Coroutine[Any, Any, bool]:
+    """Remove a delayed event in the caller's open transaction; return whether it was still there.
+
+    If it was not, it is due and will be published, or was canceled before. Its idempotency key stays used.
+    Events that waited only for it are due at once.
+
+    Args:
+        target: as for `emit`.
+        id: what `emit` returned.
+
+    Raises:
+        AutocommitError: no transaction is open, and none begins.
+        Exception: the driver's own exception. In REPEATABLE READ and SERIALIZABLE, a serialization failure
+            (40001) if the event was moved into the outbox meanwhile: retry the whole transaction.
+    """
+    way = way_through(target)
+    query = statements.cancel(id)
+    if way.asynchronous:
+        return _canceled_later(way, target, query)
+    return bool(way.run(target, query)[0][0])
+
+
+async def _canceled_later(way: Way, target: object, query: Query) -> bool:
+    return bool((await way.run(target, query))[0][0])
+
+
 def write(target: Target, rows: Sequence[content.Row], schema: str | None = None) -> list[Emitted]:
     """Write checked rows, as `emit_many` does, through a synchronous target."""
     way = way_through(target)
@@ -252,7 +305,9 @@ def _checked(number: int, event: NewEvent | TypedEvent, around: Surroundings) ->
 
 def _now(way: Way, target: object, query: Query) -> list[Emitted]:
     try:
-        return _read(way.run(target, query))
+        rows = way.run(target, query)
+        # An INSERT does not return an event that waits for another one.
+        return _read(rows if rows else way.run(target, statements.waiting(query)))
     except Exception as error:
         _refuse_as_too_large(error)
         raise
@@ -260,7 +315,8 @@ def _now(way: Way, target: object, query: Query) -> list[Emitted]:
 
 async def _later(way: Way, target: object, query: Query) -> list[Emitted]:
     try:
-        return _read(await way.run(target, query))
+        rows = await way.run(target, query)
+        return _read(rows if rows else await way.run(target, statements.waiting(query)))
     except Exception as error:
         _refuse_as_too_large(error)
         raise

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from outbox_pipelines.writer import validation
@@ -44,6 +45,10 @@ class Row(NamedTuple):
     causation_id: str | None
     traceparent: str | None
     version: int | None
+    deliver_after: str | None = None
+    """A time, or a duration from now on, in ISO 8601."""
+    later_events_wait: bool | None = None
+    """None for False."""
 
 
 def row(event: NewEvent, around: Surroundings) -> Row:
@@ -63,6 +68,8 @@ def row(event: NewEvent, around: Surroundings) -> Row:
         causation_id,
         traceparent,
         version,
+        deliver_after,
+        later_events_wait,
     ) = event
     if headers is not None and not isinstance(headers, Mapping):
         raise OutboxError(f"headers are a {type(headers).__name__}: give a mapping from names to values")
@@ -92,7 +99,13 @@ def row(event: NewEvent, around: Surroundings) -> Row:
         None if causation_id is None else _text("causation_id", causation_id),
         traceparent,
         None if version is None else _version(version),
+        None if deliver_after is None else _due(deliver_after),
+        True if later_events_wait is not False else None,
     )
+    if made.later_events_wait and (later_events_wait is not True or made.deliver_after is None):
+        raise OutboxError(
+            f"later_events_wait is {later_events_wait!r}: give True, with deliver_after, or False"
+        )
     refuse_exchanged(made.aggregate_type, made.aggregate_id, made.event_type)
     # Other bodies have no schema.
     is_json = not isinstance(made.payload, Body) or made.payload.is_json
@@ -184,6 +197,22 @@ def _version(value: object) -> int:
         # The number of an enumeration or a bool: not every driver sends these.
         return int(value)
     raise OutboxError(f"version is {value!r}: give an integer of 32 bits")
+
+
+# A day more than ten years can have.
+_LATEST: Final = timedelta(days=3654)
+
+
+def _due(value: object) -> str:
+    if isinstance(value, timedelta):
+        if value > _LATEST:
+            raise OutboxError(f"deliver_after is {value.days:,} days from now: at most ten years")
+        return f"PT{value.total_seconds():.6f}S"
+    if not isinstance(value, datetime):
+        raise OutboxError(f"deliver_after is {value!r}: give a datetime with a zone, or a timedelta")
+    if value.utcoffset() is None:
+        raise OutboxError(f"deliver_after {value.isoformat()} has no time zone: give one, such as UTC")
+    return value.isoformat()
 
 
 # https://www.w3.org/TR/trace-context/#traceparent-header

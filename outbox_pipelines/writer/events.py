@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
@@ -55,6 +56,8 @@ class NewEvent(NamedTuple):
     causation_id: str | UUID | None = None
     traceparent: str | None = None
     version: int | None = None
+    deliver_after: datetime | timedelta | None = None
+    later_events_wait: bool = False
 
 
 class _Missing:
@@ -142,6 +145,6 @@ class Emitted(NamedTuple):
     id: UUID
     """The event's id; for a duplicate, the id of the event that used the key first."""
     seq: int | None
-    """Its position in the order of events; None for a duplicate."""
+    """Its position in the order of events; None for a duplicate, and for an event that is delayed."""
     duplicate: bool
     """True if the idempotency key was known: nothing was written."""

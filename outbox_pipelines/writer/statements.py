@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from json.encoder import encode_basestring as quoted
 from typing import Any, Final, LiteralString, NamedTuple
+from uuid import UUID
 
 from outbox_pipelines.writer.content import Row
 
@@ -55,12 +56,24 @@ INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
 VALUES (%s, %s, %s, %s::text::jsonb)
 RETURNING id, seq""")
 _BARE: Final = 4
+# What the columns of the table end with; what follows says when the event is due.
+_PLAIN: Final = Row._fields.index("deliver_after")
 _NOTHING_MORE: Final = (None,) * (len(Row._fields) - _BARE)
 
 # The function claims the key first, so that a duplicate is a result and not an error.
 _EMIT: Final = _statement("""
 SELECT id, seq, duplicate
 FROM outbox_emit(%s, %s, %s, %s::text::jsonb, %s::text::jsonb, %s, %s, %s, %s, %s::int)""")
+_EMIT_DELAYED: Final = _statement("""
+SELECT id, seq, duplicate
+FROM outbox_emit(%s, %s, %s, %s::text::jsonb, %s::text::jsonb, %s, %s, %s, %s, %s::int,
+                 outbox_due(%s::text), %s::boolean)""")
+
+# An event that waits has the number that the session drew last.
+_WAITING: Final = _statement(
+    "SELECT id, NULL::bigint AS seq FROM outbox_delayed WHERE seq = currval('outbox_seq')"
+)
+CANCEL: Final = _statement("SELECT outbox_cancel(%s::text::uuid)")
 
 # Each column is one text that the server splits: a JSON array took nearly twice as long.
 _EMIT_LISTS: Final = _statement("""
@@ -87,11 +100,23 @@ _PIECE: Final = 64_000_000
 
 def one(row: Row) -> Query:
     """Return the query that writes one event."""
+    if row.deliver_after is not None:
+        return Query(_EMIT_DELAYED, row, (row,))
     if row.idempotency_key is not None:
-        return Query(_EMIT, row, (row,))
+        return Query(_EMIT, row[:_PLAIN], (row,))
     if row[_BARE:] == _NOTHING_MORE:
         return Query(_INSERT_BARE, row[:_BARE], (row,))
-    return Query(_INSERT, row[:5] + row[6:], (row,))
+    return Query(_INSERT, row[:5] + row[6:_PLAIN], (row,))
+
+
+def waiting(query: Query) -> Query:
+    """Return the query for the event whose INSERT had no result."""
+    return Query(_WAITING, (), query.rows)
+
+
+def cancel(id: UUID) -> Query:
+    """Return the query that removes a delayed event."""
+    return Query(CANCEL, (str(id),), ())
 
 
 def many(rows: Sequence[Row], schema: str | None = None) -> Iterator[Query]:
@@ -117,9 +142,12 @@ def many(rows: Sequence[Row], schema: str | None = None) -> Iterator[Query]:
 
 
 def _columns(rows: Sequence[Row]) -> Sequence[str | None] | None:
-    """Return a text for each column, None for a column of NULLs; None if a row has a separator."""
+    """Return a text for each column, None where all are NULL; None if one is delayed or has a separator."""
     texts: list[str | None] = []
-    for column in zip(*rows, strict=True):
+    *columns, due, _ = zip(*rows, strict=True)
+    if any(due):
+        return None
+    for column in columns:
         nulls = column.count(None)
         if nulls == len(rows):
             texts.append(None)
@@ -148,8 +176,11 @@ def _in_schema(statement: Statement, schema: str) -> Statement:
 
 _MEMBERS: Final[list[tuple[str, Callable[[Any], str]]]] = [
     # JSON values and the number are not quoted.
-    (f'"{name}":', str if name in ("payload", "headers", "version") else quoted)
-    for name in Row._fields
+    *(
+        (f'"{name}":', str if name in ("payload", "headers", "version") else quoted)
+        for name in Row._fields[:-1]
+    ),
+    ('"later_events_wait":', lambda _: "true"),
 ]
 
 

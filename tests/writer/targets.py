@@ -17,6 +17,7 @@ from contextlib import (
     contextmanager,
 )
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import django
@@ -31,7 +32,7 @@ from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as sqlalchemy_asyncio
 
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.writer import Emitted, NewEvent, emit, emit_many
+from outbox_pipelines.writer import Emitted, NewEvent, cancel, emit, emit_many
 from outbox_pipelines.writer.testing import WrittenEvent, events_of
 from tests.schema.servers import Database
 
@@ -50,6 +51,10 @@ class Through:
     def emit_many(self, events: list[NewEvent]) -> list[Emitted]:
         emitted: list[Emitted] = self._done(emit_many(self.target, events))
         return emitted
+
+    def cancel(self, id: UUID) -> bool:
+        canceled: bool = self._done(cancel(self.target, id))
+        return canceled
 
     def events_of(self) -> list[WrittenEvent]:
         found: list[WrittenEvent] = self._done(events_of(self.target))

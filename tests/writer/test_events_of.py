@@ -29,7 +29,22 @@ def test_every_target(shared: Database, target: Target) -> None:
         first = through.emit("order", "1", "e", {"a": [1.5]}, headers={"h": 1}, version=3)
         [second] = through.emit_many([full])
         assert through.events_of() == [
-            (first.id, first.seq, "order", "1", "e", {"a": [1.5]}, {"h": 1}, None, None, None, None, 3),
+            (
+                first.id,
+                first.seq,
+                "order",
+                "1",
+                "e",
+                {"a": [1.5]},
+                {"h": 1},
+                None,
+                None,
+                None,
+                None,
+                3,
+                None,
+                False,
+            ),
             (second.id, second.seq, *full),
         ]
         raise Undone

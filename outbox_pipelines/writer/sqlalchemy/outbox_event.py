@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
@@ -96,11 +96,14 @@ class OutboxEventMixin:
         causation_id: str | UUID | None = None,
         traceparent: str | None = None,
         version: int | None = None,
+        deliver_after: datetime | timedelta | None = None,
+        later_events_wait: bool = False,
     ) -> None:
         """Create an event. Arguments and errors are those of `emit`; ids and trace surround this call.
 
         After the flush the event has its `id` and `seq`, and has left the session: it cannot be changed,
-        expired or refreshed. It can be added again after a rollback, and is refused otherwise.
+        expired or refreshed; if it is delayed, `seq` is None. It can be added again after a rollback, and is
+        refused otherwise.
         """
         event = new_event(
             aggregate_type,
@@ -113,9 +116,13 @@ class OutboxEventMixin:
             causation_id,
             traceparent,
             version,
+            deliver_after,
+            later_events_wait,
         )
         self._row = content.row(event, surroundings())
         for column, value in self._row._asdict().items():
+            if column not in self.__table__.columns:
+                continue
             is_json = column in ("payload", "headers") and value is not None
             set_committed_value(self, column, json.loads(value) if is_json else value)
 

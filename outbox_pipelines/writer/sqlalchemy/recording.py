@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import ClassVar, Final, NamedTuple
 from uuid import UUID
 
@@ -50,6 +51,8 @@ class RecordsEvents:
         causation_id: str | UUID | None = None,
         traceparent: str | None = None,
         version: int | None = None,
+        deliver_after: datetime | timedelta | None = None,
+        later_events_wait: bool = False,
     ) -> None:
         """Record an event of this aggregate; arguments and errors are those of `emit`.
 
@@ -60,7 +63,10 @@ class RecordsEvents:
         An event whose idempotency key is already used at the flush is not written. If no column of the row
         changes, the flush does not lock the row: lock it yourself if the order of its events matters.
         """
-        options = (headers, idempotency_key, correlation_id, causation_id, traceparent, version)
+        options = (
+            *(headers, idempotency_key, correlation_id, causation_id, traceparent, version),
+            *(deliver_after, later_events_wait),
+        )
         if isinstance(event_type, str) or payload is not MISSING:
             event = new_event(self.__aggregate_type__, _NOT_YET, event_type, payload, *options)
         else:

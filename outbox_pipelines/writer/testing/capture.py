@@ -17,7 +17,7 @@ from uuid import UUID
 
 from outbox_pipelines.writer.content import Row
 from outbox_pipelines.writer.errors import OutboxError
-from outbox_pipelines.writer.statements import Query
+from outbox_pipelines.writer.statements import CANCEL, Query
 from outbox_pipelines.writer.targets import INSTEAD, Way, way_of
 from outbox_pipelines.writer.testing.written import WrittenEvent, written
 
@@ -54,6 +54,7 @@ class _Recorder:
         self.events: Final[list[WrittenEvent]] = []
         self._keys: Final[dict[str, UUID]] = {}
         self._lock: Final = threading.Lock()
+        self._number = 0
         self._asynchronous = asynchronous
 
     def way_through(self, target: object) -> Way:
@@ -64,22 +65,31 @@ class _Recorder:
             asynchronous = self._asynchronous
         return Way(self._write_later if asynchronous else self._write, asynchronous=asynchronous)
 
-    async def _write_later(self, target: object, query: Query) -> list[Answer]:
+    async def _write_later(self, target: object, query: Query) -> list[Answer] | list[tuple[bool]]:
         return self._write(target, query)
 
-    def _write(self, _: object, query: Query) -> list[Answer]:
+    def _write(self, _: object, query: Query) -> list[Answer] | list[tuple[bool]]:
         with self._lock:
+            if query.statement is CANCEL:
+                return [(self._cancel(UUID(str(query.values[0]))),)]
             return [self._write_row(row) for row in query.rows]
 
     def _write_row(self, row: Row) -> Answer:
         key = row.idempotency_key
         if key is not None and key in self._keys:
             return self._keys[key], None, True
-        event = written(_uuid7(), len(self.events) + 1, row)
+        self._number += 1
+        event = written(_uuid7(), self._number, row)
         self.events.append(event)
         if key is not None:
             self._keys[key] = event.id
-        return event.id, event.seq, False
+        return event.id, None if event.deliver_after else event.seq, False
+
+    def _cancel(self, id: UUID) -> bool:
+        found = [event for event in self.events if event.id == id and event.deliver_after]
+        for event in found:
+            self.events.remove(event)
+        return bool(found)
 
 
 def _uuid7() -> UUID:

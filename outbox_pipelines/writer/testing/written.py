@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Coroutine, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 from uuid import UUID
 
@@ -20,7 +21,7 @@ class WrittenEvent(NamedTuple):
 
     id: UUID
     seq: int
-    """Its position in the order of events."""
+    """Its position in the order of events; of a delayed event, before it is due."""
     aggregate_type: str
     aggregate_id: str
     """The id as text: 42 is "42"."""
@@ -33,22 +34,40 @@ class WrittenEvent(NamedTuple):
     causation_id: str | None
     traceparent: str | None
     version: int | None
+    deliver_after: datetime | None = None
+    """When it is due, in UTC; None if at once."""
+    later_events_wait: bool = False
 
 
 def written(drawn: UUID, seq: int, row: Row) -> WrittenEvent:
     """Return an event from its columns."""
     headers = None if row.headers is None else json.loads(row.headers)
-    columns: tuple[Any, ...] = row._replace(payload=json.loads(row.payload), headers=headers)
-    return WrittenEvent(drawn, seq, *columns)
+    columns: tuple[Any, ...] = row._replace(
+        payload=json.loads(row.payload), headers=headers, later_events_wait=bool(row.later_events_wait)
+    )
+    return WrittenEvent(drawn, seq, *columns)._replace(deliver_after=_due(row.deliver_after))
+
+
+def _due(text: str | None) -> datetime | None:
+    if text is None or not text.startswith("PT"):
+        return None if text is None else datetime.fromisoformat(text).astimezone(UTC)
+    return datetime.now(UTC) + timedelta(seconds=float(text[2:-1]))
 
 
 # By the transaction's id, because events that others have committed are visible too. Ids and JSON are read as
 # text, whatever codecs the application has.
-_SELECT: Final = """
+_COLUMNS: Final = """
+id, seq, aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key, correlation_id,
+causation_id, traceparent, version"""
+_SELECT: Final = f"""
 SELECT id::text, seq, aggregate_type, aggregate_id, event_type, payload::text, headers::text,
-       idempotency_key, correlation_id, causation_id, traceparent, version
-FROM outbox
-WHERE tx = pg_current_xact_id_if_assigned()
+       idempotency_key, correlation_id, causation_id, traceparent, version,
+       to_char(deliver_after AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'), later_events_wait
+FROM (SELECT {_COLUMNS}, NULL::timestamptz AS deliver_after, false AS later_events_wait FROM outbox
+      WHERE tx = pg_current_xact_id_if_assigned()
+      UNION ALL
+      SELECT {_COLUMNS}, deliver_after, later_events_wait AND deliver_after IS NOT NULL FROM outbox_delayed
+      WHERE tx = pg_current_xact_id_if_assigned()) AS event
 ORDER BY seq"""
 _QUERY: Final = Query(Statement(_SELECT, _SELECT), (), ())
 
