@@ -5,9 +5,10 @@ BEGIN
     RETURN (SELECT event_id FROM outbox_keys WHERE key = wanted);
 END $$;
 
--- When an event is due, of a time or of a duration of ISO 8601 (PT90S).
-CREATE FUNCTION outbox_due(deliver_after text) RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
-RETURN CASE WHEN deliver_after ~ '^-?P' THEN clock_timestamp() + deliver_after::interval
+-- When an event is due, of a time or of a duration of ISO 8601 (PT90S). By the time of the transaction, so that events of
+-- one transaction with the same delay keep their order.
+CREATE FUNCTION outbox_due(deliver_after text) RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE WHEN deliver_after ~ '^-?P' THEN transaction_timestamp() + deliver_after::interval
             ELSE deliver_after::timestamptz END;
 
 -- Writes an event that is due later. Its id tells no time: that of an event is about that of its day.
@@ -61,7 +62,7 @@ CREATE FUNCTION outbox_emit(
 DECLARE
     wanted     uuid;
     namespace  text;
-    is_delayed boolean := coalesce(deliver_after > clock_timestamp(), false);
+    is_delayed boolean := coalesce(deliver_after > transaction_timestamp(), false);
 BEGIN
     IF NOT has_function_privilege(outbox_writer(), 'outbox_unrestricted()'::regprocedure, 'EXECUTE') THEN
         IF NOT outbox_may_write(outbox_writer(), aggregate_type) THEN
@@ -315,7 +316,7 @@ BEGIN
         id := given.id;
         seq := NULL;
         duplicate := NOT given.is_new;
-        IF given.is_new AND given.deliver_after > clock_timestamp() THEN
+        IF given.is_new AND given.deliver_after > transaction_timestamp() THEN
             PERFORM outbox_delay(
                 given.id, given.event ->> 'aggregate_type', given.event ->> 'aggregate_id',
                 given.event ->> 'event_type', given.event -> 'payload', nullif(given.event -> 'headers', 'null'),

@@ -22,6 +22,7 @@ from outbox_pipelines.cli.config import config, init
 from outbox_pipelines.cli.consumer import consumer
 from outbox_pipelines.cli.dead_letters import dead_letters
 from outbox_pipelines.cli.debezium import debezium
+from outbox_pipelines.cli.delayed import delayed
 from outbox_pipelines.cli.lint_writes import lint_writes
 from outbox_pipelines.cli.local import local
 from outbox_pipelines.cli.migrate import migrate
@@ -48,6 +49,7 @@ _COMMANDS: Final[dict[str, tuple[tuple[click.Command, str], ...]]] = {
     ),
     "Operate": (
         (dead_letters, "List, show, replay and discard dead letters."),
+        (delayed, "List, cancel and move delayed events."),
         (alerts, "Send a test alert."),
         (shards, "Show the owner of each shard; change their number."),
         (partitions, "List, create, close and drop days."),
@@ -153,7 +155,7 @@ READING: Final = (
         "consumer dead-letters show",
         "consumer status",
     ),
-    *("dead-letters list", "dead-letters show", "debezium config", "debezium status"),
+    *("dead-letters list", "dead-letters show", "delayed list", "debezium config", "debezium status"),
     *("partitions list", "quality hour", "reconcile", "shards", "status", "table check", "table describe"),
 )
 add_to(

@@ -12,6 +12,7 @@ CHECKS: Final = (
     "backlog",
     "blocked_aggregates",
     "dead_letters",
+    "delayed",
     "partitions_ahead",
     "days_closed",
     "days_archived",

@@ -120,7 +120,8 @@ _DROP: Final = """\
 # A parked event is kept when its day is dropped; it is not in the view then.
 _GUARD: Final = """\
         IF EXISTS (SELECT FROM outbox_events WHERE status = 'PENDING')
-           OR EXISTS (SELECT FROM outbox_parked WHERE state <> 'discarded') THEN
+           OR EXISTS (SELECT FROM outbox_parked WHERE state <> 'discarded')
+           OR EXISTS (SELECT FROM outbox_delayed) THEN
             RAISE EXCEPTION 'outbox: there are events that are not published, nothing was dropped'
                 USING HINT = 'Publish them with `outbox relay --until-empty`, see `outbox status`, or say '
                              'that they may be lost.';

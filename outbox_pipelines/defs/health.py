@@ -348,6 +348,7 @@ def _numbers(found: "Measurements") -> dict[str, Any]:
     tables = {
         "dead_letters_by_reason": found.dead_letter_reasons,
         "parked_by_reason": found.parked_reasons,
+        "delayed_by_reason": found.delayed_reasons,
     }
     return {
         "unpublished": found.unpublished,
@@ -355,6 +356,7 @@ def _numbers(found: "Measurements") -> dict[str, Any]:
         "events_per_second": round(found.events_per_second, 1),
         "parked": found.parked,
         "dead_letters": found.dead_letters,
+        "delayed": found.delayed,
         "days_late": max(found.days_late.to_close, found.days_late.to_archive, found.days_late.to_drop),
         "megabytes": round(found.table_bytes / 1e6, 1),
         "keys": found.keys,

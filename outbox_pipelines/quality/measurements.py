@@ -89,6 +89,18 @@ class Measurements:
     """Age of the oldest open or prepared transaction of this database; 0 without any."""
     oldest_transaction: str | None
     """Its session."""
+    delayed: int = 0
+    """Events that are delayed until they are due, and those that wait for them; up to `CAP`."""
+    next_due_seconds: float | None = None
+    """Until the next of them is due; None if none is."""
+    overdue: int = 0
+    """Those that are due and are not in the outbox yet; up to `CAP`."""
+    overdue_seconds: float = 0.0
+    """For how long the oldest of these has been due; 0 without any."""
+    unmoved_seconds: float = 0.0
+    """The same of those that nothing has tried to move."""
+    delayed_reasons: dict[str, int] = field(default_factory=dict)
+    """Why others could not be moved: the three most frequent reasons, with their counts."""
     table: str | None = None
     """The existing table that is relayed; None for the append-only outbox."""
     retried: int = 0
@@ -120,8 +132,8 @@ class Measurements:
 
     @property
     def oldest_unpublished_seconds(self) -> float:
-        """Age of the oldest of them; 0 without any."""
-        return max((shard.oldest_seconds for shard in self.shards), default=0.0)
+        """Age of the oldest of them, or of a delayed one since it has been due; 0 without any."""
+        return max((self.unmoved_seconds, *(shard.oldest_seconds for shard in self.shards)))
 
     @property
     def waiting(self) -> str | None:

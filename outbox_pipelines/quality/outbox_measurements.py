@@ -75,6 +75,8 @@ def read(settings: DaySettings) -> Measurements:
         parked_reasons=dict(row["parked_reasons"]),
         **row["dead_letters"],
         dead_letter_reasons=dict(row["dead_letter_reasons"]),
+        **row["delayed"],
+        delayed_reasons=dict(row["delayed_reasons"]),
         days_ahead=row["days_ahead"],
         days_late=Late(**row["days_late"]),
         days_detached=row["days_detached"],

@@ -106,6 +106,25 @@ SELECT coalesce(jsonb_agg(jsonb_build_array(last_error, events) ORDER BY events 
     FROM (SELECT last_error FROM outbox_parked WHERE state = 'failed' LIMIT %(cap)s) failed
     GROUP BY last_error ORDER BY count(*) DESC LIMIT 10) reasons"""
 
+# Those that are due wait for a move; those with a reason could not be moved, and are no lag of the others.
+_DELAYED: Final = """
+SELECT jsonb_build_object(
+    'delayed', (SELECT count(*) FROM (SELECT FROM outbox_delayed LIMIT %(cap)s) AS counted),
+    'next_due_seconds', (SELECT extract(epoch FROM min(due) - statement_timestamp()) FROM outbox_delayed
+                         WHERE due > statement_timestamp()),
+    'overdue', (SELECT count(*) FROM (SELECT FROM outbox_delayed
+                                      WHERE due <= statement_timestamp() LIMIT %(cap)s) AS counted),
+    'overdue_seconds', coalesce((SELECT extract(epoch FROM statement_timestamp() - min(due))
+                                 FROM outbox_delayed WHERE due <= statement_timestamp()), 0),
+    'unmoved_seconds', coalesce((SELECT extract(epoch FROM statement_timestamp() - due) FROM outbox_delayed
+                                 WHERE due <= statement_timestamp() AND last_error IS NULL
+                                 ORDER BY due LIMIT 1), 0))"""
+_DELAYED_REASONS: Final = """
+SELECT coalesce(jsonb_agg(jsonb_build_array(last_error, events) ORDER BY events DESC), '[]') FROM (
+    SELECT last_error, count(*) AS events FROM outbox_delayed
+    WHERE due <= statement_timestamp() AND last_error IS NOT NULL
+    GROUP BY last_error ORDER BY count(*) DESC LIMIT 3) reasons"""
+
 _TABLE_BYTES: Final = """
 SELECT coalesce(sum(pg_total_relation_size(inhrelid)), 0)
 FROM pg_inherits WHERE inhparent = 'outbox'::regclass"""
@@ -188,6 +207,8 @@ _PARTS: Final[dict[LiteralString, LiteralString]] = {
     "parked_reasons": _PARKED_REASONS,
     "dead_letters": _DEAD_LETTERS,
     "dead_letter_reasons": _DEAD_LETTER_REASONS,
+    "delayed": _DELAYED,
+    "delayed_reasons": _DELAYED_REASONS,
     "days_ahead": AHEAD,
     "days_late": f"SELECT to_jsonb(late) FROM ({LATE}) late",
     "days_detached": DETACHED,

@@ -147,6 +147,18 @@ RULES: Final = (
         error=1.0,
     ),
     Rule(
+        "delayed",
+        lambda found: found.overdue_seconds,
+        "oldest overdue delayed event: {}",
+        why="A delayed event that is due is not in the outbox yet. Each active relay moves due events about "
+        "once a second; without a relay (Debezium) `outbox delayed move` does. One with a reason is "
+        "refused by the table, and tried again every minute.",
+        help="Start `outbox relay`, or run `outbox delayed move`; `outbox delayed list` shows reasons",
+        warn=60.0,
+        error=300.0,
+        show=age,
+    ),
+    Rule(
         "partitions_ahead",
         lambda found: found.days_ahead,
         "{} future day{s} with a partition",
@@ -296,6 +308,7 @@ _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
     ),
     "blocked_aggregates": lambda found: _reasons(found.parked_reasons),
     "dead_letters": lambda found: _reasons(found.dead_letter_reasons),
+    "delayed": lambda found: _reasons(found.delayed_reasons),
     "kafka": lambda found: "; ".join(filter(None, (shard.breaker_reason for shard in found.shards))),
     "slot": lambda found: _each(found.slot_problems),
     "slot_log": lambda found: f"slot {found.slot_log[1]}",

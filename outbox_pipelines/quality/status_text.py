@@ -54,9 +54,17 @@ def _of_days(found: Measurements) -> list[str]:
         *_reasons(found.parked_reasons),
         f"dead letters  {_count(found.dead_letters)}"
         + (f", {found.new_dead_letters:,} in the last hour" if found.new_dead_letters else ""),
+        *([f"delayed       {_delayed(found)}"] if found.delayed else []),
+        *_reasons(found.delayed_reasons),
         f"days ahead    {found.days_ahead}",
         f"size          {size(found.table_bytes)}, keys {size(found.keys_bytes)}",
     ]
+
+
+def _delayed(found: Measurements) -> str:
+    next_due = [] if found.next_due_seconds is None else [f"next due in {age(found.next_due_seconds)}"]
+    overdue = [f"{_count(found.overdue)} overdue for {age(found.overdue_seconds)}"] if found.overdue else []
+    return ", ".join([_count(found.delayed), *next_due, *overdue])
 
 
 def _of_table(found: Measurements) -> list[str]:

@@ -20,7 +20,8 @@ REFUSED = (
     *("partitions purge", f"partitions drop {DAY}", "partitions drop --due", f"archive day {DAY}"),
     *(f"archive verify {DAY}", f"archive restore {DAY}", "archive adopt", "archive history order 1"),
     *(f"reconcile {DAY}", "quality hour", "catalog check", "cdc setup", "cdc drop", "cdc status"),
-    *("cutover --to cdc", "bodies adopt", "bodies check", "bodies sweep"),
+    *("cutover --to cdc", "bodies adopt", "bodies check", "bodies sweep", "delayed list", "delayed move"),
+    "delayed cancel 01a21924-ba13-760e-85c0-7786a622b10b --reason r",
 )
 # What is about any outbox, about none, or about the existing table itself; `adopt` has the schema migrated.
 OTHERS = {

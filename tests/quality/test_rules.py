@@ -95,6 +95,7 @@ WRONG = {
     "backlog": replace(WELL, shards=[replace(SHARD, backlog=60_000), replace(SHARD, backlog=40_000)]),
     "blocked_aggregates": replace(WELL, blocked_aggregates=100, parked_reasons={"too large": 100}),
     "dead_letters": replace(WELL, dead_letters=1, dead_letter_reasons={"too large": 1}),
+    "delayed": replace(WELL, overdue=1, overdue_seconds=300.0, delayed_reasons={"no partition": 1}),
     "partitions_ahead": replace(WELL, days_ahead=6),
     "days_closed": replace(WELL, days_late=Late(1, 0, 0)),
     "days_archived": replace(WELL, days_late=Late(0, 1, 0)),

@@ -19,7 +19,6 @@ from tests.relay import faults
 from tests.relay.parked import keys, numbers_by_key
 from tests.relay.threads import quick, running
 
-MOMENT = timedelta(milliseconds=1)
 LEFT = "SELECT count(*) FROM outbox_delayed"
 # Each event is moved in a statement that takes a while.
 SLOW = """
@@ -28,15 +27,24 @@ $$ BEGIN PERFORM pg_sleep(0.0005); RETURN NEW; END $$;
 CREATE TRIGGER slow BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION slow()"""
 
 
-def _delay(outbox: Outbox, *aggregates: object, by: timedelta, **options: Any) -> None:
+def _delay(outbox: Outbox, *aggregates: object, is_due: bool = True, **options: Any) -> None:
     with outbox.connect(autocommit=False) as connection:
         emit_many(
             connection,
             [
-                NewEvent("order", aggregate, "e", {"n": n}, deliver_after=by, **options)
+                NewEvent("order", aggregate, "e", {"n": n}, deliver_after=timedelta(hours=1), **options)
                 for n, aggregate in enumerate(aggregates)
             ],
         )
+        if is_due:
+            _pass(connection)
+
+
+def _pass(connection: psycopg.Connection[Any]) -> None:
+    """As if their time had come."""
+    connection.execute(
+        "UPDATE outbox_delayed SET due = due - interval '1 hour' WHERE due > clock_timestamp()"
+    )
 
 
 def _left(outbox: Outbox) -> int:
@@ -47,8 +55,8 @@ def _left(outbox: Outbox) -> int:
 
 def test_a_run_until_empty_publishes_what_is_due_and_nothing_else(outbox: Outbox) -> None:
     """Guards against a run that says "empty" while something is due, or waits for what is not."""
-    _delay(outbox, "later", by=timedelta(hours=1))
-    _delay(outbox, *["due"] * 600, by=MOMENT)
+    _delay(outbox, *["due"] * 600)
+    _delay(outbox, "later", is_due=False)
     outbox.write("at once")
     assert service.relay(outbox.settings, until_empty=True).events == 601
     assert numbers_by_key(outbox.messages()) == {"at once": [0], "due": [*range(600)]}
@@ -59,11 +67,11 @@ def test_a_run_until_empty_publishes_what_is_due_and_nothing_else(outbox: Outbox
 def test_a_relay_publishes_it_when_it_is_due(outbox: Outbox, more: dict[str, Any]) -> None:
     """Guards against an idle relay that does not look, and later events that overtake what they wait for."""
     with running(quick(outbox, **more)):
-        _delay(outbox, "a", by=timedelta(hours=1), later_events_wait=True)
+        _delay(outbox, "a", is_due=False, later_events_wait=True)
         outbox.write("a", "b")
         wait_until(lambda: keys(outbox) == ["b"], what="the one that does not wait")
         with outbox.connect() as connection:
-            connection.execute("UPDATE outbox_delayed SET due = now()")
+            _pass(connection)
         wait_until(lambda: len(keys(outbox)) == 3, seconds=20, what="the others")
     assert numbers_by_key(outbox.messages()) == {"a": [0, 0], "b": [1]}
 
@@ -76,14 +84,14 @@ def test_another_shard_moves_the_events_of_one_without_a_relay(outbox: Outbox) -
             "INSERT INTO outbox_shards (shard, shards, done, system_identifier, database) "
             "SELECT 1, 2, done, system_identifier, database FROM outbox_shards"
         )
-    _delay(outbox, *range(20), by=MOMENT)
+    _delay(outbox, *range(20))
     assert 0 < service.relay(outbox.settings, shard=1, until_empty=True).events < 20
     assert _left(outbox) == 0
 
 
 def test_what_cannot_be_moved_delays_no_others(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
     """Guards against a relay that ends, or loses its shard, because a lock or an event prevents the move."""
-    _delay(outbox, "due", by=MOMENT)
+    _delay(outbox, "due")
     with outbox.connect(autocommit=False) as other:
         # The move waits for this lock, ordinary events do not.
         other.execute("LOCK TABLE outbox_delayed IN SHARE MODE")
@@ -106,7 +114,7 @@ def test_kill_9_of_relay_and_postgresql_in_the_middle_of_moves(
         connection.execute(SLOW)
     count = 6_000
     for number in range(30):
-        _delay(outbox, *[number] * (count // 30), by=MOMENT, later_events_wait=number % 2 == 0)
+        _delay(outbox, *[number] * (count // 30), later_events_wait=number % 2 == 0)
 
     def has_moved(below: int) -> Callable[[], bool]:
         def is_below() -> bool:

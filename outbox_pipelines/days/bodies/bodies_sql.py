@@ -43,7 +43,8 @@ SELECT p.gid
 FROM pg_prepared_xacts p
 JOIN pg_locks own ON own.locktype = 'transactionid' AND own.transactionid = p.transaction
 JOIN pg_locks l ON l.virtualtransaction = own.virtualtransaction AND l.pid IS NULL
-WHERE p.database = current_database() AND l.relation IN (SELECT relid FROM pg_partition_tree('outbox'))
+WHERE p.database = current_database() AND l.relation IN (
+    SELECT relid FROM pg_partition_tree('outbox') UNION ALL SELECT 'outbox_delayed'::regclass)
 ORDER BY p.prepared LIMIT 1"""
 
 ADOPTION_EXISTS: Final = "SELECT to_regclass('outbox_adopted') IS NOT NULL"

@@ -94,6 +94,12 @@ def parked(connection: Connection, keys: list[str]) -> Iterator[Found]:
     yield from _rows(connection, query, keys)
 
 
+def delayed(connection: Connection, keys: list[str]) -> Iterator[Found]:
+    """Yield the references of events that are not due yet; to be read before places, into which they move."""
+    query = sql.SQL(bodies_sql.OF_KEYS).format(table=sql.Identifier("outbox_delayed"))
+    yield from _rows(connection, query, keys)
+
+
 def _rows(connection: Connection, query: sql.Composed, keys: list[str] | None) -> Iterator[Found]:
     with connection.transaction(), connection.cursor("references") as cursor:
         cursor.itersize = _BATCH

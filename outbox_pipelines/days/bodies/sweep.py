@@ -2,7 +2,7 @@
 
 Invariants:
 - A body to which an event refers is never removed, wherever the event is: in the table, attached or not,
-  among parked events, or in the archive.
+  among parked or delayed events, or in the archive.
 - The objects of a day are listed first. Then it is certain that no transaction can still commit a reference
   to one of them: the day and the next one are closed, no transaction from before their end runs, and none
   that wrote events is prepared.
@@ -145,6 +145,8 @@ def _unreferenced(
 ) -> dict[str, int]:
     """Return the objects that no event refers to."""
     left = dict(objects)
+    for reference in day_references.delayed(connection, [*left]):
+        left.pop(reference.key or "", None)
     places = day_references.places(connection)
     for place in sorted(places, key=lambda each: each.day != day):
         if place.day == day:

@@ -270,10 +270,12 @@ DELETE FROM outbox_parked WHERE seq IN (
 # By pages: an index on the age would cost every writer with a key, and no page is read twice.
 KEY_PAGES: Final = "SELECT pg_relation_size('outbox_keys') / current_setting('block_size')::int"
 PAGES: Final = 32
+# The key of a delayed event stays used until the event is in the table.
 PURGE_KEYS: Final = """
-DELETE FROM outbox_keys
+DELETE FROM outbox_keys k
 WHERE ctid >= format('(%%s,0)', %(from)s::bigint)::tid AND ctid < format('(%%s,0)', %(to)s::bigint)::tid
-  AND created_at < clock_timestamp() - make_interval(days => %(days)s)"""
+  AND created_at < clock_timestamp() - make_interval(days => %(days)s)
+  AND NOT EXISTS (SELECT FROM outbox_delayed d WHERE d.id = k.event_id)"""
 
 
 def named(query: LiteralString, leaf: str, **names: Any) -> sql.Composed:

@@ -250,7 +250,7 @@ SELECT count(*) FROM (
     LIMIT 100000) e"""
 PARKED: Final = """
 SELECT count(*) FILTER (WHERE state IN ('waiting', 'retrying', 'replaying')),
-       count(*) FILTER (WHERE state = 'failed')
+       count(*) FILTER (WHERE state = 'failed'), (SELECT count(*) FROM outbox_delayed)
 FROM outbox_parked"""
 # The time tells the keys of old rows from those of events: see `adopted_key` in `ddl`.
 COPY_KEYS: Final = """

@@ -279,9 +279,11 @@ def _copy_keys(connection: Connection, mapping: Mapping, found: Facts) -> int:
 def _left(connection: Connection, settings: RelaySettings) -> str:
     """Return what of the outbox must be published before the table continues; empty if nothing."""
     ((unpublished,),) = connection.execute(adopt_sql.LEFT).fetchall()
-    ((waiting, failed),) = connection.execute(adopt_sql.PARKED).fetchall()
+    ((waiting, failed, delayed),) = connection.execute(adopt_sql.PARKED).fetchall()
     if unpublished or waiting:
         return f"{counted(unpublished, 'event')} and {counted(waiting, 'parked event')}"
+    if delayed:
+        return f"{counted(delayed, 'delayed event')} (`outbox delayed list`)"
     if failed and settings.on_dead_letter == "block":
         return f"{counted(failed, 'dead letter')} (OUTBOX_ON_DEAD_LETTER=block)"
     return ""

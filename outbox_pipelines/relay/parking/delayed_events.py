@@ -10,15 +10,24 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
+from uuid import UUID
 
 import psycopg
+from psycopg.rows import class_row
 
 from outbox_pipelines.core.outages import code_of
 from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.database import connect
+from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.lease.shard import Shard
+from outbox_pipelines.settings import OutboxSettings
 
 _LOG: Final = logging.getLogger(__name__)
 _EVERY: Final = 1.0
@@ -26,6 +35,12 @@ _EVERY: Final = 1.0
 _MOST: Final = 500
 _SECONDS: Final = 0.2
 _MOVE: Final = "SELECT outbox_move_due(%(most)s)"
+_MOVE_AGAIN: Final = "SELECT outbox_move_due(%(most)s, %(again)s)"
+_COUNT: Final = "SELECT count(*) FROM outbox_delayed WHERE NOT %(overdue)s OR due <= clock_timestamp()"
+_ROWS: Final = """
+SELECT id, aggregate_type, aggregate_id, event_type, due, later_events_wait, last_error, created_at
+FROM outbox_delayed WHERE NOT %(overdue)s OR due <= clock_timestamp() ORDER BY due, seq LIMIT %(limit)s"""
+_CANCEL: Final = "SELECT outbox_cancel_delayed(%(ids)s, %(reason)s, %(actor)s)"
 # Another session has a lock, has won, or has canceled the statement: the session that owns the shard goes on.
 _PASSING: Final = frozenset(("40001", "40P01", "55P03", "55006", "57014"))
 
@@ -73,3 +88,67 @@ class DelayedEvents:
             return False
         self._lines.end("move", "delayed events are moved again")
         return int(moved) >= _MOST
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """A delayed event, without its content."""
+
+    id: UUID
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    due: datetime
+    later_events_wait: bool
+    last_error: str | None
+    """Why it could not be moved."""
+    created_at: datetime
+    """When it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Delayed events: how many there are, and the first of them."""
+
+    total: int
+    rows: list[Delayed]
+
+
+def find(settings: OutboxSettings, *, overdue: bool, limit: int) -> Found:
+    """Return delayed events, the next due first."""
+    require_schema(settings)
+    given = {"overdue": overdue, "limit": limit}
+    with connect(settings, name="outbox delayed") as connection:
+        ((total,),) = connection.execute(_COUNT, given).fetchall()
+        return Found(
+            total, connection.cursor(row_factory=class_row(Delayed)).execute(_ROWS, given).fetchall()
+        )
+
+
+def cancel(settings: OutboxSettings, ids: Sequence[UUID], *, reason: str, actor: str) -> int:
+    """Cancel delayed events, and record it in the audit; return how many were still there.
+
+    Raises:
+        SetupError: the role is no operator, or there is no reason.
+    """
+    require_schema(settings)
+    given = {"ids": list({*ids}), "reason": reason, "actor": actor}
+    try:
+        with connect(settings, name="outbox delayed") as connection:
+            ((canceled,),) = connection.execute(_CANCEL, given).fetchall()
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.CheckViolation) as error:
+        raise SetupError(f"{first_line(error)}: run it as an operator, with a reason") from None
+    return int(canceled)
+
+
+def move(settings: OutboxSettings) -> tuple[int, int]:
+    """Move all due events into the outbox; return how many were moved, and how many due ones are left."""
+    require_schema(settings)
+    with connect(settings, name="outbox delayed") as connection:
+        ((before,),) = connection.execute(_COUNT, {"overdue": True}).fetchall()
+        again, more = True, True
+        while more:
+            ((dealt_with,),) = connection.execute(_MOVE_AGAIN, {"most": _MOST, "again": again}).fetchall()
+            again, more = False, dealt_with >= _MOST
+        ((left,),) = connection.execute(_COUNT, {"overdue": True}).fetchall()
+    return max(0, before - left), left

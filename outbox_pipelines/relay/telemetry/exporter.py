@@ -246,6 +246,16 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
         lambda found: found.dead_letters,
     ),
     (
+        "outbox_delayed_events",
+        "Delayed events, which are not published before they are due",
+        lambda found: found.delayed,
+    ),
+    (
+        "outbox_delayed_overdue_seconds",
+        "Seconds since the oldest delayed event that is not moved yet was due; 0 if none",
+        lambda found: found.overdue_seconds,
+    ),
+    (
         "outbox_partitions_ahead",
         "Whole days from tomorrow on that have a partition, up to the first that has none",
         lambda found: found.days_ahead,

@@ -33,8 +33,12 @@ def test_old_keys_go(database: Database) -> None:
         database.rows(_KEYS, 29, 100)
     with database.connect(autocommit=False) as connection:
         emit(connection, "order", 1, "order.placed", {}, idempotency_key="k")
+        emit(connection, "order", 1, "e", {}, idempotency_key="delayed", deliver_after=timedelta(days=60))
+    database.rows(
+        "UPDATE outbox_keys SET created_at = now() - interval '31 days' WHERE key = outbox_key('delayed')"
+    )
     assert close.purge(database.settings).keys == 12_000
-    assert database.value("SELECT count(*) FROM outbox_keys") == 301
+    assert database.value("SELECT count(*) FROM outbox_keys") == 302
     with database.connect(autocommit=False) as connection:
         assert emit(connection, "order", 1, "order.placed", {}, idempotency_key="k").duplicate
 
