@@ -206,6 +206,30 @@ def test_parked_and_dead(database: Database) -> None:
     assert results["blocked_aggregates"].status is Status.WARN
 
 
+def test_delayed_and_overdue(database: Database) -> None:
+    """Guards against delayed events that nothing moves, and nobody notices."""
+    emit = "SELECT outbox_emit('order', %s, 'e', '{}', deliver_after => now() + interval '1 hour')"
+    database.rows(emit, "1")
+    found = _measured(database)
+    assert (found.delayed, found.overdue, found.overdue_seconds) == (1, 0, 0.0)
+    assert found.next_due_seconds is not None
+    assert 3500 < found.next_due_seconds <= 3600
+    assert found.oldest_unpublished_seconds == 0
+    assert "\ndelayed       1, next due in 60 min" in database.outbox("status").output
+    database.rows(emit, "2")
+    database.rows("UPDATE outbox_delayed SET due = now() - interval '61 seconds' WHERE aggregate_id = '2'")
+    found = _measured(database)
+    assert (found.delayed, found.overdue) == (2, 1)
+    assert 61 <= found.overdue_seconds < 300
+    assert found.oldest_unpublished_seconds >= 61
+    assert (_wrong(database)["delayed"], _wrong(database)["lag"]) == (Status.WARN, Status.ERROR)
+    # One that the table refuses is no lag of the others.
+    database.rows("UPDATE outbox_delayed SET last_error = 'refused', retry_at = now()")
+    assert _measured(database).delayed_reasons == {"refused": 1}
+    assert "lag" not in _wrong(database)
+    assert "delayed: oldest overdue delayed event: 61" in database.outbox("status").output
+
+
 def test_an_old_transaction_is_named(database: Database) -> None:
     """Guards against the age of a transaction without its session; prepared ones have no session."""
     with database.connect(autocommit=False) as open_one:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -103,6 +104,38 @@ def test_what_cannot_be_moved_delays_no_others(outbox: Outbox, caplog: pytest.Lo
             wait_until(lambda: sorted(keys(outbox)) == ["a", "b", "due"], what="the delayed one")
     assert "starting over" not in caplog.text
     assert "delayed events are moved again" in caplog.text
+
+
+def test_the_commands(outbox: Outbox) -> None:
+    """Guards against an operator who cannot see, cancel or move delayed events."""
+    assert outbox.outbox("delayed", "list").stdout == "none\n"
+    _delay(outbox, "1", later_events_wait=True)
+    _delay(outbox, "2", is_due=False)
+    outbox.write("1")
+    shown = outbox.outbox("delayed", "list", "--limit", "2").stdout.splitlines()
+    assert "e  order 1  later events wait" in shown[0]
+    assert shown[2] == "… and 1 more (--limit)"
+    found = json.loads(outbox.outbox("delayed", "list", "--overdue", "--json").stdout)
+    assert found["total"] == 2
+    assert [row["last_error"] for row in found["rows"]] == [None, None]
+    with outbox.connect() as connection:
+        connection.execute("ALTER TABLE outbox ADD CONSTRAINT not_this CHECK (event_type <> 'e')")
+        moved = outbox.outbox("delayed", "move")
+        assert (moved.returncode, moved.stdout) == (1, "0 events moved, 2 left: see `outbox delayed list`\n")
+        assert "not_this" in outbox.outbox("delayed", "list").stdout
+        connection.execute("ALTER TABLE outbox DROP CONSTRAINT not_this")
+    moved = outbox.outbox("delayed", "move")
+    assert (moved.returncode, moved.stdout) == (0, "2 events moved\n")
+    [row] = json.loads(outbox.outbox("delayed", "list", "--json").stdout)["rows"]
+    assert outbox.outbox("delayed", "cancel", row["id"]).returncode == 2
+    for status, said in ((0, "1 delayed event canceled\n"), (1, "0 delayed events canceled\n")):
+        canceled = outbox.outbox("delayed", "cancel", row["id"], "--reason", "not wanted")
+        assert (canceled.returncode, canceled.stdout) == (status, said)
+    with outbox.connect() as connection:
+        [(reason, about)] = connection.execute(
+            "SELECT reason, filter -> 0 ->> 'id' FROM outbox_audit WHERE action = 'cancel'"
+        ).fetchall()
+    assert (reason, about) == ("not wanted", row["id"])
 
 
 def test_kill_9_of_relay_and_postgresql_in_the_middle_of_moves(

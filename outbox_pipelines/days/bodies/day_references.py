@@ -82,10 +82,6 @@ def read(
         yield from _rows(connection, sql.SQL(query).format(table=table), keys)
     except psycopg.errors.UndefinedTable:
         raise NotReadyError(f"{place.name} was dropped at the same time: run the command again") from None
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise NotReadyError(
-            f"{first_line(error)}: only the role that owns the outbox can read all references"
-        ) from None
 
 
 def parked(connection: Connection, keys: list[str]) -> Iterator[Found]:
@@ -101,10 +97,15 @@ def delayed(connection: Connection, keys: list[str]) -> Iterator[Found]:
 
 
 def _rows(connection: Connection, query: sql.Composed, keys: list[str] | None) -> Iterator[Found]:
-    with connection.transaction(), connection.cursor("references") as cursor:
-        cursor.itersize = _BATCH
-        cursor.execute(query, {"keys": keys})
-        yield from (Found(*row) for row in cursor)
+    try:
+        with connection.transaction(), connection.cursor("references") as cursor:
+            cursor.itersize = _BATCH
+            cursor.execute(query, {"keys": keys})
+            yield from (Found(*row) for row in cursor)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise NotReadyError(
+            f"{first_line(error)}: only the role that owns the outbox can read all references"
+        ) from None
 
 
 def _archived(

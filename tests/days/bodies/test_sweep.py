@@ -270,6 +270,17 @@ def test_a_dead_letter_outlives_its_day(stored: Stored) -> None:
     assert stored.keys() == {key_of(payload)}
 
 
+def test_a_delayed_event_is_in_no_day_yet(stored: Stored) -> None:
+    """Guards against a body that is removed before its event is due."""
+    payload = stored.put()
+    emit = "SELECT outbox_emit('order', '1', 'e', %s::jsonb, deliver_after => now() + interval '40 days')"
+    stored.database.rows(emit, payload)
+    stored.put()
+    stored.close()
+    assert stored.sweep().unreferenced == 1
+    assert stored.keys() == {key_of(payload)}
+
+
 def test_what_a_consumer_would_refuse_protects_too(stored: Stored) -> None:
     """Guards against the loss of a body because another writer made a mistake in its reference."""
     payload = stored.put()
