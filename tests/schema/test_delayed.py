@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.conftest import wait_until
 from tests.schema.events import insert, one
 from tests.schema.servers import Connection, Database
 
@@ -106,6 +107,7 @@ def test_an_event_that_could_not_be_moved_is_refused_when_it_is_written(
 
 def test_later_events_overtake_unless_they_are_to_wait(connection: Connection, aggregate: str) -> None:
     """Guards against a choice that one of the ways to write does not respect."""
+    one(connection, WAIT, aggregate + "b", "of another aggregate", "1 hour")
     one(connection, AFTER, aggregate, "overtaken", "1 hour")
     assert one(connection, NOW, aggregate, "at once")[1] is not None
     first = one(connection, WAIT, aggregate, "held", "1 hour")
@@ -179,6 +181,7 @@ def test_the_key_of_a_delayed_event_stays_used(connection: Connection, aggregate
         insert(connection, aggregate_id=aggregate, idempotency_key=f"a {aggregate}")
     connection.execute(PASS, [aggregate])
     assert one(connection, MOVE, 10) == (1,)
+    assert written(connection, aggregate) == ["e"]
     assert one(connection, KEYED, aggregate, "e", f"a {aggregate}") == (id, None, True)
     other, _, _ = one(connection, KEYED, aggregate, "e", f"b {aggregate}")
     assert one(connection, "SELECT outbox_cancel(%s)", other) == (True,)
@@ -257,6 +260,49 @@ def test_a_cancel_that_is_not_committed_delays_only_those_behind_it(
         application.rollback()
     connection.execute("SELECT outbox_move_due(10, true)")
     assert written(connection, aggregate) == ["held", "behind"]
+
+
+def test_one_relay_at_a_time_moves(kept: Database, connection: Connection, aggregate: str) -> None:
+    """Guards against two relays of which the second one commits later events first."""
+    for event in ("first", "second"):
+        one(connection, AFTER, aggregate, event, "1 minute")
+    connection.execute(PASS, [aggregate])
+    with kept.connect(autocommit=False) as other:
+        assert one(other, MOVE, 1) == (1,)
+        assert one(connection, MOVE, 10) == (0,)
+        other.commit()
+    assert one(connection, MOVE, 10) == (1,)
+    assert written(connection, aggregate) == ["first", "second"]
+
+
+def test_an_event_that_has_drawn_its_number_before_the_move(
+    kept: Database, connection: Connection, aggregate: str
+) -> None:
+    """Guards against an INSERT between whose number and look the event is moved that it should follow."""
+    connection.execute(
+        "CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NEW; END $$"
+    )
+    connection.execute(
+        "CREATE TRIGGER outbox_pause BEFORE INSERT ON outbox FOR EACH ROW WHEN (NEW.event_type = 'paused') "
+        "EXECUTE FUNCTION pause()"
+    )
+    try:
+        one(connection, WAIT, aggregate, "held", "1 minute")
+        connection.execute(PASS, [aggregate])
+        connection.execute("SELECT pg_advisory_lock(7)")
+        with kept.connect() as writer, ThreadPoolExecutor(1) as pool:
+            paused = pool.submit(one, writer, NOW, aggregate, "paused")
+            waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+            wait_until(lambda: kept.value(waits, writer.info.backend_pid), what="the pause")
+            assert one(connection, MOVE, 10) == (1,)
+            connection.execute("SELECT pg_advisory_unlock(7)")
+            assert paused.result()[1] is not None
+        assert written(connection, aggregate) == ["held", "paused"]
+    finally:
+        connection.execute("SELECT pg_advisory_unlock_all()")
+        connection.execute("DROP TRIGGER outbox_pause ON outbox")
+        connection.execute("DROP FUNCTION pause")
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
