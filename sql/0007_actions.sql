@@ -172,11 +172,14 @@ BEGIN
 END $$;
 
 -- Removes delayed events with this id. Those that waited only for it are due now.
-CREATE FUNCTION outbox_take_back(id uuid) RETURNS SETOF outbox_delayed LANGUAGE plpgsql AS $$
+CREATE FUNCTION outbox_take_back(wanted uuid)
+RETURNS TABLE (id uuid, seq bigint, aggregate_type text, aggregate_id text, event_type text, due timestamptz)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
 DECLARE
-    gone outbox_delayed;
+    gone record;
 BEGIN
-    FOR gone IN DELETE FROM outbox_delayed d WHERE d.id = outbox_take_back.id RETURNING * LOOP
+    FOR gone IN DELETE FROM outbox_delayed d WHERE d.id = wanted RETURNING * LOOP
         UPDATE outbox_delayed d SET due = n.due FROM (
             SELECT seq, coalesce(greatest(
                        deliver_after,
@@ -185,14 +188,15 @@ BEGIN
             WHERE hashtextextended(aggregate_id, 0) = hashtextextended(gone.aggregate_id, 0)
               AND aggregate_id = gone.aggregate_id AND aggregate_type = gone.aggregate_type) AS n
         WHERE gone.later_events_wait AND d.seq = n.seq AND d.due <> n.due;
-        RETURN NEXT gone;
+        RETURN QUERY
+        SELECT gone.id, gone.seq, gone.aggregate_type, gone.aggregate_id, gone.event_type, gone.due;
     END LOOP;
 END $$;
 
 -- Cancels a delayed event, in the transaction of the application; returns whether it was still there. Its key stays used.
 CREATE FUNCTION outbox_cancel(id uuid) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
-    gone outbox_delayed;
+    gone record;
     was_there boolean := false;
 BEGIN
     FOR gone IN SELECT * FROM outbox_take_back(outbox_cancel.id) LOOP
