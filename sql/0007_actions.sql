@@ -102,7 +102,7 @@ $$;
 -- left out, and so is what waits for it. An event that cannot be moved keeps the reason and is tried again after a
 -- minute, or with `again` at once; only those that wait for it wait.
 CREATE FUNCTION outbox_move_due(most int DEFAULT 500, again boolean DEFAULT false) RETURNS int
-LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET lock_timeout = '1s' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET lock_timeout = '100ms' AS $$
 DECLARE
     at     timestamptz := clock_timestamp();
     found  bigint[];
@@ -115,7 +115,8 @@ BEGIN
         RETURN 0;
     END IF;
     IF again THEN
-        UPDATE outbox_delayed SET retry_at = NULL WHERE due <= at AND retry_at IS NOT NULL;
+        UPDATE outbox_delayed SET retry_at = NULL WHERE seq IN (
+            SELECT seq FROM outbox_delayed WHERE due <= at AND retry_at IS NOT NULL FOR UPDATE SKIP LOCKED);
     END IF;
     SELECT array_agg(c.seq ORDER BY c.due, c.seq) INTO found FROM (
         SELECT d.due, d.seq FROM outbox_delayed d

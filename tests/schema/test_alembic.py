@@ -210,7 +210,7 @@ def test_downgrade_when_all_is_published(
 def test_downgrade_refuses_to_lose_dead_letters(
     config: alembic.config.Config, tmp_path: Path, empty: Database
 ) -> None:
-    """Guards against the drop of a dead letter that awaits a decision and whose day is already gone."""
+    """Guards against the drop of a dead letter whose day is already gone, or of a delayed event."""
     migration(tmp_path)
     alembic.command.upgrade(config, "head")
     with empty.connect() as connection, connection.transaction(force_rollback=True):
@@ -224,6 +224,10 @@ def test_downgrade_refuses_to_lose_dead_letters(
     with pytest.raises(sqlalchemy.exc.DBAPIError, match="not published"):
         alembic.command.downgrade(config, "base")
     empty.rows("UPDATE outbox_parked SET state = 'discarded'")
+    empty.rows("SELECT outbox_emit('order', '1', 'e', '{}', deliver_after => now() + interval '1 day')")
+    with pytest.raises(sqlalchemy.exc.DBAPIError, match="not published"):
+        alembic.command.downgrade(config, "base")
+    empty.rows("SELECT outbox_cancel(id) FROM outbox_delayed")
     alembic.command.downgrade(config, "base")
 
 

@@ -208,6 +208,13 @@ def back(settings: ProcessSettings, *, seconds: float, say: Say) -> Switched:
                 f"do not wait"
             )
         adopted_table.require(state, "adopted", "returning")
+        ((*_, delayed),) = connection.execute(adopt_sql.PARKED).fetchall()
+        if delayed and state.state == "adopted":
+            # Afterwards rows of the table would wait for them.
+            raise NotReadyError(
+                f"the outbox has {counted(delayed, 'delayed event')}, and the table cannot delay events: wait "
+                "until they are due, or run `outbox delayed cancel`"
+            )
         slots.require_stopped(connection, state, seconds=min(seconds, slot_reader.LEAVE_SECONDS))
         found = adopted_table.read_facts(connection, state.relation)
         holder = hold.enter_context(slots.held(settings, connection, state, found, say))

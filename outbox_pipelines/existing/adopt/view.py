@@ -33,6 +33,8 @@ BEGIN
     drawn := nextval('outbox_seq');
     INSERT INTO {schema}.outbox (seq, {columns})
     VALUES (drawn, {values}) RETURNING created_at INTO made_at;
+    -- An event that waits for a delayed one returns nothing.
+    made_at := coalesce(made_at, transaction_timestamp());
 {returned}
     RETURN NEW;
 END """

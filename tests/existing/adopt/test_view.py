@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from outbox_pipelines.writer import emit
 from tests.existing import guides
-from tests.existing.adopt.conftest import Adopted, Make
+from tests.existing.adopt.conftest import SCHEMA, Adopted, Make
 
 KEY = "00000000-0000-0000-0000-000000000001"
 BARE = "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload"
@@ -95,6 +95,25 @@ def test_a_running_session_and_its_prepared_statements(make: Make) -> None:
             assert connection.execute("SELECT * FROM outbox ORDER BY created_at LIMIT 1").fetchone()
             adopted.run("adopt", step)
         _insert(connection)
+
+
+def test_an_event_that_waits_for_a_delayed_one(make: Make) -> None:
+    """Guards against a NULL where the table had a time, and a way back whose rows wait for delayed events."""
+    adopted = _switched(make)
+    adopted.drain()
+    with adopted.connect() as connection:
+        connection.execute(
+            f"SELECT {SCHEMA}.outbox_emit('Order', %s, 'held', '{{}}', later_events_wait => true, "
+            "deliver_after => now() + interval '1 hour')".encode(),
+            [KEY],
+        )
+        assert _insert(connection)[1] is not None
+        assert connection.execute(f"SELECT count(*) FROM {SCHEMA}.outbox".encode()).fetchone() == (0,)
+        code, why = adopted.refuse("adopt", "back")
+        assert (code, adopted.state()) == (1, "adopted")
+        assert "2 delayed events" in why
+        connection.execute(f"SELECT {SCHEMA}.outbox_cancel(id) FROM {SCHEMA}.outbox_delayed".encode())
+    adopted.run("adopt", "back")
 
 
 def test_defaults_and_what_the_database_decides(make: Make) -> None:
