@@ -212,8 +212,8 @@ def back(settings: ProcessSettings, *, seconds: float, say: Say) -> Switched:
         if delayed and state.state == "adopted":
             # Afterwards rows of the table would wait for them.
             raise NotReadyError(
-                f"the outbox has {counted(delayed, 'delayed event')}, and the table cannot delay events: wait "
-                "until they are due, or run `outbox delayed cancel`"
+                f"the outbox has {counted(delayed, 'delayed event')}, and the table cannot delay events: "
+                "wait until they are due, or run `outbox delayed cancel`"
             )
         slots.require_stopped(connection, state, seconds=min(seconds, slot_reader.LEAVE_SECONDS))
         found = adopted_table.read_facts(connection, state.relation)
