@@ -23,6 +23,7 @@ JOBS: Final = (
     "clean_table",
     "make_months",
     "drain_inbox",
+    "sweep_bodies",
     "purge_history",
 )
 _ENDED: Final = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
