@@ -184,9 +184,8 @@ def test_a_session_has_them(hostile: Hostile) -> None:
     reading = _CONNECTION | {"tcp_user_timeout": "30000"}
     names = _CONNECTION.keys() - {"application_name", "connect_timeout"}
     assert {name: str(own.get(name)) for name in names} == {name: reading[name] for name in names}
-    with psycopg.connect(settings.require_dsn()) as connection:
+    with psycopg.connect(settings.require_dsn(), autocommit=True) as connection:
         connection.execute(session.pin(session.SHARED))
-        connection.commit()
         assert _shown(connection, _SHARED) == _SHARED
 
 
