@@ -14,10 +14,12 @@ import pytest
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service
+from outbox_pipelines.relay.read.slot import slot_setup
 from outbox_pipelines.writer import NewEvent, emit_many
 from tests.conftest import Outbox, wait_until
 from tests.relay import faults
 from tests.relay.parked import keys, numbers_by_key
+from tests.relay.slot import slots
 from tests.relay.threads import quick, running
 
 LEFT = "SELECT count(*) FROM outbox_delayed"
@@ -64,9 +66,13 @@ def test_a_run_until_empty_publishes_what_is_due_and_nothing_else(outbox: Outbox
     assert _left(outbox) == 1
 
 
-@pytest.mark.parametrize("more", [{}, {"delivery": "exactly_once"}])
-def test_a_relay_publishes_it_when_it_is_due(outbox: Outbox, more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("more", "has_slot"), [({}, False), ({}, True), ({"delivery": "exactly_once"}, False)]
+)
+def test_a_relay_publishes_it_when_it_is_due(outbox: Outbox, more: dict[str, Any], has_slot: bool) -> None:
     """Guards against an idle relay that does not look, and later events that overtake what they wait for."""
+    if has_slot:
+        slots.make(outbox)
     with running(quick(outbox, **more)):
         _delay(outbox, "a", is_due=False, later_events_wait=True)
         outbox.write("a", "b")
@@ -75,6 +81,8 @@ def test_a_relay_publishes_it_when_it_is_due(outbox: Outbox, more: dict[str, Any
             _pass(connection)
         wait_until(lambda: len(keys(outbox)) == 3, seconds=20, what="the others")
     assert numbers_by_key(outbox.messages()) == {"a": [0, 0], "b": [1]}
+    if has_slot:
+        slot_setup.remove(outbox.settings, seconds=30, say=lambda line: None)
 
 
 def test_another_shard_moves_the_events_of_one_without_a_relay(outbox: Outbox) -> None:
