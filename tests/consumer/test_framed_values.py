@@ -136,6 +136,20 @@ def test_values_in_avro_are_read_beside_others(registry: FakeRegistry) -> None:
     assert reader(values[0][:5]) is reader(values[0][:5])
 
 
+def test_each_value_is_read_by_the_schema_that_it_was_written_with(registry: FakeRegistry) -> None:
+    """Guards against a schema that changes, which older events of the topic do not fit."""
+    newer = {**_PLACED, "fields": [*_PLACED["fields"], {"name": "by", "type": "string", "default": "x"}]}
+    values = []
+    for schema, payload in ((_PLACED, '{"total": "1"}'), (newer, '{"by": "y", "total": "2"}')):
+        schema_id = registry.add("orders", text := json.dumps(schema), "AVRO")
+        values.append(bytes([0, 0, 0, 0, schema_id]) + avro.writer(text)(payload))
+    seen: list[Any] = []
+    events = [make_event("order.placed", value=each) for each in (*values, values[0])]
+    handle(_consumer(registry, seen), *events, using=None)
+    older = {"total": "1.00"}
+    assert [event.payload for event in seen] == [older, {"total": "2.00", "by": "y"}, older]
+
+
 def test_an_event_loop(registry: FakeRegistry) -> None:
     """Guards against an asynchronous handler, or a batch, that gets what it cannot read."""
     text = json.dumps(_PLACED)
