@@ -167,6 +167,32 @@ CREATE TABLE outbox_audit (
     events  bigint[]    NOT NULL
 );
 
+-- Replays, which send published events again: who, when, why, which events, where to, and how far. Only functions write it.
+CREATE TABLE outbox_replays (
+    -- The header replay-id of its messages: of version 7, so that consumers keep their records of it by its day.
+    id           uuid        PRIMARY KEY DEFAULT outbox_uuidv7(),
+    started_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- As in outbox_audit.
+    actor        name        NOT NULL DEFAULT session_user,
+    on_behalf_of text,
+    reason       text        NOT NULL CHECK (reason <> ''),
+    selection    jsonb       NOT NULL,
+    -- A template of the topics.
+    target       text        NOT NULL,
+    -- The archive files that it reads: the day, the name and the sha256 of each.
+    files        jsonb       NOT NULL,
+    -- How many events were selected at its start, and the highest seq at that time.
+    events       bigint      NOT NULL,
+    last_seq     bigint      NOT NULL,
+    -- All selected events up to this seq are acknowledged, and how many these are.
+    position     bigint      NOT NULL DEFAULT 0,
+    sent         bigint      NOT NULL DEFAULT 0,
+    state        text        NOT NULL DEFAULT 'running' CHECK (state IN ('running', 'stopped', 'done', 'canceled')),
+    -- Why it stopped.
+    error        text,
+    progress_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
 -- Idempotency keys, written only by the guard and by outbox_emit. Not partitioned: a unique key over partitions
 -- would apply within a day only. The key is the first 16 bytes of its sha256, after its namespace if its writer
 -- has one: no text contains the separator byte.

@@ -229,6 +229,33 @@ BEGIN
     RETURN cardinality(seqs);
 END $$;
 
+-- Records the start of a replay; returns its id.
+CREATE FUNCTION outbox_replay_begin(
+    selection jsonb, target text, files jsonb, events bigint, last_seq bigint, reason text, on_behalf_of text
+) RETURNS uuid LANGUAGE sql SECURITY DEFINER AS $$
+    INSERT INTO outbox_replays (selection, target, files, events, last_seq, reason, on_behalf_of)
+    VALUES (outbox_replay_begin.selection, outbox_replay_begin.target, outbox_replay_begin.files,
+            outbox_replay_begin.events, outbox_replay_begin.last_seq, outbox_replay_begin.reason,
+            outbox_replay_begin.on_behalf_of)
+    RETURNING id
+$$;
+
+-- Moves a replay forward, or changes its state; returns its state. One that is done or canceled does not change.
+CREATE FUNCTION outbox_replay_advance(replay uuid, seq bigint, events bigint, state text, error text)
+RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
+#variable_conflict use_column
+DECLARE
+    current_state text;
+BEGIN
+    UPDATE outbox_replays r
+    SET sent = CASE WHEN outbox_replay_advance.seq > r.position THEN outbox_replay_advance.events ELSE r.sent END,
+        position = greatest(r.position, outbox_replay_advance.seq), state = outbox_replay_advance.state,
+        error = outbox_replay_advance.error, progress_at = clock_timestamp()
+    WHERE r.id = outbox_replay_advance.replay AND r.state IN ('running', 'stopped');
+    SELECT r.state INTO current_state FROM outbox_replays r WHERE r.id = outbox_replay_advance.replay;
+    RETURN current_state;
+END $$;
+
 -- One step of a change of the number of shards; called repeatedly until it is done. Every relay first settles
 -- all that it has read and stops; then all publish exactly up to one snapshot; then the new shards start from it.
 --   wait         for what `missing` names

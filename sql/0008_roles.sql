@@ -83,7 +83,8 @@ DECLARE
 BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, relay);
     EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_released, '
-                   'outbox_delayed, outbox_days, outbox_migrations, outbox_events, outbox_audit TO %s', relay);
+                   'outbox_delayed, outbox_days, outbox_migrations, outbox_events, outbox_audit, outbox_replays '
+                   'TO %s', relay);
     EXECUTE format('GRANT UPDATE (%s) ON outbox_shards TO %s',
                    outbox_columns('outbox_shards', 'shard', 'shards', 'system_identifier', 'database'), relay);
     EXECUTE format('GRANT UPDATE (%s) ON outbox_parked TO %s', outbox_columns('outbox_parked', 'parked_at'), relay);
@@ -103,12 +104,12 @@ DECLARE
 BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, operator);
     EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_released, '
-                   'outbox_delayed, outbox_audit, outbox_days, outbox_migrations, outbox_writers, outbox_events TO %s',
-                   operator);
+                   'outbox_delayed, outbox_audit, outbox_days, outbox_migrations, outbox_writers, outbox_events, '
+                   'outbox_replays TO %s', operator);
     EXECUTE format('GRANT SELECT ON SEQUENCE outbox_seq TO %s', operator);
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of, outbox_open_from, outbox_last_seq, '
-                   'outbox_act, outbox_cancel_delayed, outbox_move_due, outbox_change_shards, outbox_keep_shards '
-                   'TO %s', operator);
+                   'outbox_act, outbox_cancel_delayed, outbox_move_due, outbox_change_shards, outbox_keep_shards, '
+                   'outbox_replay_begin, outbox_replay_advance TO %s', operator);
     PERFORM outbox_require_grants(operator, '{outbox, outbox_parked, outbox_delayed}',
                                   '{outbox_act, outbox_cancel_delayed, outbox_change_shards}');
 END $$;

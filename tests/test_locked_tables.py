@@ -29,6 +29,7 @@ consumer receive, consumer run, cutover, dead-letters discard, dead-letters repl
 delayed cancel, delayed move, init, lint-writes,
 local down, local run, local env, local up, migrate, partitions attach, partitions
 close, partitions drop, partitions ensure, partitions purge, partitions reopen, quality day, relay,
+replay cancel,
 shards set,
 table clean, table months
 """

@@ -99,7 +99,7 @@ def verify_day(settings: Settings, day: date, as_json: bool) -> None:
 def restore_day(settings: Settings, day: date, attach: bool) -> None:
     """Restore a day as the table outbox_restored_YYYYMMDD, proven equal to its manifest.
 
-    Restored events are not published again. To publish them, insert them as new events: see docs/days.md.
+    Restored events are not published again: see outbox replay.
     """
     from outbox_pipelines.days.archive import restore
 

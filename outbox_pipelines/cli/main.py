@@ -31,6 +31,7 @@ from outbox_pipelines.cli.partitions import partitions
 from outbox_pipelines.cli.quality import alerts, quality
 from outbox_pipelines.cli.reconcile import reconcile
 from outbox_pipelines.cli.relay import relay
+from outbox_pipelines.cli.replay import replay
 from outbox_pipelines.cli.shards import shards
 from outbox_pipelines.cli.status import status
 from outbox_pipelines.cli.table import describe, table
@@ -54,6 +55,7 @@ _COMMANDS: Final[dict[str, tuple[tuple[click.Command, str], ...]]] = {
         (shards, "Show the owner of each shard; change their number."),
         (partitions, "List, create, close and drop days."),
         (archive, "Archive, prove, restore and query days."),
+        (replay, "Send published events again."),
         (bodies, "Check and sweep the bodies of large payloads."),
         (reconcile, "Compare a day with the topics and the consumers."),
         (quality, "Show what Great Expectations finds in the data."),
@@ -156,7 +158,8 @@ READING: Final = (
         "consumer status",
     ),
     *("dead-letters list", "dead-letters show", "delayed list", "debezium config", "debezium status"),
-    *("partitions list", "quality hour", "reconcile", "shards", "status", "table check", "table describe"),
+    *("partitions list", "quality hour", "reconcile", "replay list", "shards", "status"),
+    *("table check", "table describe"),
 )
 add_to(
     cli,

@@ -22,6 +22,7 @@ REFUSED = (
     *(f"reconcile {DAY}", "quality hour", "catalog check", "cdc setup", "cdc drop", "cdc status"),
     *("cutover --to cdc", "bodies adopt", "bodies check", "bodies sweep", "delayed list", "delayed move"),
     "delayed cancel 01a21924-ba13-760e-85c0-7786a622b10b --reason r",
+    *("replay list", "replay cancel 01a21924-ba13-760e-85c0-7786a622b10b"),
 )
 # What is about any outbox, about none, or about the existing table itself; `adopt` has the schema migrated.
 OTHERS = {

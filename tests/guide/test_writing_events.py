@@ -65,7 +65,7 @@ def test_nothing_is_left_out() -> None:
     """Guards against untested examples, outcomes or rows that the patterns above do not find."""
     assert 1 + len(EXAMPLES) == TEXT.count("```python")
     assert sum(len(example.outcomes) for example in EXAMPLES) == TEXT.count("# → ")
-    assert len(TYPES) == 10
+    assert len(TYPES) == 7
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", TEXT))

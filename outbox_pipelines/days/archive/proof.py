@@ -207,6 +207,28 @@ def verify(store: Store, day: date, manifest_sha256: str | None) -> Proof:
     return Proof(day, manifest.rows, (*differences, *_file(store, manifest)[1]))
 
 
+def require_unchanged(store: Store, day: date, manifest_sha256: str) -> Manifest:
+    """Return the manifest of a day whose file has the size and the sha256 that it names.
+
+    Raises:
+        SetupError: manifest or file are missing or have changed.
+        UnavailableError: the archive does not answer.
+    """
+    manifest, differences = _manifest(store, day, manifest_sha256)
+    if manifest is not None and not differences:
+        try:
+            with store.local(key(day, manifest.file)) as file:
+                differences = _bytes(file, manifest)
+        except FileNotFoundError:
+            differences = [f"{manifest.file} is missing in {store.url}"]
+    if manifest is None or differences:
+        raise SetupError(
+            f"{'; '.join(differences)}: restore the archive (OUTBOX_ARCHIVE), and run "
+            f"`outbox archive verify {day}`"
+        )
+    return manifest
+
+
 def load(store: Store, day: date) -> tuple[Manifest, bytes] | None:
     """Return the manifest of a day and its bytes; None if the day has none.
 

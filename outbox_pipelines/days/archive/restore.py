@@ -2,8 +2,7 @@
 
 Invariants:
 - All or nothing: one transaction creates the table, fills it and compares it.
-- A restored event counts as published: its `tx` is below every snapshot, so no relay publishes it again. To
-  publish it again, insert it into the outbox as a new event.
+- A restored event counts as published: its `tx` is below every snapshot, so no relay publishes it again.
 """
 
 from __future__ import annotations

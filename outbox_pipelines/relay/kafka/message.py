@@ -236,7 +236,7 @@ def _shaped(names: dict[str, str], settings: MessageSettings) -> Encode:
 
 def _more(names: dict[str, str], settings: MessageSettings) -> Callable[[Metadata], Headers]:
     """The headers of the metadata: what the row has of ours, then its own."""
-    ours = {name: names[name] for name in METADATA if name in names}
+    ours = {name: names[name] for name in METADATA if name in names} | {name: name for name in REPLAY}
     reserved = {name.lower() for name in (*_COLUMNS, *METADATA, *REPLAY, CONTENT_TYPE, *names.values())}
     if settings.format != "json":
         reserved.add(_SCHEMA_ID)
@@ -314,7 +314,7 @@ def _cloudevent(source: str) -> Shape:
             "aggregatetype": event.aggregate_type,
             "partitionkey": event.aggregate_id,
         }
-        for name in METADATA:
+        for name in (*METADATA, *REPLAY):
             # An attribute is absent or has a value: never empty.
             if metadata.get(name):
                 attributes[name.replace("-", "")] = metadata[name]

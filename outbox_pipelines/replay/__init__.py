@@ -1,0 +1,1 @@
+"""Send published events again, marked as a replay: from the table and the archive, in the order of `seq`."""

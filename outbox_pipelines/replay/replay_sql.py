@@ -1,0 +1,54 @@
+"""The SQL of replays."""
+
+from __future__ import annotations
+
+from typing import Final, LiteralString
+
+from outbox_pipelines.days.partitions.partitions_sql import ATTACHED
+
+# --- the record of replays ------------------------------------------------------------------------------
+
+BEGIN: Final = """
+SELECT outbox_replay_begin(%(selection)s, %(target)s, %(files)s, %(events)s, %(last_seq)s, %(reason)s,
+                           %(on_behalf_of)s)"""
+ADVANCE: Final = "SELECT outbox_replay_advance(%(id)s, %(seq)s, %(sent)s, %(state)s, %(error)s)"
+LIST: Final = """
+SELECT id, started_at, actor, on_behalf_of, reason, selection, target, files, events, last_seq, position,
+       sent, state, error, progress_at
+FROM outbox_replays WHERE %(id)s::uuid IS NULL OR id = %(id)s ORDER BY started_at DESC, id DESC"""
+
+# --- where events are -----------------------------------------------------------------------------------
+
+DAYS: Final[LiteralString] = f"""
+SELECT d.day, {ATTACHED}, d.manifest_sha256, c.oid IS NOT NULL
+FROM outbox_days d
+LEFT JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD'))
+ORDER BY d.day"""
+RANGE: Final = """
+SELECT min(seq), max(seq) FROM outbox WHERE created_at >= %(start)s AND created_at < %(stop)s"""
+# The columns of an archive file. When an event was published is looked up only if it is asked for.
+ROWS: Final[LiteralString] = """
+SELECT id::text, seq, aggregate_type, aggregate_id, event_type, event_data::text, headers::text,
+       idempotency_key, correlation_id, causation_id, traceparent, version, created_at, status,
+       {published_at}, retry_count, last_error
+FROM outbox_events
+WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq >= %(first)s AND seq <= %(last)s
+    AND status = 'PROCESSED'"""
+
+# --- DuckDB ---------------------------------------------------------------------------------------------
+
+# Metadata as the relay reads it, but for the braces: in the order in which jsonb has the names.
+SELECTED: Final = """
+SELECT seq, id, aggregate_type, aggregate_id, event_type, payload, concat_ws(', ',
+    '"version": ' || version, '"created-at": "' || strftime(created_at, '%Y-%m-%dT%H:%M:%S.%fZ') || '"',
+    '"traceparent": ' || to_json(traceparent), '"causation-id": ' || to_json(causation_id),
+    '"correlation-id": ' || to_json(correlation_id), '"idempotency-key": ' || to_json(idempotency_key),
+    '"headers": ' || headers) AS metadata
+FROM ({source})
+WHERE seq >= {first} AND seq <= {last} AND status = 'PROCESSED' AND {condition}
+ORDER BY seq"""
+COUNT: Final = """
+SELECT created_at::DATE, aggregate_type, event_type, count(*), min_by(id, seq)
+FROM ({source})
+WHERE seq >= {first} AND seq <= {last} AND status = 'PROCESSED' AND {condition}
+GROUP BY ALL"""

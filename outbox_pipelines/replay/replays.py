@@ -1,0 +1,221 @@
+"""Begin and resume replays.
+
+Invariants:
+- One replay of an outbox runs at a time. Nothing is sent before everything is checked and recorded.
+- The position of a replay is in the database: what was acknowledged before it is not sent again. After a
+  crash, what was acknowledged within the last second may come twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from typing import Final
+from uuid import UUID
+
+from confluent_kafka import KafkaException
+from psycopg.types.json import Jsonb
+
+from outbox_pipelines.database import Connection
+from outbox_pipelines.database.locks import AdvisoryLock
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.replay import replay_sql, replay_topics
+from outbox_pipelines.replay.replay_reading import Part, Reader
+from outbox_pipelines.replay.replay_record import Replay, advance, connected, get
+from outbox_pipelines.replay.selection import Selection
+from outbox_pipelines.replay.sender import Sender
+from outbox_pipelines.settings import ProcessSettings
+
+_LOCK: Final = AdvisoryLock("hashtext('outbox replay')", "'outbox_replays'::regclass::oid::int")
+_SAVE_SECONDS: Final = 1.0
+_SAY_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Selected events of a day and a type."""
+
+    day: date
+    aggregate_type: str
+    event_type: str
+    events: int
+    example: str
+    """The id of the first of them."""
+    topic: str
+    """Where they are sent."""
+
+
+Progress = Callable[[Replay, int, str], None]
+"""Called with the replay, the number of acknowledged events, and what Kafka's client says of an outage."""
+
+
+def preview(settings: ProcessSettings, selection: Selection, target: str) -> list[Counted]:
+    """Return what a replay would send.
+
+    Raises:
+        SetupError: the selection selects nothing, or cannot be evaluated.
+        UnavailableError: the database or the archive does not answer.
+    """
+    with connected(settings) as connection:
+        return _count(settings, Reader(settings, connection, selection), target)
+
+
+def begin(
+    settings: ProcessSettings,
+    selection: Selection,
+    target: str,
+    *,
+    reason: str,
+    actor: str,
+    creates: bool,
+    rate: float,
+    is_stopped: Callable[[], bool],
+    progress: Progress,
+) -> Replay:
+    """Send the selected events again; return the replay at its end, or where it was stopped.
+
+    Args:
+        target: a template of `{topic}`.
+        creates: whether missing topics are created.
+        rate: events a second at most.
+
+    Raises:
+        NotReadyError: another replay is running.
+        SetupError: the selection selects nothing, a topic does not fit, or Kafka refuses an event.
+        UnavailableError: the database, the archive or Kafka does not answer.
+    """
+    replay_topics.check(target)
+    with _alone(settings) as connection:
+        reader = Reader(settings, connection, selection)
+        parts = reader.parts()
+        found = _count(settings, reader, target)
+        routes = _routes(settings, found, selection.topics, target)
+        replay_topics.require(settings, routes.values(), creates=creates)
+        given = {
+            "selection": Jsonb(selection.to_json()),
+            "target": target,
+            "files": Jsonb([_file(each) for each in parts if each.manifest is not None]),
+            "events": sum(each.events for each in found),
+            "last_seq": max(each.last for each in parts),
+            "reason": reason,
+            "on_behalf_of": actor,
+        }
+        ((replay_id,),) = connection.execute(replay_sql.BEGIN, given)
+        return _run(settings, reader, get(connection, replay_id), routes, rate, is_stopped, progress)
+
+
+def resume(
+    settings: ProcessSettings,
+    replay: UUID,
+    *,
+    rate: float,
+    is_stopped: Callable[[], bool],
+    progress: Progress,
+) -> Replay:
+    """Continue a replay behind what is acknowledged; raise as `begin`."""
+    with _alone(settings) as connection:
+        found = get(connection, replay)
+        if not found.is_open:
+            raise SetupError(f"replay {replay} is {found.state}: begin another one")
+        selection = Selection.of_json(found.selection)
+        reader = Reader(settings, connection, selection)
+        counts = _count(settings, reader, found.target)
+        routes = _routes(settings, counts, selection.topics, found.target)
+        replay_topics.require(settings, routes.values(), creates=False)
+        return _run(settings, reader, found, routes, rate, is_stopped, progress)
+
+
+def _run(
+    settings: ProcessSettings,
+    reader: Reader,
+    replay: Replay,
+    routes: Mapping[replay_topics.Kind, tuple[str, str]],
+    rate: float,
+    is_stopped: Callable[[], bool],
+    progress: Progress,
+) -> Replay:
+    connection = reader.connection
+    state = "running"
+
+    def is_ended() -> bool:
+        return is_stopped() or state != "running"
+
+    sender = Sender(
+        settings,
+        replay.id,
+        {kind: topic for kind, (_, topic) in routes.items()},
+        rate=rate,
+        is_stopped=is_ended,
+        position=replay.position,
+        sent=replay.sent,
+    )
+
+    def save(wanted: str, error: str | None = None) -> str:
+        return advance(connection, replay.id, sender.position, sender.sent, wanted, error)
+
+    try:
+        state, saved_at = save("running"), time.monotonic()
+        said_at = saved_at
+        for rows in reader.events(replay.position, replay.last_seq):
+            sender.send(rows)
+            if time.monotonic() > saved_at + _SAVE_SECONDS:
+                state, saved_at = save("running"), time.monotonic()
+            if time.monotonic() > said_at + _SAY_SECONDS:
+                progress(replay, sender.sent, sender.trouble)
+                said_at = time.monotonic()
+            if is_ended():
+                break
+        is_complete = sender.finish() and not is_ended()
+        if is_complete:
+            sender.position = replay.last_seq
+        save("done" if is_complete else "stopped")
+    except (SetupError, KafkaException) as error:
+        why = str(error) if isinstance(error, SetupError) else f"Kafka's client fails: {error.args[0].str()}"
+        save("stopped", why)
+        kind = type(error) if isinstance(error, SetupError) else SetupError
+        raise kind(f"{why}. Correct it, then run `outbox replay --resume {replay.id}`") from None
+    finally:
+        sender.close()
+    return get(connection, replay.id)
+
+
+def _count(settings: ProcessSettings, reader: Reader, target: str) -> list[Counted]:
+    found = reader.count()
+    kinds = {(aggregate_type, event_type) for _, aggregate_type, event_type, *_ in found}
+    routes = replay_topics.routes(settings, kinds, reader.selection.topics, target)
+    counts = [
+        Counted(day, aggregate_type, event_type, number, example, routes[aggregate_type, event_type][1])
+        for day, aggregate_type, event_type, number, example in found
+        if (aggregate_type, event_type) in routes
+    ]
+    if not counts:
+        raise SetupError(
+            "no published event is selected: check the conditions with `outbox archive query` or in the view "
+            "outbox_events"
+        )
+    return counts
+
+
+def _routes(
+    settings: ProcessSettings, found: list[Counted], topics: Sequence[str], target: str
+) -> dict[replay_topics.Kind, tuple[str, str]]:
+    kinds = {(each.aggregate_type, each.event_type) for each in found}
+    return replay_topics.routes(settings, kinds, topics, target)
+
+
+def _file(part: Part) -> dict[str, str]:
+    assert part.manifest is not None
+    return {"day": str(part.day), "file": part.manifest.file, "sha256": part.manifest.sha256}
+
+
+@contextmanager
+def _alone(settings: ProcessSettings) -> Iterator[Connection]:
+    with connected(settings) as connection:
+        if holder := _LOCK.take(connection, {}):
+            raise SetupError(
+                f"another replay is running, in {holder}: wait, or end it with `outbox replay cancel ID`"
+            )
+        yield connection

@@ -1,0 +1,272 @@
+"""Replays from begin to end, as an operator types them; what they send, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import uuid
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from outbox_pipelines.days.archive import drop
+from outbox_pipelines.days.archive.day import archive
+from outbox_pipelines.days.archive.manifest import Manifest
+from outbox_pipelines.days.partitions import close
+from tests.conftest import Message, clean_environment, command, may_log_in, read_topic, wait_until
+from tests.reconciliation.place import DAY, Place
+from tests.relay.topic import create
+
+NEXT = DAY + timedelta(1)
+WHY = ("--reason", "a new consumer", "--rate", "1000000000")
+
+
+def typed(place: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`outbox replay` with these arguments, and the archive of the place."""
+    return place.outbox.outbox("replay", *arguments, OUTBOX_ARCHIVE=str(place.settings.archive))
+
+
+def dropped(place: Place) -> Manifest:
+    """Let the day be in the archive alone."""
+    (closing,) = close.close(place.settings, DAY)
+    assert closing.closed, closing.why_not
+    manifest = archive(place.settings, DAY).manifest
+    assert drop.drop(place.settings, DAY, early=True).now
+    return manifest
+
+
+def replayed(place: Place, topic: str = "") -> list[Message]:
+    """The replayed messages, in the order of their aggregate's partition."""
+    messages = read_topic(place.settings.kafka, topic or place.topic)
+    return [each for each in messages if "replay-id" in each.headers]
+
+
+def test_days_of_archive_and_table_are_sent_again(place: Place) -> None:
+    """Guards against a gap or an overlap between the places of days, another order, and another message."""
+    old = place.write(30, keys=1, headers='{"tenant": 7.50}', correlation_id="c", version=3)
+    new = place.write(20, keys=1, day=NEXT)
+    place.relay()
+    originals = {each.headers["id"]: each for each in place.messages()}
+    dropped(place)
+    told = typed(place, "--since", str(DAY), "--until", str(NEXT), "--same-topic", *WHY)
+    assert told.returncode == 0, told.stderr
+    assert "done  50 of 50 sent" in told.stdout
+    again = replayed(place)
+    assert [each.headers["id"] for each in again] == old + new
+    for each in again:
+        original = originals[each.headers["id"]]
+        marks = {name: each.headers.pop(name) for name in ("replay-id", "replayed-at")}
+        assert str(marks["replay-id"]) in told.stdout
+        assert (each.headers, each.value, each.key) == (original.headers, original.value, original.key)
+    listed = json.loads(typed(place, "list", "--json").stdout)
+    (row,) = listed
+    assert (row["state"], row["sent"], row["reason"]) == ("done", 50, "a new consumer")
+    assert row["files"][0]["day"] == str(DAY)
+    assert place.reconcile().equal
+
+
+def test_conditions_are_met_together_in_both_places(place: Place) -> None:
+    """Guards against a condition that only one of the two places applies."""
+    for day in (DAY, NEXT):
+        place.write(4, keys=2, day=day, payload='{"total": 5}')
+        place.write(2, keys=2, day=day, payload='{"total": 7}', event_type="order.paid")
+    place.write(1, day=NEXT, aggregate_type="parcel")
+    place.relay()
+    dropped(place)
+    where = "(payload->>'total')::INT > 5 AND published_at IS NOT NULL -- paid"
+    told = typed(place, "--aggregate-id", "1", "--where", where, "--same-topic", "--dry-run")
+    assert told.returncode == 0, told.stderr
+    assert [line.split()[:3] for line in told.stdout.splitlines()] == [
+        [str(DAY), "1", "order.paid"],
+        [str(NEXT), "1", "order.paid"],
+        ["2", "events,", "nothing"],
+    ]
+    assert typed(place, "--topic", place.topic, "--same-topic", "--dry-run").stdout.endswith(
+        "12 events, nothing sent\n"
+    )
+    assert replayed(place) == []
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_what_was_not_published_is_not_sent(place: Place, is_dropped: bool) -> None:
+    """Guards against a replay that publishes a dead letter, or an event before the relay does."""
+    place.write(3)
+    place.relay()
+    place.rows("INSERT INTO outbox_parked SELECT *, 'failed' FROM outbox ORDER BY seq LIMIT 1")
+    if is_dropped:
+        dropped(place)
+    place.write(2, day=NEXT)
+    told = typed(place, "--since", str(DAY), "--same-topic", *WHY)
+    assert "done  2 of 2 sent" in told.stdout, told.stderr
+
+
+def test_another_topic_has_as_many_partitions(place: Place) -> None:
+    """Guards against keys that change their partition, and topics that appear unasked."""
+    place.write(6)
+    place.relay()
+    wrong, right = f"{place.topic}-wrong", f"{place.topic}.replay"
+    create(place.settings.kafka, wrong, 2)
+    day = ("--since", str(DAY))
+    refused = typed(place, *day, "--to-topic", wrong, *WHY)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "has 2 partitions, and" in refused.stderr
+    refused = typed(place, *day, "--to-topic", "{topic}.replay", *WHY)
+    assert f"topic {right} does not exist: create it with 3 partitions" in refused.stderr
+    told = typed(place, *day, "--to-topic", "{topic}.replay", "--create", *WHY)
+    assert told.returncode == 0, told.stderr
+    originals = {each.headers["id"]: each.partition for each in place.messages()}
+    assert {each.headers["id"]: each.partition for each in replayed(place, right)} == originals
+    # Refused ones left no trace.
+    assert len(json.loads(typed(place, "list", "--json").stdout)) == 1
+
+
+@pytest.mark.parametrize("damage", ["file", "manifest", "away"])
+def test_a_damaged_archive_is_not_read(place: Place, damage: str) -> None:
+    """Guards against a file that is read although it is not the one that was proven."""
+    place.write(3)
+    place.relay()
+    manifest = dropped(place)
+    root = Path(str(place.settings.archive))
+    file = root / f"events/event_date={DAY}/{manifest.file}"
+    stated = root / f"_outbox/manifests/{DAY}.json"
+    if damage == "file":
+        content = bytearray(file.read_bytes())
+        content[50] ^= 1
+        file.write_bytes(content)
+    elif damage == "manifest":
+        stated.write_text(stated.read_text().replace('"rows": 3', '"rows": 4'))
+    else:
+        root.rename(root.with_name("elsewhere"))
+    refused = typed(place, "--since", str(DAY), "--same-topic", *WHY)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    said = {
+        "file": "has changed since it was written",
+        "manifest": "digest differs",
+        "away": "OUTBOX_ARCHIVE",
+    }
+    assert said[damage] in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert replayed(place) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--since", str(DAY)], "say where to: either --to-topic NAME or --same-topic"),
+        (["--same-topic", *WHY], "no events are selected"),
+        (["--since", str(DAY), "--same-topic"], "--reason is required"),
+        (["--event-type", "order.unknown", "--same-topic", *WHY], "no published event is selected"),
+        (["--where", "nothing = 1", "--same-topic", *WHY], '"nothing" not found'),
+        (
+            ["--where", "(SELECT content FROM read_text('/etc/hostname')) <> ''", "--same-topic", *WHY],
+            "disabled",
+        ),
+        (["--resume", "01a21924-ba13-760e-85c0-7786a622b10b", "--same-topic"], "omit --same-topic"),
+        (["--resume", "01a21924-ba13-760e-85c0-7786a622b10b"], "there is no replay"),
+        (["cancel", "01a21924-ba13-760e-85c0-7786a622b10b"], "there is no replay"),
+    ],
+)
+def test_wrong_input_is_one_line(place: Place, arguments: list[str], says: str) -> None:
+    """Guards against a trace of Python, and events that were sent before a mistake was found."""
+    place.write(1)
+    place.relay()
+    refused = typed(place, *arguments)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert says in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert replayed(place) == []
+
+
+def running(place: Place, *arguments: str) -> subprocess.Popen[str]:
+    """`outbox replay` in a process that is under way."""
+    process = subprocess.Popen(
+        command("replay", *arguments),
+        env=clean_environment() | place.outbox.environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    (before,) = place.rows("SELECT coalesce(sum(sent), 0) FROM outbox_replays")
+
+    def is_under_way() -> bool:
+        assert process.poll() is None, process.communicate()
+        return place.rows("SELECT coalesce(sum(sent), 0) FROM outbox_replays") > [before]
+
+    wait_until(is_under_way, what="a replay under way")
+    return process
+
+
+def test_a_killed_replay_is_resumed_without_a_loss(place: Place) -> None:
+    """Guards against events that are lost or repeated from the start after a kill -9."""
+    place.outbox.fill(6_000)
+    place.relay()
+    process = running(place, "--topic", place.topic, "--same-topic", "--reason", "again", "--rate", "500")
+    refused = typed(place, "--topic", place.topic, "--same-topic", *WHY)
+    assert "another replay is running" in refused.stderr
+    process.kill()
+    process.communicate()
+    ((replay, state, sent),) = place.rows("SELECT id::text, state, sent FROM outbox_replays")
+    assert state == "running"
+    assert 0 < sent < 6_000
+    before = len(replayed(place))
+    told = typed(place, "--resume", replay, "--rate", "1000000000")
+    assert told.returncode == 0, told.stderr
+    assert "done  6,000 of 6,000 sent" in told.stdout
+    again = replayed(place)
+    assert {each.headers["id"] for each in again} == {each.headers["id"] for each in place.messages()}
+    # What the database knew is not repeated.
+    assert len(again) <= before + 6_000 - sent
+    assert {each.headers["replay-id"] for each in again} == {replay}
+    assert "is done: begin another one" in typed(place, "--resume", replay).stderr
+
+
+def test_it_stops_on_a_signal_and_when_it_is_canceled(place: Place) -> None:
+    """Guards against a Ctrl-C that loses the position, and a cancellation that the process does not see."""
+    place.outbox.fill(6_000)
+    place.relay()
+    slowly = ("--topic", place.topic, "--same-topic", "--reason", "again", "--rate", "500")
+    process = running(place, *slowly)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    ((replay, state, sent),) = place.rows("SELECT id::text, state, sent FROM outbox_replays")
+    assert state == "stopped"
+    assert sent == len(replayed(place))
+    assert f"outbox replay --resume {replay}" in said
+    assert f"{replay}  stopped" in place.outbox.outbox("status").stdout
+    resumed = running(place, "--resume", replay, "--rate", "500")
+    assert "canceled" in typed(place, "cancel", replay).stdout
+    assert resumed.wait(60) == 1
+    resumed.communicate()
+    assert "there is nothing to cancel" in typed(place, "cancel", replay).stderr
+
+
+def test_an_operator_replays_and_a_relay_does_not(place: Place) -> None:
+    """Guards against replays that need the owner's rights, or that a service could begin."""
+    place.write(2)
+    place.relay()
+    name = uuid.uuid4().hex[:8]
+    operator, relay = f"operator_{name}", f"relay_{name}"
+    day = ("--since", str(DAY), "--same-topic", *WHY)
+    try:
+        for role, grant in ((operator, "outbox_grant_operator"), (relay, "outbox_grant_relay")):
+            place.rows(f"CREATE ROLE {role} {may_log_in(place.settings.dsn)}")
+            place.rows("SELECT " + grant + "(%s)", role)
+        told = place.outbox.outbox(
+            "replay", *day, OUTBOX_DSN=make_conninfo(place.settings.dsn, user=operator)
+        )
+        assert "done  2 of 2 sent" in told.stdout, told.stderr
+        assert place.rows("SELECT actor FROM outbox_replays") == [(operator,)]
+        refused = place.outbox.outbox(
+            "replay", *day, OUTBOX_DSN=make_conninfo(place.settings.dsn, user=relay)
+        )
+        assert refused.returncode == 2
+        assert "permission denied for function outbox_replay_begin" in refused.stderr
+        assert len(replayed(place)) == 2
+    finally:
+        for role in (operator, relay):
+            place.rows(f"DROP OWNED BY {role}")
+            place.rows(f"DROP ROLE {role}")
