@@ -241,9 +241,9 @@ class SchemaRegistry:
         )
         self._registry = Registry(settings, seconds=timeout)
         # It needs a package that others do not have.
-        from outbox_pipelines import avro
+        from outbox_pipelines.avro.decoding import reader
 
-        self._avro = avro
+        self._avro_reader = reader
         self._url = settings.registry_url
         self._known: dict[bytes, Callable[[bytes], Any] | None] = {}
 
@@ -273,7 +273,7 @@ class SchemaRegistry:
             return None
         try:
             if kind == "AVRO":
-                return self._avro.reader(text)
+                return self._avro_reader(text)
         except ValueError as error:
             raise SchemaError(f"the schema {frame_name(frame)} {error}") from None
         raise SchemaError(

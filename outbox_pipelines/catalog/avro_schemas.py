@@ -14,7 +14,7 @@ import re
 from decimal import Decimal
 from typing import Any, Final
 
-from outbox_pipelines.avro import NULL, PRECISION
+from outbox_pipelines.avro.avro_schema import NO_SCHEMA, NULL, PRECISION, parsed
 from outbox_pipelines.catalog.schemas import resolved
 
 # They describe parts of a payload in a way that no type of Avro has.
@@ -275,3 +275,47 @@ def _require_names(fields: list[dict[str, Any]], place: str) -> None:
         key = each.get("json_name", each["name"])
         if (other := names.setdefault(each["name"], key)) != key:
             raise NoEquivalentError(f"{place}: {other} and {key} have the same name in Avro: rename one")
+
+
+def differences(old: str, new: str) -> list[str]:
+    """Return what of a new schema cannot read an old one's payloads, or is described in another way."""
+    try:
+        before, after = map(parsed, (old, new))
+    except NO_SCHEMA:
+        return ["that version is no Avro schema that can be read alone"]
+    return _differences("payload", before, after)
+
+
+def _differences(place: str, old: Any, new: Any) -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict) and old["type"] == new["type"]:
+        kind = new["type"]
+        if kind in ("array", "map"):
+            inner = "items" if kind == "array" else "values"
+            return _differences(f"{place}[]", old[inner], new[inner])
+        if kind == "enum":
+            return [
+                f"{place}: {each} is no value any more"
+                for each in old["symbols"]
+                if each not in new["symbols"]
+            ]
+        if kind == "record" and old["name"] == new["name"]:
+            before = {each["name"]: each for each in old["fields"]}
+            found = []
+            for each in new["fields"]:
+                within = f"{place}.{each.get('json_name', each['name'])}"
+                if each["name"] in before:
+                    found += _differences(within, before[each["name"]]["type"], each["type"])
+                elif "default" not in each:
+                    found.append(f"{within}: is required now, without a default")
+            return found
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [each for pair in zip(old, new, strict=True) for each in _differences(place, *pair)]
+    return [] if old == new else [f"{place}: {_in_short(old)} → {_in_short(new)}"]
+
+
+def _in_short(schema: Any) -> str:
+    if isinstance(schema, list):
+        return " or ".join(map(_in_short, schema))
+    if isinstance(schema, dict):
+        return str(schema.get("logicalType") or schema.get("name") or schema["type"])
+    return str(schema)

@@ -81,9 +81,9 @@ def _checked(registry: Registry, subject: Subject) -> Registered:
 def _different(latest: Latest, subject: Subject) -> str:
     """Return what is different, in our words: of the registry's, each has others, or none."""
     if subject.kind == "AVRO":
-        from outbox_pipelines import avro
+        from outbox_pipelines.catalog import avro_schemas
 
-        return "; ".join(avro.differences(latest.text, subject.text)) or "look at both schemas"
+        return "; ".join(avro_schemas.differences(latest.text, subject.text)) or "look at both schemas"
     try:
         old: Any = json.loads(latest.text)
     except ValueError:

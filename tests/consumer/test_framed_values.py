@@ -18,7 +18,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from outbox_pipelines import avro
+from outbox_pipelines.avro import encoding
 from outbox_pipelines.cli.main import cli
 from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, DedupeTable, Event, handler_breakers
 from outbox_pipelines.consumer.event_reading import Reader
@@ -142,7 +142,7 @@ def test_each_value_is_read_by_the_schema_that_it_was_written_with(registry: Fak
     values = []
     for schema, payload in ((_PLACED, '{"total": "1"}'), (newer, '{"by": "y", "total": "2"}')):
         schema_id = registry.add("orders", text := json.dumps(schema), "AVRO")
-        values.append(bytes([0, 0, 0, 0, schema_id]) + avro.writer(text)(payload))
+        values.append(bytes([0, 0, 0, 0, schema_id]) + encoding.writer(text)(payload))
     seen: list[Any] = []
     events = [make_event("order.placed", value=each) for each in (*values, values[0])]
     handle(_consumer(registry, seen), *events, using=None)
@@ -167,7 +167,7 @@ def test_an_event_loop(registry: FakeRegistry) -> None:
     async def placed(events: list[Event[Placed]], connection: object) -> None:
         seen.extend(event.payload for event in events)
 
-    value = b"\0\0\0\0\1" + avro.writer(text)('{"total": "2"}')
+    value = b"\0\0\0\0\1" + encoding.writer(text)('{"total": "2"}')
     events = [
         make_event("order.placed", value=value),
         make_event("order.placed", {"total": 3, "coupon": "x"}),
@@ -233,7 +233,7 @@ def test_a_registry_that_is_away_is_an_outage(
         effect(event, connection)
 
     for n in range(3):
-        value = b"\0\0\0\0\1" + avro.writer(schema)(json.dumps({"n": n}))
+        value = b"\0\0\0\0\1" + encoding.writer(schema)(json.dumps({"n": n}))
         place.put(value, key=str(n), id=str(uuid.uuid4()), event_type="order.placed", aggregate_type="order")
     with running(consumer) as run:
         wait_until(lambda: place.inbox() == {"waiting": 3}, seconds=60, what="events that wait")

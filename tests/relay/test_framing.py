@@ -17,7 +17,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
-from outbox_pipelines import avro
+from outbox_pipelines.avro import decoding
 from outbox_pipelines.catalog.document import read_catalog
 from outbox_pipelines.catalog.subjects import Subjects
 from outbox_pipelines.core.event import Event
@@ -296,7 +296,7 @@ def test_a_payload_that_has_no_avro_parks_alone_until_the_schema_is_corrected(
     with running(settings):
         wait_until(lambda: [message.key for message in outbox.messages()] == ["b", "a", "a"])
     [(_, corrected)] = registry.subjects.values()
-    read = avro.reader(corrected)
+    read = decoding.reader(corrected)
     values = [(message.value or "").encode() for message in outbox.messages()[1:]]
     assert [read(value[5:]) for value in values] == [{"total": "5"}, {"total": 6}]
 

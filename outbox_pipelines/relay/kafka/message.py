@@ -131,9 +131,9 @@ def _by_types(settings: MessageSettings, schema_of: SchemaOf | None) -> Encode:
 def _avro(encode: Encode, schema: str) -> Encode:
     """The same with the value in Avro's binary form, but for a tombstone and a reference."""
     # It needs a package that others do not have.
-    from outbox_pipelines import avro
+    from outbox_pipelines.avro.encoding import MisfitError, writer
 
-    write = avro.writer(schema)
+    write = writer(schema)
 
     def converted(event: Event) -> tuple[Value, Headers]:
         value, headers = encode(event)
@@ -141,7 +141,7 @@ def _avro(encode: Encode, schema: str) -> Encode:
             return value, headers
         try:
             return write(event.payload), headers
-        except avro.MisfitError as error:
+        except MisfitError as error:
             raise EncodingError(str(error)) from None
 
     return converted

@@ -13,7 +13,8 @@ from uuid import UUID
 import fastavro
 import pytest
 
-from outbox_pipelines import avro
+from outbox_pipelines.avro import decoding, encoding
+from outbox_pipelines.catalog import avro_schemas
 from outbox_pipelines.catalog.avro_schemas import document
 
 _ID = "5d1b7c1e-3a54-5c0e-9b61-0d2f6c1f8a77"
@@ -97,9 +98,9 @@ def test_a_value_is_what_others_read_and_what_was_written(
 ) -> None:
     """Guards against values that other clients read in another way, and that change on their way."""
     text = document("order.placed", schema)
-    content = avro.writer(text)(payload)
+    content = encoding.writer(text)(payload)
     assert _as_others_read(text, content) == theirs
-    found = avro.reader(text)(content)
+    found = decoding.reader(text)(content)
     wanted = json.loads(payload) if ours is None else ours
     assert (found, type(found)) == (wanted, type(wanted))
 
@@ -163,8 +164,8 @@ def test_a_value_is_what_others_read_and_what_was_written(
 )
 def test_what_does_not_fit_is_named(schema: dict[str, Any], payload: str, says: str) -> None:
     """Guards against a value that is rounded, dropped or converted, and a refusal without its place."""
-    with pytest.raises(avro.MisfitError, match=says):
-        avro.writer(document("order.placed", schema))(payload)
+    with pytest.raises(encoding.MisfitError, match=says):
+        encoding.writer(document("order.placed", schema))(payload)
 
 
 _OTHERS: dict[str, Any] = {
@@ -201,7 +202,7 @@ def test_schemas_of_others_are_read() -> None:
     }
     content = io.BytesIO()
     fastavro.schemaless_writer(content, _OTHERS, given)
-    read = avro.reader(json.dumps(_OTHERS))
+    read = decoding.reader(json.dumps(_OTHERS))
     assert read(content.getvalue()) == {
         **{"at": "2026-11-27T09:30:00Z", "local": "2026-11-27T09:30:00.000005", "clock": "09:30:00.007"},
         **{"raw": "/w==", "hash": "YWI=", "cost": "-1.50", "item": {"x": "y"}, "kept": None, "rate": 0.5},
@@ -223,14 +224,14 @@ def test_schemas_of_others_are_read() -> None:
 def test_what_is_no_schema(text: str) -> None:
     """Guards against an error of fastavro that ends a consumer."""
     with pytest.raises(ValueError, match="is no Avro schema that can be read alone"):
-        avro.reader(text)
+        decoding.reader(text)
 
 
 def test_a_union_that_json_does_not_tell_apart() -> None:
     """Guards against a day that is read as a time."""
     union = [{"type": "int", "logicalType": "date"}, {"type": "long", "logicalType": "timestamp-millis"}]
     with pytest.raises(ValueError, match="has a union of types that JSON does not tell apart"):
-        avro.reader(json.dumps(union))
+        decoding.reader(json.dumps(union))
 
 
 def test_what_differs_is_named() -> None:
@@ -239,13 +240,13 @@ def test_what_differs_is_named() -> None:
     changed = {"type": "array", "items": _of(n={"type": "string"}, state={"enum": ["a"]}, m={"type": "null"})}
     old = document("placed", {**_of(lines=lines), "required": []})
     new = document("placed", {**_of(lines=changed), "required": []})
-    assert avro.differences(old, new) == [
+    assert avro_schemas.differences(old, new) == [
         "payload.lines[].m: is required now, without a default",
         "payload.lines[].n: long → string",
         "payload.lines[].state: b is no value any more",
     ]
-    assert avro.differences(old, old) == []
-    assert avro.differences("{", new) == ["that version is no Avro schema that can be read alone"]
+    assert avro_schemas.differences(old, old) == []
+    assert avro_schemas.differences("{", new) == ["that version is no Avro schema that can be read alone"]
 
 
 class _Drawn:
@@ -323,8 +324,8 @@ def test_there_and_back(drawn: int) -> None:
         # As jsonb prints it: with the digits that the number has.
         payload = json.dumps(json.loads(payload, parse_float=lambda text: round(float(text), 2)))
         text = document("order.placed", schema)
-        content = avro.writer(text)(payload)
-        assert _without_nulls(avro.reader(text)(content)) == _without_nulls(json.loads(payload)), seed
+        content = encoding.writer(text)(payload)
+        assert _without_nulls(decoding.reader(text)(content)) == _without_nulls(json.loads(payload)), seed
         # What others have read and write again is the same.
         again = io.BytesIO()
         fastavro.schemaless_writer(again, json.loads(text), _as_others_read(text, content))

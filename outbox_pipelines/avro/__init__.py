@@ -1,0 +1,1 @@
+"""JSON payloads as Avro and back, by an Avro schema alone."""
