@@ -184,7 +184,8 @@ def _ask(port: int, query: str) -> Any:
 _LAUNCH = """mutation {launchRun(executionParams: {selector: {repositoryLocationName: "outbox",
     repositoryName: "__repository__", jobName: "purge_history"}, runConfigData: {}, mode: "default"}) {
     __typename ... on LaunchRunSuccess {run {runId}} ... on PythonError {message}}}"""
-_RUN = '{{runOrError(runId: "{}") {{... on Run {{status}}}}}}'
+_RUN = """{{runOrError(runId: "{}") {{... on Run {{status eventConnection {{events {{
+    ... on MessageEvent {{message}} ... on ErrorEvent {{error {{message}}}}}}}}}}}}}}"""
 _LOCATIONS = """{workspaceOrError {... on Workspace {locationEntries {name locationOrLoadError {
     ... on RepositoryLocation {repositories {jobs {name}}} ... on PythonError {message}}}}}}"""
 
@@ -255,7 +256,7 @@ def test_the_processes_of_the_units_work_together(tmp_path: Path) -> None:
         # The daemon takes it from the queue, the code server starts it; and by the location's name it knows
         # whose runs it may remove.
         wait_until(lambda: status() in ("SUCCESS", "FAILURE"), seconds=60, what="the run to end")
-        assert status() == "SUCCESS", said()
+        assert status() == "SUCCESS", f"{json.dumps(_ask(web, query))[-5_000:]}\n{said()}"
         _end(started["daemon"], units["daemon"])
         # Killed, and started again as systemd does: the web server reconnects. The run stays queued.
         os.killpg(started["code"].pid, signal.SIGKILL)
