@@ -138,9 +138,16 @@ def _run(
     progress: Progress,
 ) -> Replay:
     connection = reader.connection
-    state = "running"
+    state, saved_at, said_at = "running", 0.0, time.monotonic()
 
     def is_ended() -> bool:
+        """Save and tell how far it is, also while Kafka is waited for; return whether to end."""
+        nonlocal state, saved_at, said_at
+        if time.monotonic() > saved_at + _SAVE_SECONDS:
+            state, saved_at = save("running"), time.monotonic()
+        if time.monotonic() > said_at + _SAY_SECONDS:
+            progress(replay, sender.sent, sender.trouble)
+            said_at = time.monotonic()
         return is_stopped() or state != "running"
 
     sender = Sender(
@@ -157,15 +164,8 @@ def _run(
         return advance(connection, replay.id, sender.position, sender.sent, wanted, error)
 
     try:
-        state, saved_at = save("running"), time.monotonic()
-        said_at = saved_at
         for rows in reader.events(replay.position, replay.last_seq):
             sender.send(rows)
-            if time.monotonic() > saved_at + _SAVE_SECONDS:
-                state, saved_at = save("running"), time.monotonic()
-            if time.monotonic() > said_at + _SAY_SECONDS:
-                progress(replay, sender.sent, sender.trouble)
-                said_at = time.monotonic()
             if is_ended():
                 break
         is_complete = sender.finish() and not is_ended()

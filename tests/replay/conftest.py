@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from tests.reconciliation.conftest import place
+from tests.relay.conftest import killable, own_servers
 
-__all__ = ["place"]
+__all__ = ["killable", "own_servers", "place"]

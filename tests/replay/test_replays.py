@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import threading
 import uuid
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -16,7 +18,22 @@ from outbox_pipelines.days.archive import drop
 from outbox_pipelines.days.archive.day import archive
 from outbox_pipelines.days.archive.manifest import Manifest
 from outbox_pipelines.days.partitions import close
-from tests.conftest import Message, clean_environment, command, may_log_in, read_topic, wait_until
+from outbox_pipelines.local.kafka import Kafka
+from outbox_pipelines.local.postgres import Postgres
+from outbox_pipelines.relay import service
+from outbox_pipelines.replay import replay_topics, replays, sender
+from outbox_pipelines.replay.replay_record import Replay, cancel
+from outbox_pipelines.replay.selection import Selection
+from tests.conftest import (
+    Message,
+    Outbox,
+    clean_environment,
+    command,
+    may_log_in,
+    patience,
+    read_topic,
+    wait_until,
+)
 from tests.reconciliation.place import DAY, Place
 from tests.relay.topic import create
 
@@ -270,3 +287,47 @@ def test_an_operator_replays_and_a_relay_does_not(place: Place) -> None:
         for role in (operator, relay):
             place.rows(f"DROP OWNED BY {role}")
             place.rows(f"DROP ROLE {role}")
+
+
+def test_an_outage_is_told_and_a_cancel_ends_it(
+    own_servers: tuple[Postgres, Kafka, Outbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a command that says nothing while Kafka stands still, and hears nothing."""
+    _, kafka, outbox = own_servers
+    outbox.fill(100)
+    service.relay(outbox.settings, until_empty=True)
+    require = replay_topics.require
+
+    def then_frozen(*arguments: Any, **options: Any) -> None:
+        require(*arguments, **options)
+        kafka.freeze()
+
+    monkeypatch.setattr(replay_topics, "require", then_frozen)
+    monkeypatch.setattr(sender, "_QUEUE", {"queue_buffering_max_messages": 10})
+    monkeypatch.setattr(sender, "_LAST_SECONDS", 0.1)
+    monkeypatch.setattr(replays, "_SAY_SECONDS", 0.1)
+    told: list[Replay] = []
+    ended: list[Replay] = []
+
+    def replay() -> None:
+        ended.append(
+            replays.begin(
+                outbox.settings,
+                Selection(where="true"),
+                "{topic}",
+                reason="x",
+                actor="y",
+                creates=False,
+                rate=1e9,
+                is_stopped=lambda: False,
+                progress=lambda found, *_: told.append(found),
+            )
+        )
+
+    thread = threading.Thread(target=replay, daemon=True)
+    thread.start()
+    wait_until(lambda: told, what="a word of progress")
+    cancel(outbox.settings, told[0].id)
+    thread.join(patience(30))
+    kafka.thaw()
+    assert [each.state for each in ended] == ["canceled"]
