@@ -16,6 +16,7 @@ from outbox_pipelines.core.answers import Session, limited_after
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay import relay_sql, service
 from outbox_pipelines.relay.fleet.relay_all import relay_all
+from outbox_pipelines.relay.lease import owner_session
 from outbox_pipelines.relay.read.slot import slot_cutover
 from outbox_pipelines.relay.read.slot.slot_setup import remove
 from outbox_pipelines.settings import Settings
@@ -101,10 +102,15 @@ def test_a_relay_continues(
 
 
 def test_a_statement_that_waits_is_not_lost(
-    outbox: Outbox, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    outbox: Outbox, proxy: Proxy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a relay that starts over, and repeats events, since a lock is held for long."""
+    """Guards against a relay that starts over, and repeats events, since a lock is held for long; also where
+    the database has just answered, and a busy process has not seen it."""
     settings = _through(outbox, proxy, lease_seconds=1.0)
+    worked_for, answers = owner_session._is_worked_for, iter([False])
+    monkeypatch.setattr(
+        owner_session, "_is_worked_for", lambda *given: next(answers, None) is None and worked_for(*given)
+    )
     longest = (
         "SELECT max(clock_timestamp() - query_start) > interval '5 s' FROM pg_stat_activity "
         "WHERE datname = current_database() "

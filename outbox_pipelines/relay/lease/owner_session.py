@@ -174,12 +174,19 @@ def beating(beat: Callable[[], object], every: float) -> Iterator[None]:
 def noticing(
     settings: RelaySettings, place: Ownership, lost: threading.Event
 ) -> AbstractContextManager[None]:
-    """Set `lost` when the session has waited for twice the lease for an answer that cannot come."""
+    """Set `lost` when the session has waited for three times the lease for an answer that cannot come."""
+    doubted: float | None = None
 
     def look() -> None:
+        nonlocal doubted
         since = place.waits_since()
         is_late = since is not None and time.monotonic() - since > 2 * settings.lease_seconds
-        if is_late and not _is_worked_for(settings, place.pid):
+        if not is_late or _is_worked_for(settings, place.pid):
+            doubted = None
+        elif since != doubted:
+            # Its answer may have come just now: if so, it is taken until the next look.
+            doubted = since
+        else:
             _LOG.warning("the database has no statement of this relay, which waits for its answer")
             lost.set()
             raise ShardLostError("nothing is left to look at")
