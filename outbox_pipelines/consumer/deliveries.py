@@ -19,13 +19,13 @@ from typing import Final
 from outbox_pipelines.consumer.config import Plan
 from outbox_pipelines.consumer.database_retry import DatabaseRetry
 from outbox_pipelines.consumer.errors import StoppedError, error_text, readable
-from outbox_pipelines.consumer.event_reading import place_of
 from outbox_pipelines.consumer.figures import Counts, Figures
 from outbox_pipelines.consumer.handler_breakers import Breakers
 from outbox_pipelines.consumer.handler_registry import Handlers
 from outbox_pipelines.consumer.handler_transactions import HandlerTransactions, TooLongError
 from outbox_pipelines.consumer.inbox import Backlog, Inbox, Waiting
 from outbox_pipelines.consumer.items import Item, ItemReader
+from outbox_pipelines.consumer.kafka_messages import place_of
 from outbox_pipelines.consumer.partition_owners import CrashGuard
 from outbox_pipelines.consumer.processed_events import BehindError
 from outbox_pipelines.consumer.settlement import Settlement, not_among

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import copy
 import json
-import operator
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -28,6 +27,7 @@ from confluent_kafka import Message
 
 from outbox_pipelines.config.message_names import REPLAY, REPLAY_ID, REPLAYED_AT
 from outbox_pipelines.consumer.errors import UnreadableError
+from outbox_pipelines.consumer.kafka_messages import as_time, described, headers_of
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.writer.references import MEMBER, Reference, is_json, reference_of
 
@@ -46,13 +46,8 @@ ENVELOPE: Final = frozenset(
 )
 # An id that is written as PostgreSQL and str() write a UUID: it needs no parsing.
 _CANONICAL: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
-# What both Python and PostgreSQL have as a time, in every time zone.
-_LATEST_MS: Final = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp() * 1000)
 # For what is no UUID: the same parts always give the same one.
 NAMESPACE: Final = UUID("5d1b7c1e-3a54-5c0e-9b61-0d2f6c1f8a77")
-Place = tuple[str, int]
-"""Topic and partition."""
-
 _METADATA: Final = ("idempotency-key", "correlation-id", "causation-id", "traceparent", "version")
 _NAMES: Final = ("id", "event-type", "aggregate-type", "aggregate-id", *_METADATA)
 _NOTHING: Final[dict[str, str | None]] = dict.fromkeys(_NAMES)
@@ -72,9 +67,6 @@ _MEMBER: Final = MEMBER.encode()
 # Headers that have one name everywhere.
 _FIXED: Final = (_CONTENT_TYPE, *REPLAY)
 _CLOUDEVENT: Final = "application/cloudevents+json"
-# Not `message.headers()`: the client's function fails on a name that is not UTF-8 and returns a list all the
-# same. Only a call through here is checked for that by every version of Python.
-_headers: Final[Callable[[Message], Any]] = operator.methodcaller("headers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,16 +278,6 @@ def as_text(raw: str | bytes | None) -> str | None:
     return raw.decode(errors="surrogateescape") if isinstance(raw, bytes) else raw
 
 
-def as_time(ms: int) -> datetime:
-    """Return a time in ms since 1970, UTC."""
-    return datetime.fromtimestamp(existing_ms(ms) / 1000, UTC)
-
-
-def existing_ms(ms: int) -> int:
-    """Return the nearest time that exists: a producer may write any number."""
-    return min(max(ms, 0), _LATEST_MS)
-
-
 def _named(*parts: object) -> UUID:
     return uuid.uuid5(NAMESPACE, json.dumps(parts, sort_keys=True))
 
@@ -362,7 +344,7 @@ class Reader:
             raise
         # Of what others write nothing else may end a consumer: the same message would at each start.
         except (ValueError, OverflowError, RecursionError) as error:
-            raise UnreadableError(f"{_place(message)} cannot be read: {type(error).__name__}") from error
+            raise UnreadableError(f"{described(message)} cannot be read: {type(error).__name__}") from error
 
     def _read(self, message: Message) -> Event:
         pairs = headers_of(message)
@@ -385,19 +367,19 @@ class Reader:
                 said = _members_of(value, found["id"])
             except RecursionError:
                 raise UnreadableError(
-                    f"{_place(message)} cannot be read: its JSON is nested too deeply"
+                    f"{described(message)} cannot be read: its JSON is nested too deeply"
                 ) from None
             found = {name: header or said.get(name) for name, header in found.items()}
             is_ascii = False
         if not (event_id := found["id"]):
             raise UnreadableError(
-                f"{_place(message)} is not an event: it has no header {self._names['id']!r} and its value is "
-                "neither an envelope nor a CloudEvent"
+                f"{described(message)} is not an event: it has no header {self._names['id']!r} and its value "
+                "is neither an envelope nor a CloudEvent"
             )
         for name, text in () if is_ascii else found.items():
             if text and not is_unicode(text):
                 raise UnreadableError(
-                    f"{_place(message)} is not an event: its header {self._names[name]!r} is not UTF-8"
+                    f"{described(message)} is not an event: its header {self._names[name]!r} is not UTF-8"
                 )
         version = found["version"]
         replay = None if replay_id is None else _replay(message, replay_id, replayed_at)
@@ -423,39 +405,14 @@ class Reader:
         )
 
 
-def headers_of(message: Message) -> list[tuple[str, bytes | None]]:
-    """Return the headers of a message, in order; an empty list if a name is not UTF-8."""
-    try:
-        # As confluent-kafka gives them; its types allow more.
-        return _headers(message) or []
-    except (SystemError, UnicodeDecodeError):
-        # The client keeps an incomplete list; an access to it would crash the process.
-        message.set_headers([])
-        return []
-
-
-def sent_at(message: Message) -> datetime:
-    """Return the time when a message was written to Kafka, UTC."""
-    return as_time(message.timestamp()[1])
-
-
-def sent_ms(message: Message) -> int:
-    """Return the same in ms since 1970."""
-    return existing_ms(message.timestamp()[1])
-
-
 def _replay(message: Message, replay_id: str, at: str | None) -> Replay:
     try:
         return Replay(UUID(replay_id), datetime.fromisoformat(at or "").astimezone(UTC))
     except ValueError:
         raise UnreadableError(
-            f"{_place(message)} is not an event: its header {REPLAY_ID} is not a UUID, or its header "
+            f"{described(message)} is not an event: its header {REPLAY_ID} is not a UUID, or its header "
             f"{REPLAYED_AT} is not a time"
         ) from None
-
-
-def _place(message: Message) -> str:
-    return f"the message at {message.topic()}, partition {message.partition()}, offset {message.offset()}"
 
 
 def is_unicode(text: str) -> bool:
@@ -489,8 +446,3 @@ def _number(text: str) -> int | None:
         return int(text)
     except ValueError:
         return None
-
-
-def place_of(message: Any) -> Place:
-    """Return the partition of a message."""
-    return str(message.topic()), message.partition() or 0

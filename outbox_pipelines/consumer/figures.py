@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from outbox_pipelines.consumer.event_reading import Place
 from outbox_pipelines.consumer.inbox import Backlog
+from outbox_pipelines.consumer.kafka_messages import Place
 
 _LOG: Final = logging.getLogger(__name__)
 # Warnings come with this many events that were passed over, ten times as many, and so on.

@@ -19,7 +19,8 @@ from uuid import UUID
 from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.consumer_database import Database
 from outbox_pipelines.consumer.errors import readable
-from outbox_pipelines.consumer.event_reading import Event, headers_of, sent_at
+from outbox_pipelines.consumer.event_reading import Event
+from outbox_pipelines.consumer.kafka_messages import headers_of, sent_at
 
 LONGEST_SECONDS: Final = 300.0
 HEADS_AT_ONCE: Final = 100

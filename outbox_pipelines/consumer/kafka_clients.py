@@ -14,7 +14,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_pipelines.consumer.errors import ConsumerError
-from outbox_pipelines.consumer.event_reading import headers_of
+from outbox_pipelines.consumer.kafka_messages import headers_of
 from outbox_pipelines.core.secret import SECRET_NAME, register
 from outbox_pipelines.errors import SetupError
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.consumer_database import Database, Rows
-from outbox_pipelines.consumer.event_reading import Place
+from outbox_pipelines.consumer.kafka_messages import Place
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from outbox_pipelines.config import parsed
 from outbox_pipelines.config.message_names import REPLAY_ID
 from outbox_pipelines.config.rules import Router
 from outbox_pipelines.config.topics import IllegalTopicError
-from outbox_pipelines.consumer.event_reading import headers_of, sent_ms
+from outbox_pipelines.consumer.kafka_messages import headers_of, sent_ms
 from outbox_pipelines.core.text import counted
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.reconciliation import reconciliation_sql

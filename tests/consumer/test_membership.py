@@ -12,7 +12,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from outbox_pipelines.consumer import event_reading, kafka_clients, membership
+from outbox_pipelines.consumer import kafka_clients, kafka_messages, membership
 from outbox_pipelines.local.server import free_port
 from tests.conftest import headers_of, wait_until
 from tests.consumer.place import Place
@@ -136,7 +136,7 @@ def test_a_client_that_stands_still_is_replaced(
         member._client = lost
         sent = place.send(*(uuid.uuid4() for _ in range(40)), keys=20)
         seen: list[str] = []
-        left: set[event_reading.Place] = set()
+        left: set[kafka_messages.Place] = set()
         while len(seen) < len(sent) and time.monotonic() < deadline:
             seen += [(dict(headers_of(message))["id"] or b"").decode() for message in member.poll()]
             left |= member.changes()[0]

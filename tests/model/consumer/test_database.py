@@ -160,7 +160,7 @@ class Real:
 
 
 def _sent(message: Message) -> Any:
-    from outbox_pipelines.consumer.event_reading import sent_at
+    from outbox_pipelines.consumer.kafka_messages import sent_at
 
     return sent_at(message)  # type: ignore[arg-type]
 
