@@ -7,6 +7,7 @@ Two properties that Avro's readers ignore say what JSON has and Avro has not: `j
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
@@ -46,3 +47,18 @@ def plain(schema: Any) -> Any:
         return part
 
     return fastavro.parse_schema(without(schema))
+
+
+def is_empty(schema: Any, names: Container[str] = ()) -> bool:
+    """Return whether all values of a schema take no bytes.
+
+    Args:
+        names: types with a name of which this is known.
+    """
+    if isinstance(schema, list):
+        return False
+    if isinstance(schema, str):
+        return schema == NULL or schema in names
+    if schema["type"] in ("record", "error"):
+        return all(is_empty(each["type"], names) for each in schema["fields"])
+    return bool(schema["type"] == NULL or (schema["type"] == "fixed" and schema["size"] == 0))

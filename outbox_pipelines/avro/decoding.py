@@ -17,7 +17,16 @@ from typing import Any, Final
 
 import fastavro
 
-from outbox_pipelines.avro.avro_schema import EPOCH, FIRST_DAY, NO_SCHEMA, NULL, TOO_DEEP, parsed, plain
+from outbox_pipelines.avro.avro_schema import (
+    EPOCH,
+    FIRST_DAY,
+    NO_SCHEMA,
+    NULL,
+    TOO_DEEP,
+    is_empty,
+    parsed,
+    plain,
+)
 
 # None converts nothing.
 _Convert = Callable[[Any], Any]
@@ -69,6 +78,12 @@ class _Type:
     values: type
     """The class of its values."""
     convert: _Convert | None = None
+    is_empty: bool = False
+    """Whether its values take no bytes."""
+
+
+def _empty(names: Mapping[str, _Type]) -> set[str]:
+    return {name for name, each in names.items() if each.is_empty}
 
 
 def _reader(schema: Any, names: dict[str, _Type]) -> _Convert | None:
@@ -86,6 +101,9 @@ def _reader(schema: Any, names: dict[str, _Type]) -> _Convert | None:
         return _record_reader(schema, names)
     if kind in ("array", "map"):
         each = _reader(schema["items" if kind == "array" else "values"], names)
+        if kind == "array" and is_empty(schema["items"], _empty(names)):
+            # A few bytes could say that there are billions of them.
+            raise NotImplementedError("has an array of items that take no bytes")
         if each is None:
             return None
         if kind == "array":
@@ -93,7 +111,7 @@ def _reader(schema: Any, names: dict[str, _Type]) -> _Convert | None:
         return lambda value: {name: each(one) for name, one in value.items()}
     convert = _logical_reader(schema) or (_base64 if kind in ("bytes", "fixed") else None)
     if "name" in schema:
-        names[schema["name"]] = _Type(str if kind == "enum" else bytes, convert)
+        names[schema["name"]] = _Type(str if kind == "enum" else bytes, convert, is_empty(schema))
     return convert
 
 
@@ -113,6 +131,7 @@ def _record_reader(schema: dict[str, Any], names: dict[str, _Type]) -> _Convert:
         is_optional = "default" in each and each["default"] is None
         convert = _reader(each["type"], names)
         fields.append((each["name"], each.get("json_name", each["name"]), convert, is_optional))
+    names[schema["name"]].is_empty = is_empty(schema, _empty(names))
     return read
 
 

@@ -14,7 +14,7 @@ import re
 from decimal import Decimal
 from typing import Any, Final
 
-from outbox_pipelines.avro.avro_schema import NO_SCHEMA, NULL, PRECISION, parsed
+from outbox_pipelines.avro.avro_schema import NO_SCHEMA, NULL, PRECISION, is_empty, parsed
 from outbox_pipelines.catalog.schemas import resolved
 
 # They describe parts of a payload in a way that no type of Avro has.
@@ -105,7 +105,10 @@ class _Derived:
         if kind == "array":
             if "items" not in schema or isinstance(schema["items"], list):
                 raise NoEquivalentError(f"{place}: an array of any values: describe them with items")
-            return [{"type": "array", "items": self.type_of(schema["items"], name, f"{place}[]")}]
+            items = self.type_of(schema["items"], name, f"{place}[]")
+            if is_empty(items):
+                raise NoEquivalentError(f"{place}[]: items that are all alike: give the number of them")
+            return [{"type": "array", "items": items}]
         if kind == "object":
             return [self._object(schema, name, place)]
         if kind == "string":

@@ -15,7 +15,7 @@ import pytest
 
 from outbox_pipelines.avro import decoding, encoding
 from outbox_pipelines.catalog import avro_schemas
-from outbox_pipelines.catalog.avro_schemas import document
+from outbox_pipelines.catalog.avro_schemas import NoEquivalentError, document
 
 _ID = "5d1b7c1e-3a54-5c0e-9b61-0d2f6c1f8a77"
 _NODE = {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$ref": "#"}}}
@@ -232,6 +232,29 @@ def test_a_union_that_json_does_not_tell_apart() -> None:
     union = [{"type": "int", "logicalType": "date"}, {"type": "long", "logicalType": "timestamp-millis"}]
     with pytest.raises(ValueError, match="has a union of types that JSON does not tell apart"):
         decoding.reader(json.dumps(union))
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        '"null"',
+        '{"type": "fixed", "name": "a", "size": 0}',
+        '{"type": "record", "name": "a", "fields": [{"name": "b", "type": "null"}]}',
+    ],
+)
+def test_a_few_bytes_are_no_billions_of_items(items: str) -> None:
+    """Guards against a message of ten bytes that occupies a consumer and its memory without end."""
+    for text in (
+        f'{{"type": "array", "items": {items}}}',
+        '{"type": "record", "name": "r", "fields": ['
+        f'{{"name": "x", "type": {items}}}, {{"name": "y", "type": {{"type": "array", "items": "a"}}}}]}}',
+    ):
+        if '"a"' not in items and '"items": "a"' in text:
+            continue
+        with pytest.raises(ValueError, match="has an array of items that take no bytes"):
+            decoding.reader(text)
+    with pytest.raises(NoEquivalentError, match=r"payload\.l\[\]: items that are all alike"):
+        document("x", _of(l={"type": "array", "items": {"type": "null"}}))
 
 
 def test_what_differs_is_named() -> None:
