@@ -142,7 +142,7 @@ def test_lineage(page: Page) -> None:
         page.get_by_text(asset, exact=True).first.wait_for()
     # The edges between them are drawn.
     page.locator("svg path").first.wait_for(state="attached")
-    page.get_by_text(re.compile("[1-9][0-9]* / 17 Passed")).wait_for()
+    page.get_by_text(re.compile("[1-9][0-9]* / 18 Passed")).wait_for()
 
 
 def test_the_relay_has_plots(page: Page, served: Place) -> None:
