@@ -245,7 +245,7 @@ class Event(Generic[Payload]):
     def content(self, *, by_key: bool) -> UUID | None:
         """Return a digest of what the event says, for an id that its origin may use again; otherwise None.
 
-        Of other replayed events it is the replay's id, so that their records can be told from those of new
+        Of other replayed events it is the replay's id, so that their records differ from those of new
         events. The digest is the same in every shape of the value: a repetition after a change of
         OUTBOX_VALUE_FORMAT is one.
         """

@@ -5,7 +5,7 @@ Invariants:
 - Other changes are reported at once, too, unless ten changes were reported within an hour. Then they wait for
   an hour at most, and the result of that time is reported.
 - A result that stays the same costs one entry a day; one whose numbers change, one an hour in the long run.
-- What Dagster shows counts as reported, whoever reported it: a run may have, between two ticks.
+- What Dagster shows counts as reported, also if a run reported it between two ticks.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ def cancel(target: Target | AsyncTarget, id: UUID) -> bool | Coroutine[Any, Any,
     Raises:
         AutocommitError: no transaction is open, and none begins.
         Exception: the driver's own exception. In REPEATABLE READ and SERIALIZABLE, a serialization failure
-            (40001) if the event was moved into the outbox meanwhile: retry the whole transaction.
+            (40001) if the event was moved into the outbox since: retry the whole transaction.
     """
     way = way_through(target)
     query = statements.cancel(id)

@@ -38,7 +38,7 @@ class Checked:
     why_not: str = ""
     """Why the references could not be read."""
     is_expected: bool = False
-    """Whether nobody needs to act on `why_not`."""
+    """Whether `why_not` needs no action."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ _BATCH: Final = 5_000
 
 
 class StaysError(NotReadyError):
-    """References are not known, or can still come; nobody needs to act: the bodies stay."""
+    """References are not known, or can still come; no action is needed: the bodies stay."""
 
 
 class Place(NamedTuple):
@@ -70,7 +70,7 @@ def read(
         keys: only of these bodies.
 
     Raises:
-        NotReadyError: they cannot be read completely; `StaysError` if nobody needs to act.
+        NotReadyError: they cannot be read completely; `StaysError` if no action is needed.
         UnavailableError: the archive does not answer.
     """
     if place.schema is None or place.table is None:

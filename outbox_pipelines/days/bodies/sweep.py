@@ -51,7 +51,7 @@ class Swept:
     why_not: str = ""
     """Why nothing was removed."""
     is_expected: bool = False
-    """Whether nobody needs to act, for example because the day is not over."""
+    """Whether no action is needed, for example because the day is not over."""
 
 
 def sweep(

@@ -27,6 +27,7 @@ from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.lease.shard import Shard
+from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.settings import OutboxSettings
 
 _LOG: Final = logging.getLogger(__name__)
@@ -34,13 +35,6 @@ _EVERY: Final = 1.0
 # A call takes some 30 ms, and the thread that makes it also settles.
 _MOST: Final = 500
 _SECONDS: Final = 0.2
-_MOVE: Final = "SELECT outbox_move_due(%(most)s)"
-_MOVE_AGAIN: Final = "SELECT outbox_move_due(%(most)s, %(again)s)"
-_COUNT: Final = "SELECT count(*) FROM outbox_delayed WHERE NOT %(overdue)s OR due <= clock_timestamp()"
-_ROWS: Final = """
-SELECT id, aggregate_type, aggregate_id, event_type, due, later_events_wait, last_error, created_at
-FROM outbox_delayed WHERE NOT %(overdue)s OR due <= clock_timestamp() ORDER BY due, seq LIMIT %(limit)s"""
-_CANCEL: Final = "SELECT outbox_cancel_delayed(%(ids)s, %(reason)s, %(actor)s)"
 # Another session has a lock, has won, or has canceled the statement: the session that owns the shard goes on.
 _PASSING: Final = frozenset(("40001", "40P01", "55P03", "55006", "57014"))
 
@@ -79,7 +73,7 @@ class DelayedEvents:
     def _move(self) -> bool:
         """Move some; return whether more may be due."""
         try:
-            ((moved,),) = self._shard.execute(_MOVE, {"most": _MOST})
+            ((moved,),) = self._shard.execute(parking_sql.MOVE_DUE, {"most": _MOST})
         except (ShardLostError, psycopg.Error) as error:
             cause = error.__cause__ or error
             if isinstance(error, ShardLostError) and code_of(cause) not in _PASSING:
@@ -119,9 +113,10 @@ def find(settings: OutboxSettings, *, overdue: bool, limit: int) -> Found:
     require_schema(settings)
     given = {"overdue": overdue, "limit": limit}
     with connect(settings, name="outbox delayed") as connection:
-        ((total,),) = connection.execute(_COUNT, given).fetchall()
+        ((total,),) = connection.execute(parking_sql.COUNT_DELAYED, given).fetchall()
         return Found(
-            total, connection.cursor(row_factory=class_row(Delayed)).execute(_ROWS, given).fetchall()
+            total,
+            connection.cursor(row_factory=class_row(Delayed)).execute(parking_sql.DELAYED, given).fetchall(),
         )
 
 
@@ -135,7 +130,7 @@ def cancel(settings: OutboxSettings, ids: Sequence[UUID], *, reason: str, actor:
     given = {"ids": list({*ids}), "reason": reason, "actor": actor}
     try:
         with connect(settings, name="outbox delayed") as connection:
-            ((canceled,),) = connection.execute(_CANCEL, given).fetchall()
+            ((canceled,),) = connection.execute(parking_sql.CANCEL_DELAYED, given).fetchall()
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.CheckViolation) as error:
         raise SetupError(f"{first_line(error)}: run it as an operator, with a reason") from None
     return int(canceled)
@@ -145,10 +140,12 @@ def move(settings: OutboxSettings) -> tuple[int, int]:
     """Move all due events into the outbox; return how many were moved, and how many due ones are left."""
     require_schema(settings)
     with connect(settings, name="outbox delayed") as connection:
-        ((before,),) = connection.execute(_COUNT, {"overdue": True}).fetchall()
+        ((before,),) = connection.execute(parking_sql.COUNT_DELAYED, {"overdue": True}).fetchall()
         again, more = True, True
         while more:
-            ((dealt_with,),) = connection.execute(_MOVE_AGAIN, {"most": _MOST, "again": again}).fetchall()
+            ((dealt_with,),) = connection.execute(
+                parking_sql.MOVE_DUE_AGAIN, {"most": _MOST, "again": again}
+            ).fetchall()
             again, more = False, dealt_with >= _MOST
-        ((left,),) = connection.execute(_COUNT, {"overdue": True}).fetchall()
+        ((left,),) = connection.execute(parking_sql.COUNT_DELAYED, {"overdue": True}).fetchall()
     return max(0, before - left), left

@@ -1,4 +1,4 @@
-"""SQL of parked events and dead letters. Table names are unqualified: the search_path finds them."""
+"""SQL of parked and delayed events, and of dead letters. Names are unqualified: search_path finds them."""
 
 from typing import Final, LiteralString
 
@@ -249,3 +249,12 @@ MEANT: Final[LiteralString] = f"SELECT seq FROM outbox_parked WHERE state = 'fai
 # Also writes the audit. A function, because operators may not write to the tables.
 ACT: Final = """
 SELECT outbox_act(%(action)s, %(seqs)s::bigint[], %(reason)s, %(filter)s::jsonb, %(on_behalf_of)s)"""
+
+# Functions, because neither a relay's role nor an operator's may write the content of events.
+MOVE_DUE: Final = "SELECT outbox_move_due(%(most)s)"
+MOVE_DUE_AGAIN: Final = "SELECT outbox_move_due(%(most)s, %(again)s)"
+COUNT_DELAYED: Final = "SELECT count(*) FROM outbox_delayed WHERE NOT %(overdue)s OR due <= clock_timestamp()"
+DELAYED: Final = """
+SELECT id, aggregate_type, aggregate_id, event_type, due, later_events_wait, last_error, created_at
+FROM outbox_delayed WHERE NOT %(overdue)s OR due <= clock_timestamp() ORDER BY due, seq LIMIT %(limit)s"""
+CANCEL_DELAYED: Final = "SELECT outbox_cancel_delayed(%(ids)s, %(reason)s, %(actor)s)"
