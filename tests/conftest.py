@@ -314,7 +314,8 @@ def headers_of(message: KafkaMessage) -> list[tuple[str, bytes | None]]:
 
 
 def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode()
+    """As text; bytes that are none, as surrogates."""
+    return None if value is None else value.decode(errors="surrogateescape")
 
 
 def patience(seconds: float) -> float:

@@ -261,6 +261,8 @@ def compiled(catalog: Catalog, *, refuses_unknown: bool) -> Callable[[str, objec
         found = checkers.get(event_type)
         if event_type in retired:
             raise ValueError("this event type is retired: use another one, or change its lifecycle")
+        if found is not None and isinstance(payload, bytes):
+            raise ValueError("its payload is bytes, and its schema one of JSON: remove the schema")
         if found is None:
             if refuses_unknown and event_type not in catalog.events:
                 raise ValueError("event type is not in the event catalog: document it, or correct the name")

@@ -29,7 +29,8 @@ from outbox_pipelines.config.message_names import REPLAY, REPLAY_ID, REPLAYED_AT
 from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.consumer.kafka_messages import as_time, described, headers_of
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.writer.references import MEMBER, Reference, is_json, reference_of
+from outbox_pipelines.writer.bytes_payload import is_json
+from outbox_pipelines.writer.references import MEMBER, Reference, reference_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -118,6 +119,8 @@ class Event(Generic[Payload]):
     """When the message was written to Kafka, UTC."""
     replay: Replay | None = None
     """None, but for an event that was published again by a replay."""
+    content_type: str | None = None
+    """Of the value, if it has one: where that is not JSON, the payload is bytes."""
 
     @classmethod
     def read(
@@ -150,7 +153,8 @@ class Event(Generic[Payload]):
     def payload(self) -> Payload:
         """The body, parsed when it is first asked for and taken out of an envelope, a CloudEvent or a frame.
 
-        None for a tombstone. In the shape `flat` it has the members that the relay adds.
+        None for a tombstone; bytes where the content type is not JSON. In the shape `flat` it has the members
+        that the relay adds.
 
         Raises:
             ValueError: the value is not JSON, or JSON that is nested too deeply for Python.
@@ -162,8 +166,8 @@ class Event(Generic[Payload]):
         return cast(Payload, known["payload"])
 
     def _parsed(self) -> Any:
-        if self.value is None:
-            return None
+        if self.value is None or not _is_json(self.content_type):
+            return self.value
         try:
             body = json.loads(json_of(self.value))
         except RecursionError:
@@ -201,7 +205,9 @@ class Event(Generic[Payload]):
             ValueError: the body is not JSON.
         """
         if not is_json(content_type):
-            return self.with_payload(content)
+            other = self.with_payload(content)
+            other.__dict__["content_type"] = content_type
+            return other
         try:
             body = json.loads(content)
         except RecursionError:
@@ -254,7 +260,7 @@ class Event(Generic[Payload]):
         about = (self.type, self.aggregate_type, self.aggregate_id)
         try:
             return _named("content", *about, self.payload)
-        except (ValueError, RecursionError):
+        except (ValueError, TypeError, RecursionError):
             # No JSON: the bytes count.
             return _named("content", *about, (self.value or b"").hex())
 
@@ -301,8 +307,15 @@ def framed(value: bytes | None, headers: Mapping[str, str | None]) -> tuple[byte
     if given is not None:
         frame = given.encode(errors="surrogateescape")
         return (frame, value) if len(frame) == _FRAMES.get(frame[:1]) else None
+    if not _is_json(headers.get(_CONTENT_TYPE)):
+        return None
     size = _FRAMES.get(value[:1], 0)
     return (value[:size], value[size:]) if 0 < size <= len(value) else None
+
+
+def _is_json(content_type: str | None) -> bool:
+    """Return whether a value can be JSON, as most are, which have no content type."""
+    return not content_type or is_json(content_type)
 
 
 def is_envelope(body: object) -> bool:
@@ -386,6 +399,7 @@ class Reader:
         return Event.read(
             {
                 "replay": replay,
+                "content_type": content_type,
                 "id": event_id,
                 "type": found["event-type"] or "",
                 "aggregate_type": found["aggregate-type"],

@@ -1,4 +1,4 @@
-"""Convert a payload to the handler's type: a pydantic model, a dataclass, or plain JSON.
+"""Convert a payload to the handler's type: a pydantic model, a dataclass, plain JSON, or bytes.
 
 Invariants:
 - pydantic is used where the application has loaded it, and never imported.
@@ -43,6 +43,7 @@ _FROM_TEXT: Final[dict[Any, Callable[[str], Any]]] = {
 
 _NAMES: Final[dict[Any, str]] = {
     bool: "true or false",
+    bytes: "bytes",
     int: "an integer",
     float: "a number",
     str: "text",
@@ -69,11 +70,19 @@ def converter(kind: Any) -> Callable[[Any], Any]:
     Raises:
         SetupError: there is no way to make one.
     """
-    convert = _convert(kind, {})
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(kind) if is_union else (kind,)
+    # Within JSON there are none.
+    others = tuple(each for each in kinds if each is not bytes)
+    convert = _convert(typing.Union[others], {}) if others else _plain(bytes)  # noqa: UP007 - at run time
+    takes_bytes = any(each in (bytes, Any, object) for each in kinds)
     name = _name(kind)
 
     def converted(payload: Any) -> Any:
         try:
+            if isinstance(payload, bytes):
+                _require(takes_bytes, "", "is bytes, not JSON")
+                return payload
             return convert(payload, "")
         except MisfitError as error:
             error.args = (f"its payload is not a valid {name}: {error}",)

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
+from outbox_pipelines.config.message_names import CONTENT_TYPE
 from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.base_consumer import BaseConsumer
 from outbox_pipelines.consumer.config import Plan
@@ -41,6 +42,7 @@ from outbox_pipelines.consumer.settlement import Settlement
 from outbox_pipelines.consumer.sqlalchemy_transactions import AsyncSessions, Sessions
 from outbox_pipelines.consumer.work import Work
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.writer.bytes_payload import BytesPayload
 from outbox_pipelines.writer.json_text import to_json
 
 if TYPE_CHECKING:
@@ -81,7 +83,10 @@ def make_event(
         value: the bytes in Kafka, in place of `payload`.
         replay: `Replay(uuid.uuid4(), datetime.now(UTC))` for an event that `outbox replay` has published.
     """
-    if value is None and payload is not None:
+    headers = dict(headers or {})
+    if isinstance(payload, BytesPayload):
+        value, headers[CONTENT_TYPE] = payload
+    elif value is None and payload is not None:
         value = to_json("payload", payload).encode()
     return Event(
         id=str(id or uuid.uuid4()),
@@ -89,7 +94,7 @@ def make_event(
         aggregate_type=aggregate_type,
         aggregate_id=None if aggregate_id is None else str(aggregate_id),
         value=value,
-        headers=dict(headers or {}),
+        headers=headers,
         idempotency_key=idempotency_key,
         correlation_id=correlation_id,
         causation_id=causation_id,
@@ -100,6 +105,7 @@ def make_event(
         offset=offset,
         timestamp=timestamp or datetime.now(UTC),
         replay=replay,
+        content_type=headers.get(CONTENT_TYPE),
     )
 
 

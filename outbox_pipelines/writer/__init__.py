@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+from outbox_pipelines.writer.bytes_payload import BytesPayload
 from outbox_pipelines.writer.calls import cancel, emit, emit_many
 from outbox_pipelines.writer.context import correlated
 from outbox_pipelines.writer.errors import (
@@ -31,6 +32,7 @@ from outbox_pipelines.writer.validation import validate_with
 __all__ = [
     "AutocommitError",
     "BodyStoreError",
+    "BytesPayload",
     "Emitted",
     "InvalidEventError",
     "NewEvent",

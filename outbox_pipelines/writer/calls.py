@@ -165,7 +165,8 @@ def emit(
         payload: the body, at most 1,000,000 bytes of JSON (`Bodies.large` stores larger ones): any value
             that `json.dumps` accepts, and at any depth dates and times (ISO 8601; a naive one has no offset),
             timedelta (``PT90S``), UUID, Decimal (as *text*, so that no reader rounds it), enumerations (their
-            values), mappings, sets (sorted), dataclasses, attrs classes, and models of pydantic.
+            values), mappings, sets (sorted), dataclasses, attrs classes, and models of pydantic. Or a
+            `BytesPayload`, whose at most 1,000,000 bytes become the value in Kafka.
         headers: additional headers of the message, JSON like the payload.
         idempotency_key: a second event with this key is not written, but reported as a duplicate. While
             another open transaction has the key, `emit` waits for its end. If it commits, `emit` in

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from outbox_pipelines.writer import validation
+from outbox_pipelines.writer.bytes_payload import BytesPayload
 from outbox_pipelines.writer.context import Surroundings
 from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
 from outbox_pipelines.writer.events import NewEvent
@@ -24,7 +25,7 @@ from outbox_pipelines.writer.names import as_text, id_as_text, refuse_exchanged
 from outbox_pipelines.writer.references import Body, LargePayload
 
 LIMIT: Final = 1_000_000
-"""Bytes of a payload's JSON text, as the guard in the database counts them."""
+"""Bytes of a payload's JSON text, or of a `BytesPayload`, as the guard in the database counts them."""
 _HEADERS_LIMIT: Final = 100_000
 _TEXT_LIMIT: Final = 10_000
 """Bytes of a name, an id or a key."""
@@ -107,10 +108,10 @@ def row(event: NewEvent, around: Surroundings) -> Row:
             f"later_events_wait is {later_events_wait!r}: give True, with deliver_after, or False"
         )
     refuse_exchanged(made.aggregate_type, made.aggregate_id, made.event_type)
-    # Other bodies have no schema.
-    is_json = not isinstance(made.payload, Body) or made.payload.is_json
-    if validation.check is not None and is_json:
-        validation.refuse_invalid(validation.check, made.event_type, made.payload)
+    if validation.check is not None:
+        content = payload.content if isinstance(payload, BytesPayload | LargePayload) else None
+        seen = content if isinstance(content, bytes) else made.payload
+        validation.refuse_invalid(validation.check, made.event_type, seen)
     return made
 
 
@@ -165,6 +166,11 @@ def _text(column: str, value: object) -> str:
 
 
 def _payload(value: object) -> str:
+    if isinstance(value, BytesPayload):
+        text = value.text()
+        if (size := len(value.content)) > LIMIT:
+            raise PayloadTooLargeError(f"the payload has {size:,} bytes, more than {LIMIT:,}: {ADVICE}")
+        return text
     text = value.text() if isinstance(value, LargePayload) else to_json("payload", value)
     if isinstance(text, Body):
         return text

@@ -70,7 +70,9 @@ def jsonable(value: Any) -> object:
             return {field.name: getattr(value, field.name) for field in value.__attrs_attrs__}
     kind = type(value).__qualname__
     if isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(f"{kind} have no JSON form: decode them, or send base64 text")
+        raise TypeError(
+            f"{kind} have no JSON form: decode them, send base64 text, or pass a BytesPayload as the payload"
+        )
     if hasattr(value, "__next__"):
         raise TypeError(f"a {kind} can be read only once: convert it to a list")
     raise TypeError(f"a {kind} has no JSON form: pass its members, or its text")

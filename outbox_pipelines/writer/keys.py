@@ -6,6 +6,7 @@ import json
 from enum import Enum
 from typing import Final, Literal
 
+from outbox_pipelines.writer.bytes_payload import BytesPayload
 from outbox_pipelines.writer.content import name
 from outbox_pipelines.writer.errors import OutboxError
 from outbox_pipelines.writer.json_text import jsonable, to_json
@@ -39,6 +40,8 @@ def derive_key(aggregate_id: object, event_type: str, payload: object, *, style:
 
     names = [name("aggregate_id", aggregate_id), name("event_type", event_type)]
     if style == "sha256":
+        if isinstance(payload, BytesPayload):
+            payload = json.loads(payload.text())
         parts = [*map(_CANONICAL, names), to_json("payload", payload, _CANONICAL)]
         return sha256(f"[{','.join(parts)}]".encode()).hexdigest()
     if style != "sha256-32":

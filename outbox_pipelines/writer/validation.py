@@ -2,7 +2,7 @@
 
 Invariants:
 - Without such a function, an event costs one additional comparison.
-- The function receives plain JSON, as consumers read it: no dates, decimals or models.
+- The function receives plain JSON, as consumers read it: no dates, decimals or models; or bytes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ def validate_with(function: Check | None) -> None:
     `outbox_pipelines.catalog.validator` makes such a function from JSON Schemas.
 
     Args:
-        function: called with the event type and the payload as plain JSON. Its result is ignored; an
-            exception is raised to the writer as `InvalidEventError`. None: nothing is checked.
+        function: called with the event type and the payload, as plain JSON or the bytes that it is. Its
+            result is ignored; an exception is raised to the writer as `InvalidEventError`. None: nothing is
+            checked.
     """
     global check
     check = function
 
 
-def refuse_invalid(function: Check, event_type: str, payload: str) -> None:
-    """Call the function and raise `InvalidEventError` if it fails; `payload` is JSON text."""
+def refuse_invalid(function: Check, event_type: str, payload: str | bytes) -> None:
+    """Call the function and raise `InvalidEventError` if it fails; a `payload` that is text is JSON."""
     try:
-        function(event_type, json.loads(payload))
+        function(event_type, payload if isinstance(payload, bytes) else json.loads(payload))
     except Exception as error:
         raise InvalidEventError(f"{event_type}: {error}") from error

@@ -104,7 +104,7 @@ def test_what_is_refused_stores_nothing(kept: Database, directory: Bodies, tmp_p
 
 
 def test_the_body_is_validated(directory: Bodies, tmp_path: Path) -> None:
-    """Guards against a schema that a large payload need not match, or that judges the bytes of a file."""
+    """Guards against a schema that a large payload need not match, or that judges a file as JSON."""
     seen: list[object] = []
 
     def check(event_type: str, payload: object) -> None:
@@ -121,7 +121,7 @@ def test_the_body_is_validated(directory: Bodies, tmp_path: Path) -> None:
             Through(None).emit("order", 1, "e", directory.large(["x" * 100]))
     finally:
         validate_with(None)
-    assert seen == [LARGE, ["x" * 100]]
+    assert seen == [LARGE, b"%PDF", ["x" * 100]]
     # A test without a database sees the payload, and stores nothing.
     assert [each.payload for each in events] == [None, ["x" * 100]]
     assert [*tmp_path.iterdir()] == []

@@ -7,13 +7,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from sqlalchemy import orm
 
 from outbox_pipelines import consumer, writer
-from outbox_pipelines.consumer import Consumer
-from outbox_pipelines.consumer.testing import handle, make_event
 from outbox_pipelines.days import archive
 from tests.conftest import Outbox
 from tests.writer import targets
@@ -67,19 +64,6 @@ def test_the_examples_of_the_writer_run(outbox: Outbox, capsys: pytest.CaptureFi
     sent = [("parcel.sent", "request 7")] * 3
     assert written[:4] == [("order.shipped", "request 7"), *sent]
     assert sorted(written[4:]) == [("order.placed", None), ("order.shipped", None)]
-
-
-def test_the_example_of_the_consumer_runs(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Consumer, "run", lambda consumer: None)
-    names: dict[str, Any] = {"dsn": outbox.settings.dsn.reveal(), "kafka": outbox.settings.kafka}
-    with psycopg.connect(names["dsn"]) as connection:
-        connection.execute("CREATE TABLE invoices (order_id text PRIMARY KEY)")
-    [example] = _examples("consumer")
-    _run(example, names)
-    with psycopg.connect(names["dsn"]) as connection:
-        event = make_event("order.shipped", {}, aggregate_id=42)
-        assert handle(names["consumer"], event, using=connection) == ["handled"]
-        assert connection.execute("SELECT order_id FROM invoices").fetchall() == [("42",)]
 
 
 def test_the_example_of_the_archive_runs(monkeypatch: pytest.MonkeyPatch) -> None:

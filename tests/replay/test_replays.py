@@ -24,6 +24,7 @@ from outbox_pipelines.relay import service
 from outbox_pipelines.replay import replay_topics, replays, sender
 from outbox_pipelines.replay.replay_record import Replay, cancel
 from outbox_pipelines.replay.selection import Selection
+from outbox_pipelines.writer import BytesPayload
 from tests.conftest import (
     Message,
     Outbox,
@@ -63,10 +64,13 @@ def replayed(place: Place, topic: str = "") -> list[Message]:
 
 def test_days_of_archive_and_table_are_sent_again(place: Place) -> None:
     """Guards against a gap or an overlap between the places of days, another order, and another message."""
-    old = place.write(30, keys=1, headers='{"tenant": 7.50}', correlation_id="c", version=3)
+    payload = BytesPayload(b"\0\xff", "application/x-protobuf").text()
+    more: dict[str, Any] = {"headers": '{"tenant": 7.50}', "correlation_id": "c", "version": 3}
+    old = place.write(30, keys=1, payload=payload, **more)
     new = place.write(20, keys=1, day=NEXT)
     place.relay()
     originals = {each.headers["id"]: each for each in place.messages()}
+    assert originals[old[0]].value == "\0\udcff"
     dropped(place)
     told = typed(place, "--since", str(DAY), "--until", str(NEXT), "--same-topic", *WHY)
     assert told.returncode == 0, told.stderr

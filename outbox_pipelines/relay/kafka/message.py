@@ -3,6 +3,7 @@
 Invariants:
 - Pure: the same event always gives the same message.
 - The payload goes into the value as PostgreSQL prints it, or in Avro's form: numbers stay exact.
+- A payload that is bytes is the value, unchanged, whatever shape and format the settings choose.
 - The row's own headers come last and never replace the relay's, whatever those are called: consumers
   deduplicate by `id`. Case does not count, since some readers do not tell `ID` from `id`.
 """
@@ -28,6 +29,7 @@ from outbox_pipelines.config.message_names import (
 from outbox_pipelines.config.rules import has_rules, of_types, own
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.settings import MessageSettings
+from outbox_pipelines.writer.bytes_payload import BEGINNING, BytesPayload, read_bytes
 from outbox_pipelines.writer.references import MEMBER, reference_of
 
 # As confluent-kafka types them; every value here is a str.
@@ -114,10 +116,10 @@ def _by_types(settings: MessageSettings, schema_of: SchemaOf | None) -> Encode:
     """Each pair of types in the shape and the format that its rules choose."""
 
     @lru_cache(_MOST_TYPES)
-    def of(aggregate_type: str, event_type: str) -> Encode:
+    def of(aggregate_type: str, event_type: str, is_bytes: bool) -> Encode:
         chosen = of_types(settings, aggregate_type, event_type)
         encode = _encode(chosen)
-        if chosen.format == "json":
+        if chosen.format == "json" or is_bytes:
             return encode
         assert schema_of is not None, "who encodes a format with a schema gives its schemas"
         schema = schema_of(aggregate_type, event_type)
@@ -125,7 +127,11 @@ def _by_types(settings: MessageSettings, schema_of: SchemaOf | None) -> Encode:
             encode = _avro(encode, schema.text)
         return _framed(encode, schema.id, in_header=chosen.registry_framing == "header")
 
-    return lambda event: of(event.aggregate_type, event.event_type)(event)
+    def encode(event: Event) -> tuple[Value, Headers]:
+        _, _, aggregate_type, _, event_type, payload, _ = event
+        return of(aggregate_type, event_type, payload.startswith(BEGINNING))(event)
+
+    return encode
 
 
 def _avro(encode: Encode, schema: str) -> Encode:
@@ -196,12 +202,16 @@ def _plain(names: dict[str, str], settings: MessageSettings) -> Encode:
             (event_type_name, event_type),
             (aggregate_type_name, aggregate_type),
         ]
+        value: Value = payload
+        if payload.startswith(BEGINNING):
+            value, content_type = _bytes(payload)
+            headers.append((CONTENT_TYPE, content_type))
         if metadata is not None:
             try:
                 headers += more(_read(metadata))
             except RecursionError:
                 raise EncodingError(_TOO_DEEP) from None
-        return payload, headers
+        return value, headers
 
     return encode
 
@@ -227,11 +237,21 @@ def _shaped(names: dict[str, str], settings: MessageSettings) -> Encode:
             metadata = {} if event.metadata is None else _read(event.metadata)
             if tombstones and event.payload == "null":
                 return None, headers + more(metadata)
+            if event.payload.startswith(BEGINNING):
+                content, content_type = _bytes(event.payload)
+                return content, [*headers, (CONTENT_TYPE, content_type), *more(metadata)]
             return shape(event, metadata), headers + about_value + more(metadata)
         except RecursionError:
             raise EncodingError(_TOO_DEEP) from None
 
     return encode
+
+
+def _bytes(payload: str) -> BytesPayload:
+    try:
+        return read_bytes(payload)
+    except ValueError as error:
+        raise EncodingError(str(error)) from None
 
 
 def _more(names: dict[str, str], settings: MessageSettings) -> Callable[[Metadata], Headers]:

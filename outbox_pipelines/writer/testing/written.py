@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 from uuid import UUID
 
+from outbox_pipelines.writer.bytes_payload import BEGINNING, read_bytes
 from outbox_pipelines.writer.content import Row
 from outbox_pipelines.writer.statements import Query, Statement
 from outbox_pipelines.writer.targets import Way, way_of
@@ -27,7 +28,7 @@ class WrittenEvent(NamedTuple):
     """The id as text: 42 is "42"."""
     event_type: str
     payload: Any
-    """As JSON: a Decimal, a UUID, a date are text, a tuple is a list."""
+    """As JSON: a Decimal, a UUID, a date are text, a tuple is a list; or a `BytesPayload`."""
     headers: dict[str, Any] | None
     idempotency_key: str | None
     correlation_id: str | None
@@ -42,8 +43,10 @@ class WrittenEvent(NamedTuple):
 def written(drawn: UUID, seq: int, row: Row) -> WrittenEvent:
     """Return an event from its columns."""
     headers = None if row.headers is None else json.loads(row.headers)
+    is_bytes = row.payload.startswith(BEGINNING)
+    payload: Any = read_bytes(row.payload) if is_bytes else json.loads(row.payload)
     columns: tuple[Any, ...] = row._replace(
-        payload=json.loads(row.payload), headers=headers, later_events_wait=bool(row.later_events_wait)
+        payload=payload, headers=headers, later_events_wait=bool(row.later_events_wait)
     )
     return WrittenEvent(drawn, seq, *columns)._replace(deliver_after=_due(row.deliver_after))
 
