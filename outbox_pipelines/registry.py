@@ -26,6 +26,9 @@ _Answer = TypeVar("_Answer")
 # The registry's own codes of a 404: no such subject, version, schema, level of a subject.
 _NOT_THERE: Final = frozenset({40401, 40402, 40403, 40408})
 _LONGEST: Final = 500
+_SERIALIZED: Final = "serialized"
+# Of one schema; more than any has.
+_MOST_IMPORTS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,19 @@ class Subject:
     name: str
     event_type: str
     text: str
-    kind: Literal["JSON", "AVRO"] = "JSON"
-    """Whether the document is a JSON Schema or an Avro schema, as registries call it."""
+    kind: Literal["JSON", "AVRO", "PROTOBUF"] = "JSON"
+    """Whether the document is a JSON Schema, an Avro schema, or a file of Protobuf, as registries call it."""
+    imports: tuple[Subject, ...] = ()
+    """The files of Protobuf that this one needs; their names are what it imports."""
+    message: str = ""
+    """The full name of the message in a file of Protobuf."""
+
+    def all_imports(self) -> dict[str, str]:
+        """Return the texts of all files of Protobuf that this one needs, by their names."""
+        texts: dict[str, str] = {}
+        for each in self.imports:
+            texts |= {each.name: each.text, **each.all_imports()}
+        return texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,16 @@ class Latest:
 
     version: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A schema as the registry has it."""
+
+    kind: str
+    text: str
+    imports: dict[str, str]
+    """The texts of all files of Protobuf that this one needs, by what they are imported as."""
 
 
 class SchemaError(Error):
@@ -69,7 +93,7 @@ class Registry:
         if not settings.registry_url:
             raise SetupError("no schema registry is named: set OUTBOX_REGISTRY_URL, as https://registry:8081")
         try:
-            from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+            from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
         except ImportError:
             raise SetupError(
                 f"the client of {REGISTRY[4:]} is missing: pip install 'outbox-pipelines[registry]'"
@@ -92,15 +116,13 @@ class Registry:
         except (OSError, ValueError) as error:
             # `ssl.SSLError` is an OSError.
             raise SetupError(f"OUTBOX_REGISTRY_CA cannot be used: {first_line(error)}") from None
-        self._schema = Schema
+        self._schema, self._reference = Schema, SchemaReference
         self._at = f"{REGISTRY} ({settings.registry_url})"
 
     def find(self, subject: Subject) -> int | None:
         """Return the id of this subject's document; None if the registry does not have it there."""
-        document = self._document(subject)
-        return self._ask(
-            subject, lambda: _id(self._client.lookup_schema(subject.name, document, True).schema_id)
-        )
+        found = self._find(subject)
+        return None if found is None else found[0]
 
     def latest(self, subject: Subject) -> Latest | None:
         """Return the newest version of a subject; None if there is none."""
@@ -112,10 +134,16 @@ class Registry:
         return self._ask(subject, ask)
 
     def is_compatible(self, subject: Subject) -> bool:
-        """Return whether the document fits earlier ones of its subject, by the subject's compatibility."""
+        """Return whether the document fits earlier ones of its subject, by the subject's compatibility.
+
+        One that imports a file which is not registered yet is judged by the registry when it is registered.
+        """
+        if not all(map(self.is_compatible, subject.imports)):
+            return False
+        document = self._document(subject)
         ask = self._client.test_compatibility_all_versions
         # Without a subject there is nothing that it could break.
-        return self._ask(subject, lambda: ask(subject.name, self._document(subject), True)) is not False
+        return document is None or self._ask(subject, lambda: ask(subject.name, document, True)) is not False
 
     def compatibility(self, subject: Subject) -> str | None:
         """Return the compatibility that a subject has of its own."""
@@ -127,6 +155,8 @@ class Registry:
         Raises:
             IncompatibleError: the registry refuses it.
         """
+        for each in subject.imports:
+            self.register(each, compatibility)
         document = self._document(subject)
         if self.compatibility(subject) is None:
             self._ask(subject, lambda: self._client.set_compatibility(subject.name, compatibility))
@@ -137,27 +167,53 @@ class Registry:
             raise SetupError(f"{self._at} did not register {subject.name}: look into its log")
         return schema_id
 
-    def schema(self, frame: bytes) -> tuple[str, str] | None:
-        """Return kind and text of the schema that a frame names; None if the registry does not have it.
+    def schema(self, frame: bytes) -> Document | None:
+        """Return the schema that a frame names; None if the registry does not have it.
 
         Args:
             frame: 0 and an id of 4 bytes, or 1 and a GUID of 16.
         """
         name = frame_name(frame)
 
-        def ask() -> tuple[str, str]:
+        def ask() -> Document:
             by_id = frame[0] == 0
             found = (
-                self._client.get_schema(int.from_bytes(frame[1:], "big"))
+                # Protobuf alone has this form, beside that of its source text.
+                self._client.get_schema(int.from_bytes(frame[1:], "big"), fmt=_SERIALIZED)
                 if by_id
-                else self._client.get_schema_by_guid(name)
+                else self._client.get_schema_by_guid(name, fmt=_SERIALIZED)
             )
-            return str(found.schema_type), str(found.schema_str)
+            imports: dict[str, str] = {}
+            self._read_imports(found, imports)
+            return Document(str(found.schema_type), str(found.schema_str), imports)
 
         return self._ask(Subject(name, "", ""), ask)
 
+    def _read_imports(self, schema: Any, texts: dict[str, str]) -> None:
+        for each in schema.references or ():
+            if each.name not in texts and len(texts) < _MOST_IMPORTS:
+                found = self._client.get_version(each.subject, each.version, fmt=_SERIALIZED).schema
+                texts[str(each.name)] = str(found.schema_str)
+                self._read_imports(found, texts)
+
+    def _find(self, subject: Subject) -> tuple[int, int] | None:
+        """Return the id and the version of this subject's document."""
+        document = self._document(subject)
+
+        def ask() -> tuple[int, int]:
+            found = self._client.lookup_schema(subject.name, document, True)
+            return _id(found.schema_id), int(found.version or 0)
+
+        return None if document is None else self._ask(subject, ask)
+
     def _document(self, subject: Subject) -> Any:
-        return self._schema(subject.text, subject.kind)
+        """Return what the client sends; None if a file that it imports is not registered."""
+        references = []
+        for each in subject.imports:
+            if (found := self._find(each)) is None:
+                return None
+            references.append(self._reference(each.name, each.name, found[1]))
+        return self._schema(subject.text, subject.kind, references)
 
     def _ask(self, subject: Subject, ask: Callable[[], _Answer]) -> _Answer | None:
         """Return an answer; None if the registry does not have what it is asked for."""
@@ -214,7 +270,7 @@ def frame_name(frame: bytes) -> str:
 
 
 class SchemaRegistry:
-    """The registry of a `Consumer`, which reads values in Avro; can be used by several threads.
+    """The registry of a `Consumer` for values in Avro and Protobuf; can be used by several threads.
 
     Args:
         url: its address. What is not given has the value of its setting, such as OUTBOX_REGISTRY_URL.
@@ -240,10 +296,11 @@ class SchemaRegistry:
             registry_url=url, registry_user_info=user_info, registry_token=token, registry_ca=ca
         )
         self._registry = Registry(settings, seconds=timeout)
-        # It needs a package that others do not have.
-        from outbox_pipelines.avro.decoding import reader
+        # They need packages that others do not have.
+        from outbox_pipelines.avro import decoding as avro
+        from outbox_pipelines.protobuf import decoding as protobuf
 
-        self._avro_reader = reader
+        self._avro_reader, self._protobuf_reader = avro.reader, protobuf.reader
         self._url = settings.registry_url
         self._known: dict[bytes, Callable[[bytes], Any] | None] = {}
 
@@ -265,20 +322,20 @@ class SchemaRegistry:
                     f"the schema {frame_name(frame)} is not in the schema registry {self._url}: name the "
                     "registry of the producer, and replay the event if it is a dead letter"
                 )
-            self._known[frame] = self._reader(frame, *found)
+            self._known[frame] = self._reader(frame, found)
         return self._known[frame]
 
-    def _reader(self, frame: bytes, kind: str, text: str) -> Callable[[bytes], Any] | None:
-        if kind == "JSON":
+    def _reader(self, frame: bytes, found: Document) -> Callable[[bytes], Any] | None:
+        if found.kind == "JSON":
             return None
         try:
-            if kind == "AVRO":
-                return self._avro_reader(text)
+            if found.kind == "AVRO":
+                return self._avro_reader(found.text)
+            if found.kind == "PROTOBUF":
+                return self._protobuf_reader(found.text, found.imports)
         except ValueError as error:
             raise SchemaError(f"the schema {frame_name(frame)} {error}") from None
-        raise SchemaError(
-            f"the schema {frame_name(frame)} is for {kind}, which is not read: JSON and AVRO are"
-        )
+        raise SchemaError(f"the schema {frame_name(frame)} is for {found.kind}, which is not read")
 
 
 def _id(given: Any) -> int:

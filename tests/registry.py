@@ -37,6 +37,8 @@ class FakeRegistry:
     """What each answer waits for."""
     kinds: dict[str, str] = field(default_factory=dict)
     """By document."""
+    references: dict[str, list[Any]] = field(default_factory=dict)
+    """By document."""
 
     def add(self, subject: str, text: str, kind: str = "JSON") -> int:
         """Register a document."""
@@ -49,11 +51,12 @@ class FakeRegistry:
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         kind, *rest = [unquote(part) for part in path.strip("/").split("/")]
         text, given = str((body or {}).get("schema")), str((body or {}).get("schemaType", "AVRO"))
+        if method == "POST" and (body or {}).get("references"):
+            self.references[text] = body["references"]
         match method, kind, rest:
             case "GET", "schemas", ["ids" | "guids", name]:
                 found = [text for text, one in self.ids.items() if name in (str(one), _guid(text))]
-                known = {"schema": found[0], "schemaType": self.kinds[found[0]]} if found else {}
-                return (200, known) if found else _missing("schema")
+                return (200, self._known(found[0])) if found else _missing("schema")
             case "POST", "subjects", [subject, "versions"]:
                 if self._is_narrower(subject, text):
                     return 409, {"error_code": 409, "message": "is incompatible with an earlier schema"}
@@ -67,9 +70,10 @@ class FakeRegistry:
                 if subject not in self.subjects:
                     return _missing("subject")
                 documents = self.subjects[subject]
-                kind = self.kinds[documents[-1]]
-                newest = {"schema": documents[-1], "schemaType": kind, "id": self.ids[documents[-1]]}
-                return 200, {"subject": subject, "version": len(documents), **newest}
+                return 200, {"subject": subject, "version": len(documents), **self._known(documents[-1])}
+            case "GET", "subjects", [subject, "versions", version]:
+                known = self._known(self.subjects[subject][int(version) - 1])
+                return 200, {"subject": subject, "version": int(version), **known}
             case "POST", "compatibility", ["subjects", subject, "versions"]:
                 return 200, {"is_compatible": not self._is_narrower(subject, text)}
             case "GET", "config", [subject]:
@@ -80,8 +84,14 @@ class FakeRegistry:
                 return 200, body
         return 404, {"message": "no such path"}
 
+    def _known(self, text: str) -> dict[str, Any]:
+        about = {"schemaType": self.kinds[text], "references": self.references.get(text, [])}
+        return {"schema": text, "id": self.ids[text], **about}
+
     def _is_narrower(self, subject: str, text: str) -> bool:
         documents = self.subjects.get(subject)
+        if documents and self.kinds[documents[-1]] == "PROTOBUF":
+            return False
         if not documents or self.levels.get(subject) == "NONE":
             return False
         before, after = (_required(json.loads(each)) for each in (documents[-1], text))

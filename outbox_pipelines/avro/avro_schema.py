@@ -18,7 +18,6 @@ PRECISION: Final = 38
 NULL: Final = "null"
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST_DAY: Final = date(1970, 1, 1).toordinal()
-TOO_DEEP: Final = "is nested too deeply"
 # Of fastavro, which takes much for granted; a ValueError also of a reference to another schema.
 NO_SCHEMA: Final = (fastavro.schema.SchemaParseException, ValueError, KeyError, TypeError, AttributeError)
 

@@ -22,11 +22,11 @@ from outbox_pipelines.avro.avro_schema import (
     FIRST_DAY,
     NO_SCHEMA,
     NULL,
-    TOO_DEEP,
     is_empty,
     parsed,
     plain,
 )
+from outbox_pipelines.core.misfits import TOO_DEEP
 
 # None converts nothing.
 _Convert = Callable[[Any], Any]

@@ -9,7 +9,6 @@ Invariants:
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, timedelta
@@ -18,7 +17,8 @@ from typing import Any, Final
 
 import fastavro
 
-from outbox_pipelines.avro.avro_schema import EPOCH, FIRST_DAY, NULL, TOO_DEEP, parsed, plain
+from outbox_pipelines.avro.avro_schema import EPOCH, FIRST_DAY, NULL, parsed, plain
+from outbox_pipelines.core.misfits import KINDS, TOO_DEEP, MisfitError, exact_double, misfit, parse
 
 _Convert = Callable[[Any], Any]
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -28,31 +28,6 @@ _TIME: Final = re.compile(
 _DAY: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII).fullmatch
 _UUID: Final = re.compile("[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").fullmatch
 _DECIMAL: Final = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII).fullmatch
-# By the class of a parsed value; an integer is a number, too.
-_KINDS: Final = {
-    **{type(None): NULL, bool: "a boolean", str: "a string", list: "an array", dict: "an object"},
-    **{int: "a number", Decimal: "a number"},
-}
-
-
-class MisfitError(ValueError):
-    """A payload does not fit its schema.
-
-    Args:
-        why: what is wrong at the place, which those around add.
-    """
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.place = ""
-
-    def within(self, step: str) -> MisfitError:
-        """Return the same error, one step further from the root."""
-        self.place = step + self.place
-        return self
-
-    def __str__(self) -> str:
-        return f"payload{self.place} {self.args[0]}"
 
 
 def writer(text: str) -> Callable[[str], bytes]:
@@ -70,7 +45,7 @@ def writer(text: str) -> Callable[[str], bytes]:
 
     def encode(payload: str) -> bytes:
         try:
-            value = convert(_parse(payload))
+            value = convert(parse(payload))
             content = io.BytesIO()
             write(content, bare, value)
         except MisfitError:
@@ -83,20 +58,6 @@ def writer(text: str) -> Callable[[str], bytes]:
         return content.getvalue()
 
     return encode
-
-
-_decoder: Final = json.JSONDecoder(
-    parse_float=Decimal, parse_constant=lambda name: _raise(ValueError(f"{name} is not JSON"))
-)
-_parse: Final = _decoder.decode
-
-
-def _raise(error: Exception) -> Any:
-    raise error
-
-
-def _misfit(value: Any, wanted: str) -> MisfitError:
-    return MisfitError(f"is {_KINDS[type(value)]} in place of {wanted}")
 
 
 def _writer(schema: Any, names: dict[str, _Convert]) -> _Convert:
@@ -126,7 +87,7 @@ def _record_writer(schema: dict[str, Any], names: dict[str, _Convert]) -> _Conve
 
     def write(value: Any) -> Any:
         if type(value) is not dict:
-            raise _misfit(value, "an object")
+            raise misfit(value, "an object")
         found = {}
         known = len(value)
         for name, field, convert, is_optional in fields:
@@ -162,7 +123,7 @@ def _union_writer(schema: list[Any], names: dict[str, _Convert]) -> _Convert:
             name, classes = _branch(each)
             branches |= dict.fromkeys(classes, (name, _writer(each, names)))
     has_null = NULL in schema
-    wanted = " or ".join(dict.fromkeys(_KINDS[each] for each in branches))
+    wanted = " or ".join(dict.fromkeys(KINDS[each] for each in branches))
     if len(schema) == 2 and has_null:
         [(name, convert)] = {*branches.values()}
         return lambda value: None if value is None else (name, convert(value))
@@ -172,7 +133,7 @@ def _union_writer(schema: list[Any], names: dict[str, _Convert]) -> _Convert:
             return None
         branch = branches.get(type(value))
         if branch is None:
-            raise _misfit(value, wanted)
+            raise misfit(value, wanted)
         return branch[0], branch[1](value)
 
     return write
@@ -200,7 +161,7 @@ _CLASSES: Final[Mapping[str, tuple[type, ...]]] = {
 def _array_writer(convert: _Convert) -> _Convert:
     def write(value: Any) -> Any:
         if type(value) is not list:
-            raise _misfit(value, "an array")
+            raise misfit(value, "an array")
         found: list[Any] = []
         try:
             for each in value:
@@ -215,7 +176,7 @@ def _array_writer(convert: _Convert) -> _Convert:
 def _map_writer(convert: _Convert) -> _Convert:
     def write(value: Any) -> Any:
         if type(value) is not dict:
-            raise _misfit(value, "an object")
+            raise misfit(value, "an object")
         found = {}
         for name, each in value.items():
             try:
@@ -230,7 +191,7 @@ def _map_writer(convert: _Convert) -> _Convert:
 def _enum_writer(symbols: frozenset[str]) -> _Convert:
     def write(value: Any) -> Any:
         if type(value) is not str:
-            raise _misfit(value, "a string")
+            raise misfit(value, "a string")
         if value not in symbols:
             raise MisfitError("is none of the values of its enum: add it to the event catalog")
         return value
@@ -240,18 +201,18 @@ def _enum_writer(symbols: frozenset[str]) -> _Convert:
 
 def _null(value: Any) -> None:
     if value is not None:
-        raise _misfit(value, NULL)
+        raise misfit(value, NULL)
 
 
 def _boolean(value: Any) -> bool:
     if type(value) is not bool:
-        raise _misfit(value, "a boolean")
+        raise misfit(value, "a boolean")
     return value
 
 
 def _string(value: Any) -> str:
     if type(value) is not str:
-        raise _misfit(value, "a string")
+        raise misfit(value, "a string")
     return value
 
 
@@ -262,7 +223,7 @@ def _long(value: Any) -> int:
         raise (
             MisfitError("has decimals, and is an integer")
             if type(value) is Decimal
-            else _misfit(value, "an integer")
+            else misfit(value, "an integer")
         )
     if not -(1 << 63) <= value < 1 << 63:
         raise MisfitError(
@@ -273,28 +234,24 @@ def _long(value: Any) -> int:
 
 def _double(value: Any) -> float:
     if type(value) is not int and type(value) is not Decimal:
-        raise _misfit(value, "a number")
-    try:
-        found = float(value)
-        if value == (int(found) if type(value) is int else Decimal(repr(found))):
-            return found
-    except OverflowError:
-        pass
-    raise MisfitError("has more digits than a double: describe it with multipleOf, as multipleOf: 0.01")
+        raise misfit(value, "a number")
+    if (found := exact_double(value)) is None:
+        raise MisfitError("has more digits than a double: describe it with multipleOf, as multipleOf: 0.01")
+    return found
 
 
 def _decimal_writer(precision: int, scale: int, *, is_text: bool) -> _Convert:
     def write(value: Any) -> bytes:
         if is_text:
             if type(value) is not str:
-                raise _misfit(value, "a string")
+                raise misfit(value, "a string")
             if not _DECIMAL(value):
                 raise MisfitError("is no decimal such as 12.50")
             value = Decimal(value)
         elif type(value) is int:
             value = Decimal(value)
         elif type(value) is not Decimal:
-            raise _misfit(value, "a number")
+            raise misfit(value, "a number")
         sign, digits, exponent = value.as_tuple()
         # Not by arithmetic with decimals, which rounds.
         more = exponent + scale
@@ -312,7 +269,7 @@ def _decimal_writer(precision: int, scale: int, *, is_text: bool) -> _Convert:
 
 def _time(value: Any) -> int:
     if type(value) is not str:
-        raise _misfit(value, "a string")
+        raise misfit(value, "a string")
     found = _TIME(value)
     if found is None:
         raise MisfitError("is no time with an offset, such as 2026-11-27T09:30:00Z")
@@ -326,7 +283,7 @@ def _time(value: Any) -> int:
 
 def _day(value: Any) -> int:
     if type(value) is not str:
-        raise _misfit(value, "a string")
+        raise misfit(value, "a string")
     try:
         if _DAY(value):
             return date.fromisoformat(value).toordinal() - FIRST_DAY
@@ -337,7 +294,7 @@ def _day(value: Any) -> int:
 
 def _uuid(value: Any) -> str:
     if type(value) is not str:
-        raise _misfit(value, "a string")
+        raise misfit(value, "a string")
     if not _UUID(value):
         raise MisfitError("is no UUID")
     return value

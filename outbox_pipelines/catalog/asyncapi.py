@@ -112,6 +112,10 @@ def _message(event_type: str, each: EventType, settings: MessageSettings, payloa
             "schemaFormat": "application/vnd.apache.avro+json;version=1.9.0",
             "schema": schema,
         }
+    if settings.format == "protobuf":
+        # What describes it is a file of a compiler, which AsyncAPI has no place for.
+        found["contentType"] = "application/x-protobuf"
+        found.pop("payload")
     if each.lifecycle != "active":
         found["tags"] = [{"name": each.lifecycle}]
     return found

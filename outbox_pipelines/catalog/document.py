@@ -36,6 +36,17 @@ _TEXT: Final = "tag:yaml.org,2002:str"
 _LONGEST: Final = 200
 
 
+class ProtobufMessage(BaseModel):
+    """The message that a payload is where its format is Protobuf."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: bytes
+    """A compiled descriptor set with all imports; in the event catalog, the path of its file."""
+    message: str = Field(min_length=1)
+    """Its full name, such as ``shop.v1.OrderPlaced``."""
+
+
 class EventType(BaseModel):
     """The documentation of one event type."""
 
@@ -62,6 +73,7 @@ class EventType(BaseModel):
     # Not `schema`: that name belongs to pydantic.
     payload: dict[str, Any] | None = Field(default=None, alias="schema")
     """The JSON Schema of the payload; None: any payload is valid."""
+    protobuf: ProtobufMessage | None = None
 
     @field_validator("topic")
     @classmethod
@@ -131,8 +143,20 @@ def read_catalog(path: Path) -> Catalog:
 
 
 def _with_schema(path: Path, name: str, entry: Any) -> Any:
-    """Return the entry with its schema, which can be in a separate file."""
-    if not isinstance(entry, dict) or "schema" not in entry:
+    """Return the entry with its schema and its descriptors, which can be in separate files."""
+    if not isinstance(entry, dict):
+        return entry
+    named = entry.get("protobuf")
+    if isinstance(named, dict) and isinstance(named.get("file"), str):
+        try:
+            content = (path.parent / named["file"]).read_bytes()
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{name}: protobuf file {named['file']} cannot be read ({error}): name a compiled descriptor "
+                "set, by its path from this one"
+            ) from None
+        entry = {**entry, "protobuf": {**named, "file": content}}
+    if "schema" not in entry:
         return entry
     schema = entry["schema"]
     if isinstance(schema, str):

@@ -84,6 +84,8 @@ def _different(latest: Latest, subject: Subject) -> str:
         from outbox_pipelines.catalog import avro_schemas
 
         return "; ".join(avro_schemas.differences(latest.text, subject.text)) or "look at both schemas"
+    if subject.kind == "PROTOBUF":
+        return "compare the files; its log, or an attempt to register it, says more"
     try:
         old: Any = json.loads(latest.text)
     except ValueError:

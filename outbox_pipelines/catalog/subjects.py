@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from outbox_pipelines.catalog.document import Catalog, EventType
 from outbox_pipelines.config.rules import Router, of_types
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.registry import Subject
 from outbox_pipelines.settings import MessageSettings
+
+if TYPE_CHECKING:
+    from outbox_pipelines.protobuf.descriptors import File
 
 _DRAFT_7: Final = "http://json-schema.org/draft-07/schema#"
 _DRAFT_2020_12: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -64,7 +68,9 @@ class Subjects:
         return f"{topic}-value" if self._strategy == "topic" else f"{topic}-{event_type}"
 
     def _add(self, name: str, each: EventType, own: MessageSettings) -> None:
-        if each.payload is None:
+        if own.format == "protobuf" and each.protobuf is None:
+            self.missing[name] = "has no protobuf in the event catalog: add it, with file and message"
+        elif own.format != "protobuf" and each.payload is None:
             self.missing[name] = "has no schema in the event catalog: add one"
         elif each.aggregate_type is None and self._strategy != "record" and "{aggregate_type" in own.topic:
             self.missing[name] = (
@@ -73,29 +79,59 @@ class Subjects:
             )
         else:
             subject = self.name(each.aggregate_type or "", name)
-            if own.format == "json_schema":
-                self.of_event_types[name] = Subject(subject, name, document(name, each.payload))
-                return
-            # It needs a package that others do not have.
-            from outbox_pipelines.catalog import avro_schemas
-
             try:
-                text = avro_schemas.document(name, each.payload)
-            except avro_schemas.NoEquivalentError as error:
-                self.missing[name] = f"has no Avro schema: {error}"
-            else:
-                self.of_event_types[name] = Subject(subject, name, text, "AVRO")
+                self.of_event_types[name] = _SUBJECTS[own.format](subject, name, each)
+            except ValueError as error:
+                self.missing[name] = str(error)
 
     def _require_one_type_each(self) -> None:
         together: dict[str, list[str]] = defaultdict(list)
         for event_type, subject in self.of_event_types.items():
             together[subject.name].append(event_type)
         for subject_name, event_types in together.items():
-            if len(event_types) > 1:
+            # A file of Protobuf has many messages.
+            if len({self.of_event_types[each].text for each in event_types}) > 1:
                 raise SetupError(
                     f"subject {subject_name} would have the schemas of {', '.join(event_types)}: set "
                     "OUTBOX_REGISTRY_SUBJECTS=topic_record, or give each a topic of its own"
                 )
+
+
+def _json_schema(subject: str, event_type: str, each: EventType) -> Subject:
+    return Subject(subject, event_type, document(event_type, each.payload or {}))
+
+
+def _avro(subject: str, event_type: str, each: EventType) -> Subject:
+    # It needs a package that others do not have.
+    from outbox_pipelines.catalog import avro_schemas
+
+    try:
+        return Subject(subject, event_type, avro_schemas.document(event_type, each.payload or {}), "AVRO")
+    except avro_schemas.NoEquivalentError as error:
+        raise ValueError(f"has no Avro schema: {error}") from None
+
+
+def _protobuf(subject: str, event_type: str, each: EventType) -> Subject:
+    from outbox_pipelines.protobuf import descriptors
+
+    assert each.protobuf is not None
+    try:
+        file = descriptors.file_of(each.protobuf.file, each.protobuf.message)
+    except descriptors.NoMessageError as error:
+        raise ValueError(f"has no Protobuf: its descriptor set {error}") from None
+    return replace(_of_file(file, subject, event_type), message=each.protobuf.message)
+
+
+def _of_file(file: File, name: str, event_type: str = "") -> Subject:
+    imports = tuple(_of_file(each, each.path) for each in file.imports)
+    return Subject(name, event_type, file.text, "PROTOBUF", imports)
+
+
+_SUBJECTS: Final[dict[str, Callable[[str, str, EventType], Subject]]] = {
+    "json_schema": _json_schema,
+    "avro": _avro,
+    "protobuf": _protobuf,
+}
 
 
 def document(event_type: str, schema: dict[str, Any]) -> str:

@@ -242,7 +242,7 @@ def diff(old: Path, new: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.pass_obj
 def register(settings: Settings, only_check: bool, as_json: bool) -> None:
-    """Register the schemas of all types with the format json_schema or avro in the schema registry.
+    """Register the schemas of all types with the format json_schema, avro or protobuf in the schema registry.
 
     What is registered already stays. If a schema is missing, or not compatible with earlier versions of its
     subject, nothing is registered, and the command exits with 1. Needs no database.
@@ -257,8 +257,8 @@ def register(settings: Settings, only_check: bool, as_json: bool) -> None:
     subjects = Subjects(require_catalog(settings), settings)
     if not (subjects.of_event_types or subjects.missing):
         raise SetupError(
-            "no type of the event catalog has a schema to register: set OUTBOX_FORMAT to json_schema or "
-            "avro, or format in the rules of types"
+            "no type of the event catalog has a schema to register: set OUTBOX_FORMAT to json_schema, avro "
+            "or protobuf, or format in the rules of types"
         )
     registry = Registry(settings, seconds=_REGISTRY_SECONDS)
     if only_check:

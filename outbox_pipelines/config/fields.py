@@ -176,8 +176,9 @@ class Messages(BaseModel):
     )
     format: Format = Field(
         default="json",
-        description="`json_schema` and [`avro`](catalog.md#avro) frame values with the id of their schema in "
-        "a [schema registry](catalog.md#the-schema-registry).",
+        description="All but `json` frame values, in JSON, [Avro](catalog.md#avro) or "
+        "[Protobuf](catalog.md#protobuf), with the id of their schema in a [schema registry]"
+        "(catalog.md#the-schema-registry).",
     )
 
     @field_validator("format")

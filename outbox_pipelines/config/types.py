@@ -200,7 +200,7 @@ def _lower(value: object) -> object:
 
 
 ValueFormat = Literal["payload", "flat", "envelope", "cloudevents"]
-Format = Literal["json", "json_schema", "avro"]
+Format = Literal["json", "json_schema", "avro", "protobuf"]
 AfterDeadLetter = Literal["continue", "block"]
 Attempts = Annotated[int, Field(ge=1, le=1_000_000)]
 RetrySeconds = Annotated[float, Field(gt=0.0, le=86_400.0)]

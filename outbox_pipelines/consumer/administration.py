@@ -161,7 +161,7 @@ class DeadLetters:
     """The dead letters of consumers; selected by the options of `outbox consumer dead-letters`.
 
     Args:
-        registry: reads values in Avro to be shown.
+        registry: reads values in Avro and Protobuf to be shown.
     """
 
     def __init__(self, connection: Connection, registry: SchemaReader | None = None) -> None:

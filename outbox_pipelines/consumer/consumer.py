@@ -76,7 +76,7 @@ class Consumer(BaseConsumer[Connection, Session]):
         bodies: the store of large payloads, a `Bodies`: handlers get the verified body as the payload.
             Otherwise they get the reference, also as `event.reference`.
         registry: the registry of the schemas that values are framed with, a `SchemaRegistry`: values in Avro
-            are read. Otherwise only JSON is.
+            and Protobuf are read. Otherwise only JSON is.
 
     Raises:
         SetupError: an argument is invalid.

@@ -175,7 +175,7 @@ class Event(Generic[Payload]):
         except ValueError as error:
             if self.framed is None:
                 raise
-            raise ValueError(f"{error}: for Avro, pass registry=SchemaRegistry(…) to the consumer") from None
+            raise ValueError(f"{error}: for Avro or Protobuf, pass registry=SchemaRegistry(…)") from None
         if is_cloudevent(body) and body["id"] == self.id:
             return body.get("data")
         if is_envelope(body) and body["event_id"] == self.id:
@@ -306,7 +306,9 @@ def framed(value: bytes | None, headers: Mapping[str, str | None]) -> tuple[byte
     given = headers.get(_SCHEMA_ID)
     if given is not None:
         frame = given.encode(errors="surrogateescape")
-        return (frame, value) if len(frame) == _FRAMES.get(frame[:1]) else None
+        size = _FRAMES.get(frame[:1], 0)
+        # What follows is the index of a message of Protobuf, which in a value follows the frame, too.
+        return (frame[:size], frame[size:] + value) if 0 < size <= len(frame) else None
     if not _is_json(headers.get(_CONTENT_TYPE)):
         return None
     size = _FRAMES.get(value[:1], 0)

@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from outbox_pipelines.cli.main import cli
 from tests.catalog.conftest import Write
+from tests.protobuf.shop import descriptor_set
 from tests.registry import FakeRegistry
 
 pytestmark = pytest.mark.slow
@@ -87,6 +88,27 @@ def test_avro_schemas_are_derived_and_registered(registry: FakeRegistry, write: 
     assert result.stderr.endswith("with version 1: payload.b: is required now, without a default\n")
 
 
+def test_files_of_protobuf_are_registered_with_their_imports(registry: FakeRegistry, write: Write) -> None:
+    """Guards against a schema that no client can read, for lack of what it imports."""
+    events = _EVENTS.replace(
+        "aggregate_type", "protobuf: {file: shop.binpb, message: shop.v1.First}, aggregate_type"
+    )
+    (write(events).parent / "shop.binpb").write_bytes(descriptor_set())
+    for options, status in (["--check"], "new"), ([], "registered"), ([], "unchanged"):
+        result = _run(registry, write, events, "--json", *options, kind="protobuf")
+        assert (result.exit_code, _statuses(result)) == (0, {"placed": status, "paid": status})
+        assert ("shop/common.proto" in registry.subjects) is (status != "new")
+    assert {each: len(texts) for each, texts in registry.subjects.items()} == {
+        **{"shop/common.proto": 1, "order-events-placed": 1, "order-events-paid": 1}
+    }
+    [text] = registry.subjects["order-events-placed"]
+    reference = {"name": "shop/common.proto", "subject": "shop/common.proto", "version": 1}
+    assert registry.references[text] == [reference]
+    (write(events).parent / "shop.binpb").write_bytes(descriptor_set(more="by"))
+    result = _run(registry, write, events, "--json", "--check", kind="protobuf")
+    assert _statuses(result) == {"placed": "compatible", "paid": "compatible"}
+
+
 def test_a_type_without_a_schema_stops_all(registry: FakeRegistry, write: Write) -> None:
     """Guards against a deployment after which the events of a type are dead letters."""
     result = _run(registry, write, _EVENTS.replace(", schema: {type: object}", ""))
@@ -103,4 +125,4 @@ def test_what_cannot_be_done_is_an_error(registry: FakeRegistry, write: Write) -
     result = CliRunner().invoke(
         cli, ["catalog", "register"], env={"OUTBOX_CATALOG_FILE": str(write(_EVENTS)), "OUTBOX_FORMAT": ""}
     )
-    assert (result.exit_code, "set OUTBOX_FORMAT to json_schema or avro" in result.stderr) == (2, True)
+    assert (result.exit_code, "OUTBOX_FORMAT to json_schema, avro or protobuf" in result.stderr) == (2, True)

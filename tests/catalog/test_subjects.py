@@ -12,6 +12,7 @@ from outbox_pipelines.catalog.subjects import Subjects, document
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import make_settings
 from tests.catalog.conftest import Write
+from tests.protobuf.shop import MESSAGE, descriptor_set
 
 _ENTRY = "{description: x, producer: x, owner: x, aggregate_type: order, schema: {type: object}}"
 _EVENTS = f"""
@@ -47,6 +48,29 @@ def test_rules_choose_the_types(write: Write) -> None:
     found = _subjects(write, format="json", event_types={"paid": {"format": "json_schema"}})
     assert set(found.of_event_types) == {"paid"}
     assert not found.missing
+
+
+def test_messages_of_a_file_of_protobuf_share_a_subject(write: Write) -> None:
+    """Guards against a file that is refused for its second message, and a type that is passed over."""
+    path = write(
+        _EVENTS.replace("schema: {type: object}", "protobuf: {file: shop.binpb, message: shop.v1.First}")
+    )
+    (path.parent / "shop.binpb").write_bytes(descriptor_set())
+    path.write_text(path.read_text().replace("shop.v1.First", MESSAGE, 1))
+    base = {"registry_url": "http://x", "catalog_file": "x", "format": "protobuf"}
+    settings = make_settings(**base, registry_subjects="topic")
+    found = Subjects(read_catalog(path), settings)
+    placed, paid = found.of_event_types["placed"], found.of_event_types["paid"]
+    assert (placed.name, placed.text, placed.kind) == (paid.name, paid.text, "PROTOBUF")
+    assert (placed.message, paid.message) == (MESSAGE, "shop.v1.First")
+    assert [each.name for each in placed.imports] == ["shop/common.proto"]
+    path.write_text(path.read_text().replace("shop.v1.First", "shop.v1.Gone", 1))
+    found = Subjects(read_catalog(path), settings)
+    assert "descriptor set has no message shop.v1.Gone: give its full name" in found.missing["paid"]
+    assert "has no protobuf in the event catalog" in found.missing["bare"]
+    (path.parent / "shop.binpb").unlink()
+    with pytest.raises(ValueError, match=r"placed: protobuf file shop\.binpb cannot be read"):
+        read_catalog(path)
 
 
 def test_a_subject_has_one_type(write: Write) -> None:

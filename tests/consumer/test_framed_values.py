@@ -16,7 +16,9 @@ from click.testing import CliRunner
 from confluent_kafka import Message
 from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
 from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf.message_factory import GetMessageClass
 
 from outbox_pipelines.avro import encoding
 from outbox_pipelines.cli.main import cli
@@ -24,16 +26,19 @@ from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, DedupeTab
 from outbox_pipelines.consumer.event_reading import Reader
 from outbox_pipelines.consumer.testing import handle, handle_async, make_event
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.protobuf import descriptors
 from outbox_pipelines.registry import SchemaRegistry
 from outbox_pipelines.relay import service
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until
 from tests.consumer.place import Place, effect, running
+from tests.protobuf.shop import MESSAGE, descriptor_set
 from tests.registry import FakeRegistry
 
 _EVENTS = """
 events:
   order.placed: {description: x, producer: x, owner: x, aggregate_type: order,
+                 protobuf: {file: shop.binpb, message: shop.v1.Placed.Inner},
                  schema: {type: object, required: [n], properties: {n: {type: integer}}}}
 """
 _FRAME = b"\0\0\0\0\7"
@@ -150,6 +155,33 @@ def test_each_value_is_read_by_the_schema_that_it_was_written_with(registry: Fak
     assert [event.payload for event in seen] == [older, {"total": "2.00", "by": "y"}, older]
 
 
+def test_values_of_confluents_protobuf_serializer_are_read(registry: FakeRegistry) -> None:
+    """Guards against values of other programs, whose schemas are files that import others."""
+    file = descriptors.file_of(descriptor_set(), MESSAGE)
+    descriptor = descriptors.message_of(file.text, descriptors.texts_of(file), MESSAGE)
+    placed = GetMessageClass(descriptor)(n=1, order_id="7", lines=[{"sku": "a"}])
+    headers: list[Any] = []
+    context = SerializationContext("orders", MessageField.VALUE, headers)
+    client = SchemaRegistryClient({"url": registry.url})
+    value = ProtobufSerializer(type(placed), client)(placed, context)
+    in_header = {"schema.id.serializer": header_schema_id_serializer}
+    bare = ProtobufSerializer(type(placed), client, in_header)(placed, context)
+    [(name, guid)] = headers
+    seen: list[Any] = []
+    events = [
+        make_event("order.placed", value=value),
+        make_event("order.placed", value=bare, headers={name: guid.decode(errors="surrogateescape")}),
+    ]
+    assert handle(_consumer(registry, seen), *events, using=None) == ["handled"] * 2
+    for event in seen:
+        assert event.payload.items() >= {"n": 1, "order_id": "7"}.items()
+        assert event.payload["lines"] == [{"sku": "a"}]
+    for wrong in (value[:-1], value[:6], value[:5], value[:5] + b"\2\x20" + value[7:]):
+        event = make_event("order.placed", value=wrong)
+        verdicts = handle(_consumer(registry, seen, dict[str, Any]), event, using=None, raises=False)
+        assert verdicts == ["dead_letter"]
+
+
 def test_an_event_loop(registry: FakeRegistry) -> None:
     """Guards against an asynchronous handler, or a batch, that gets what it cannot read."""
     text = json.dumps(_PLACED)
@@ -184,13 +216,13 @@ def test_an_event_loop(registry: FakeRegistry) -> None:
         (b"\0\0", "dead_letter", "is rejected: its value is not JSON"),
         (b"\0\0\0\0\1\2\0\2\xff", "dead_letter", "is rejected: the bytes do not fit the schema"),
         (b"\0\0\0\0\x09", "retry", "the schema 9 is not in the schema registry http"),
-        (b"\0\0\0\0\3", "retry", "the schema 3 is for PROTOBUF, which is not read"),
+        (b"\0\0\0\0\3", "retry", "the schema 3 is for XML, which is not read"),
         (b"\0\0\0\0\4", "retry", "the schema 4 is no Avro schema that can be read alone"),
     ],
 )
 def test_what_cannot_be_read(registry: FakeRegistry, value: bytes, verdict: str, says: str) -> None:
     """Guards against a consumer that ends at such an event, and an attempt at what stays unreadable."""
-    for text, kind in ((json.dumps(_PLACED), "AVRO"), ("{}", "JSON"), ("p", "PROTOBUF"), ('"C"', "AVRO")):
+    for text, kind in ((json.dumps(_PLACED), "AVRO"), ("{}", "JSON"), ("p", "XML"), ('"C"', "AVRO")):
         registry.add("orders", text, kind)
     consumer = _consumer(registry, [], dict[str, Any])
     event = make_event("order.placed", value=value)
@@ -204,7 +236,7 @@ def test_avro_without_a_registry_says_what_to_pass(registry: FakeRegistry) -> No
     with pytest.raises(ValueError, match=r"\(char 1\)$"):
         _ = make_event("order.placed", value=b"{").payload
     event = make_event("order.placed", value=b"\0\0\0\0\1\2\5\0")
-    with pytest.raises(ValueError, match=r"for Avro, pass registry=SchemaRegistry\(…\) to the consumer"):
+    with pytest.raises(ValueError, match=r"for Avro or Protobuf, pass registry=SchemaRegistry\(…\)"):
         _ = event.payload
     for wrong, says in (
         ({"registry": registry.url}, "registry is 'http.*: write for example SchemaRegistry"),
@@ -246,17 +278,18 @@ def test_a_registry_that_is_away_is_an_outage(
         assert run.end().dead_letters == 0
 
 
-@pytest.mark.parametrize("kind", ["json_schema", "avro"])
+@pytest.mark.parametrize("kind", ["json_schema", "avro", "protobuf"])
 def test_a_topic_changes_from_plain_to_framed_values_while_all_run(
     place: Place, outbox: Outbox, registry: FakeRegistry, tmp_path: Path, kind: str
 ) -> None:
     """Guards against a migration that loses or repeats events, and framed ones that nothing shows."""
     path = tmp_path / "catalog.yaml"
     path.write_text(_EVENTS)
+    (tmp_path / "shop.binpb").write_bytes(descriptor_set())
     plain = outbox.settings
     given = {"format": kind, "registry_url": registry.url, "catalog_file": path}
     framed = plain.model_copy(update=given)
-    reads = SchemaRegistry(registry.url) if kind == "avro" else None
+    reads = SchemaRegistry(registry.url) if kind != "json_schema" else None
     consumer = Place(place.dsn, place.kafka, outbox.topic()).bare(max_attempts=2, registry=reads)
     seen: list[Any] = []
 
@@ -291,8 +324,9 @@ def test_a_topic_changes_from_plain_to_framed_values_while_all_run(
         wait_until(lambda: (place.effects(), place.inbox().get("failed")) == (5, 1) or run.failure)
         assert run.end() == Counts(handled=5, failures=3, received=2, dead_letters=1)
     starts = sorted((message.value or "-")[:1] for message in outbox.messages())
-    # In Avro 0 is one byte, beside the header.
-    assert starts == ["\0", "\0", *(["\0", "-"] if kind == "avro" else ["-", "{"]), "{", "{"]
+    # Beside the header 0 is one byte in Avro, and none in Protobuf.
+    of_zero = {"json_schema": ["-", "{"], "avro": ["\0", "-"], "protobuf": ["-", "-"]}
+    assert starts == ["\0", "\0", *of_zero[kind], "{", "{"]
     assert place.rows("SELECT array_agg(n ORDER BY n) FROM effects") == [([-1, 0, 1, 2, None],)]
     (message_id,) = [
         str(each) for (each,) in place.rows("SELECT message_id FROM inbox WHERE state = 'failed'")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -18,12 +18,16 @@ from confluent_kafka import OFFSET_BEGINNING, Message, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient, dual_schema_id_deserializer
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message_factory import GetMessageClass
 
 from outbox_pipelines.cli.main import cli
 from outbox_pipelines.consumer.event_reading import framed
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import jars
+from outbox_pipelines.protobuf import descriptors
 from outbox_pipelines.registry import Registry, SchemaError, SchemaRegistry, Subject
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings, make_settings
@@ -32,6 +36,7 @@ from tests import kafka_clients
 from tests.conftest import Outbox
 from tests.interop import build
 from tests.interop.apicurio import Apicurio
+from tests.protobuf.shop import MESSAGE, descriptor_set
 from tests.relay.topic import create_topic
 
 pytestmark = pytest.mark.slow
@@ -173,6 +178,37 @@ def test_avro_schemas_are_registered_and_checked(apicurio: Apicurio, tmp_path: P
     assert (result.exit_code, "payload.lines[].sku: any value" in result.stderr) == (1, True)
 
 
+_IN_PROTOBUF = f"""
+events:
+  order.placed:
+    {{description: x, producer: x, owner: x, aggregate_type: order,
+      protobuf: {{file: shop.binpb, message: {MESSAGE}}}}}
+"""
+_OF_PROTOBUF: dict[str, Any] = {
+    **{"n": -5, "big": 2**53 + 1, "price": 0.1, "raw": "AAH/", "state": "PAID", "tags": ["ö"]},
+    **{"at": "2026-11-27T09:30:00.250Z", "lines": [{"sku": "a", "n": 1}, {"sku": "b"}], "order_id": "7"},
+    **{"counts": {"7": {"sku": "c"}}, "mail": "a@b", "more": {"a": [1, None]}, "of": {}},
+}
+
+
+def test_files_of_protobuf_are_registered_and_checked(apicurio: Apicurio, tmp_path: Path) -> None:
+    """Guards against descriptors that a registry does not take, or cannot compare."""
+    (tmp_path / "shop.binpb").write_bytes(descriptor_set())
+    catalog = Catalog(tmp_path / "catalog.yaml", apicurio, "protobuf-events", "protobuf")
+    assert _one(catalog.register(_IN_PROTOBUF, "--check", "--json"))["status"] == "new"
+    first = _one(catalog.register(_IN_PROTOBUF, "--json"))
+    assert first["status"] == "registered"
+    assert _one(catalog.register(_IN_PROTOBUF, "--json")) == {**first, "status": "unchanged"}
+    (tmp_path / "shop.binpb").write_bytes(descriptor_set(more="by"))
+    assert _one(catalog.register(_IN_PROTOBUF, "--check", "--json"))["status"] == "compatible"
+    second = _one(catalog.register(_IN_PROTOBUF, "--json"))
+    assert (second["status"], second["schema_id"] != first["schema_id"]) == ("registered", True)
+    (tmp_path / "shop.binpb").write_bytes(descriptor_set(n="string"))
+    result = catalog.register(_IN_PROTOBUF, "--check")
+    assert result.exit_code == 1
+    assert "not compatible (BACKWARD) with version 2" in result.stderr
+
+
 def _published(
     outbox: Outbox, apicurio: Apicurio, path: Path, kind: str, framing: str, events: str, payload: Any
 ) -> Message:
@@ -196,23 +232,44 @@ def _published(
 
 
 @pytest.mark.parametrize("framing", ["value", "header"])
-@pytest.mark.parametrize("kind", ["json_schema", "avro"])
+@pytest.mark.parametrize("kind", ["json_schema", "avro", "protobuf"])
 def test_confluents_client_reads_what_the_relay_sends(
     apicurio: Apicurio, outbox: Outbox, tmp_path: Path, kind: str, framing: str
 ) -> None:
     """Guards against messages that only our own consumer reads."""
-    is_avro = kind == "avro"
-    given = (_IN_AVRO, _PAYLOAD) if is_avro else (_EVENTS, {"total": 5, "lines": [{"sku": "a"}]})
+    of_json = {"total": 5, "lines": [{"sku": "a"}]}
+    given, expected = {
+        "json_schema": ((_EVENTS, of_json), of_json),
+        "avro": ((_IN_AVRO, _PAYLOAD), _READ),
+        "protobuf": ((_IN_PROTOBUF, _OF_PROTOBUF), {**_OF_PROTOBUF, "big": str(2**53 + 1)}),
+    }[kind]
+    (tmp_path / "shop.binpb").write_bytes(descriptor_set())
     message = _published(outbox, apicurio, tmp_path / "catalog.yaml", kind, framing, *given)
     client = SchemaRegistryClient({"url": apicurio.url})
     either = {"schema.id.deserializer": dual_schema_id_deserializer}
-    deserialize = (
-        AvroDeserializer(client, conf=either)
-        if is_avro
-        else JSONDeserializer(None, schema_registry_client=client, conf=either)
-    )
     context = SerializationContext(outbox.topic(), MessageField.VALUE, message.headers())
-    assert deserialize(message.value(), context) == (_READ if is_avro else given[1])
+    if kind == "avro":
+        found = AvroDeserializer(client, conf=either)(message.value(), context)
+    elif kind == "json_schema":
+        found = JSONDeserializer(None, schema_registry_client=client, conf=either)(message.value(), context)
+    else:
+        read = ProtobufDeserializer(_placed(), either, client)(message.value(), context)
+        found = {**MessageToDict(read)}
+        for line in found["lines"]:
+            # Of 64 bits.
+            line |= {"n": int(line["n"])} if "n" in line else {}
+    assert found == expected
+    if kind != "json_schema":
+        # Our consumer, by what the real registry answers.
+        headers = {name: text.decode(errors="surrogateescape") for name, text in message.headers() or ()}
+        frame, body = framed(message.value(), headers) or (b"", b"")
+        ours = (SchemaRegistry(apicurio.url).reader(frame) or (lambda _: None))(body)
+        assert ours | given[1] == ours
+
+
+def _placed() -> Any:
+    file = descriptors.file_of(descriptor_set(), MESSAGE)
+    return GetMessageClass(descriptors.message_of(file.text, descriptors.texts_of(file), MESSAGE))
 
 
 def test_the_consumer_reads_what_confluents_client_sends(apicurio: Apicurio) -> None:
@@ -233,6 +290,114 @@ def test_the_consumer_reads_what_confluents_client_sends(apicurio: Apicurio) -> 
     assert read(body) == {"n": "2026-11-27T09:30:00.25Z"}
     with pytest.raises(SchemaError, match="the schema 4000000000 is not in the schema registry"):
         registry.reader(b"\0" + (4_000_000_000).to_bytes(4, "big"))
+
+
+def test_the_consumer_reads_what_confluents_protobuf_serializer_sends(apicurio: Apicurio) -> None:
+    """Guards against an answer about a file of Protobuf that only the fake registry gives."""
+    client = SchemaRegistryClient({"url": apicurio.url})
+    value = ProtobufSerializer(_placed(), client)(
+        _placed()(n=1, lines=[{"sku": "a"}]), SerializationContext("of-others", MessageField.VALUE)
+    )
+    frame, body = framed(value, {}) or (b"", b"")
+    read = SchemaRegistry(apicurio.url).reader(frame)
+    assert read is not None
+    found = read(body)
+    assert (found["n"], found["lines"]) == (1, [{"sku": "a"}])
+
+
+_PROTOBUF_JARS: Final = ("com.google.protobuf:protobuf-java-util:4.33.6",)
+_PROTOBUF_JAVA: Final = """
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import com.google.protobuf.CodedInputStream;
+import com.google.protobuf.DescriptorProtos.FileDescriptorProto;
+import com.google.protobuf.Descriptors.Descriptor;
+import com.google.protobuf.Descriptors.FileDescriptor;
+import com.google.protobuf.*;
+import com.google.protobuf.util.JsonFormat;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse;
+import java.nio.ByteBuffer;
+import java.util.ArrayList;
+import java.util.Base64;
+import java.util.HashMap;
+import java.util.HexFormat;
+import java.util.List;
+import java.util.Map;
+
+public class Main {
+    static String at;
+    static Map<String, FileDescriptor> known = new HashMap<>();
+
+    static JsonObject get(String path) throws Exception {
+        URI uri = URI.create(at + path + "?format=serialized");
+        String answer = HttpClient.newHttpClient().send(
+            HttpRequest.newBuilder(uri).build(), HttpResponse.BodyHandlers.ofString()).body();
+        return JsonParser.parseString(answer).getAsJsonObject();
+    }
+
+    static FileDescriptor file(JsonObject schema) throws Exception {
+        if (schema.has("references")) for (var each : schema.getAsJsonArray("references")) {
+            JsonObject one = each.getAsJsonObject();
+            String subject = java.net.URLEncoder.encode(one.get("subject").getAsString(), "UTF-8");
+            known.put(one.get("name").getAsString(),
+                file(get("/subjects/" + subject + "/versions/" + one.get("version").getAsInt())));
+        }
+        FileDescriptorProto proto = FileDescriptorProto.parseFrom(
+            Base64.getDecoder().decode(schema.get("schema").getAsString()));
+        List<FileDescriptor> imports = new ArrayList<>();
+        for (String name : proto.getDependencyList()) imports.add(known.get(name));
+        return FileDescriptor.buildFrom(proto, imports.toArray(new FileDescriptor[0]));
+    }
+
+    public static void main(String[] args) throws Exception {
+        at = args[0];
+        for (FileDescriptor each : List.of(
+            TimestampProto.getDescriptor(), DurationProto.getDescriptor(), StructProto.getDescriptor(),
+            WrappersProto.getDescriptor(), AnyProto.getDescriptor())) known.put(each.getName(), each);
+        ByteBuffer value = ByteBuffer.wrap(HexFormat.of().parseHex(args[1]));
+        if (value.get() != 0) throw new Exception("no frame");
+        FileDescriptor file = file(get("/schemas/ids/" + value.getInt()));
+        CodedInputStream input = CodedInputStream.newInstance(value);
+        int count = input.readSInt32();
+        Descriptor message = file.getMessageTypes().get(count == 0 ? 0 : input.readSInt32());
+        for (int n = 1; n < count; n++) message = message.getNestedTypes().get(input.readSInt32());
+        DynamicMessage read = DynamicMessage.parseFrom(message, input);
+        System.out.println(message.getFullName() + " " + read.getUnknownFields().asMap().size());
+        System.out.println(JsonFormat.printer().omittingInsignificantWhitespace().print(read));
+    }
+}
+"""
+
+
+def test_protobufs_own_java_reads_what_the_relay_sends(
+    apicurio: Apicurio, outbox: Outbox, tmp_path: Path
+) -> None:
+    """Guards against Protobuf, an index or a schema that Python alone understands."""
+    (tmp_path / "shop.binpb").write_bytes(descriptor_set())
+    given = tmp_path / "catalog.yaml", "protobuf", "value", _IN_PROTOBUF, _OF_PROTOBUF
+    value = _published(outbox, apicurio, *given).value() or b""
+    name, found = _of_java(tmp_path, _PROTOBUF_JAVA, _PROTOBUF_JARS, apicurio.url, value.hex())
+    assert name == f"{MESSAGE} 0"
+    read = json.loads(found)
+    for line in read["lines"]:
+        line |= {"n": int(line["n"])} if "n" in line else {}
+    assert read == {**_OF_PROTOBUF, "big": str(2**53 + 1)}
+
+
+def _of_java(folder: Path, program: str, names: Sequence[str], *arguments: str) -> list[str]:
+    """Compile and run a program, with these jars and what they need; return its lines."""
+    for tool in ("java", "javac"):
+        if shutil.which(tool) is None:
+            pytest.fail(f"{tool} is missing: install it and add it to PATH", pytrace=False)
+    classes = f"{folder}:{jars.jars(names, load_settings().local_jars)}/*"
+    (folder / "Main.java").write_text(program)
+    subprocess.run(["javac", "-cp", classes, "Main.java"], cwd=folder, check=True)
+    command = ["java", "-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8", "-cp", classes, "Main", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
+    return done.stdout.splitlines()
 
 
 _AVRO: Final = ("org.apache.avro:avro:1.12.2", "org.slf4j:slf4j-nop:2.0.17")
@@ -292,17 +457,7 @@ def test_avros_own_java_reads_what_the_relay_sends(
     """Guards against Avro as fastavro alone understands it."""
     given = tmp_path / "catalog.yaml", "avro", "value", _IN_AVRO, _PAYLOAD
     value = _published(outbox, apicurio, *given).value() or b""
-    for program in ("java", "javac"):
-        if shutil.which(program) is None:
-            pytest.fail(f"{program} is missing: install it and add it to PATH", pytrace=False)
-    classes = f"{tmp_path}:{jars.jars(_AVRO, load_settings().local_jars)}/*"
-    (tmp_path / "Main.java").write_text(_JAVA)
-    subprocess.run(["javac", "-cp", classes, "Main.java"], cwd=tmp_path, check=True)
-    command = ["java", "-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8", "-cp", classes, "Main"]
-    done = subprocess.run(
-        [*command, apicurio.url, value.hex()], capture_output=True, text=True, encoding="utf-8", check=True
-    )
-    assert done.stdout.splitlines() == [
+    assert _of_java(tmp_path, _JAVA, _AVRO, apicurio.url, value.hex()) == [
         *("-12.50", "2026-11-27T09:30:00.250Z", "2026-11-27", _ID, "paid", "0.125", "ö"),
         '[{"n": -9223372036854775808, "sku": "a"}, {"n": null, "sku": "b"}]',
         *("null", value[5:].hex()),

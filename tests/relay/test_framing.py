@@ -15,15 +15,21 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, dual_schema_id_deserializer
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message_factory import GetMessageClass
 
 from outbox_pipelines.avro import decoding
 from outbox_pipelines.catalog.document import read_catalog
 from outbox_pipelines.catalog.subjects import Subjects
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.protobuf import descriptors
+from outbox_pipelines.protobuf.encoding import index_of
 from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.quality.status_text import render
+from outbox_pipelines.registry import Registry
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import schema_ids
 from outbox_pipelines.relay.kafka.message import Encoder, EncodingError, UnregisteredError
@@ -32,6 +38,7 @@ from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
 from outbox_pipelines.writer.references import Reference
 from tests.conftest import Outbox, patience, wait_until
+from tests.protobuf.shop import MESSAGE, descriptor_set
 from tests.registry import FakeRegistry
 from tests.relay.parked import parked_rows
 from tests.relay.threads import quick, running
@@ -121,6 +128,39 @@ def test_confluents_avro_deserializer_reads_the_message(
     # Of any value, such as `paid` has, there is no type.
     with pytest.raises(EncodingError, match="paid has no Avro schema: payload: any value"):
         encode(_event("paid"))
+
+
+@pytest.mark.parametrize("framing", ["value", "header"])
+@pytest.mark.parametrize("message", ["shop.v1.First", MESSAGE, f"{MESSAGE}.Inner"])
+def test_confluents_protobuf_deserializer_reads_the_message(
+    registry: FakeRegistry, given: dict[str, Any], tmp_path: Path, framing: str, message: str
+) -> None:
+    """Guards against an index that names another message, and files that a client of a registry lacks."""
+    (tmp_path / "shop.binpb").write_bytes(descriptor_set())
+    protobuf = f"aggregate_type: order, protobuf: {{file: shop.binpb, message: {message}}}"
+    given["catalog_file"].write_text(CATALOG.replace("aggregate_type: order", protobuf))
+    settings = load_settings(**given | {"format": "protobuf"}, registry_framing=framing)
+    subject = Subjects(read_catalog(given["catalog_file"]), settings).of_event_types["placed"]
+    Registry(settings, seconds=5.0).register(subject, "BACKWARD")
+    assert [*registry.subjects] == ["shop/common.proto", "order-events-placed"]
+    encode = Encoder(settings, SchemaIds(settings).known).encode
+    payload = {} if message == "shop.v1.First" else {"n": 5}
+    value, headers = encode(_event(payload=json.dumps(payload)))
+    descriptor = descriptors.message_of(subject.text, subject.all_imports(), message)
+    read = ProtobufDeserializer(
+        GetMessageClass(descriptor),
+        {"schema.id.deserializer": dual_schema_id_deserializer},
+        SchemaRegistryClient({"url": registry.url}),
+    )
+    found = read(value, SerializationContext("order-events", MessageField.VALUE, headers))
+    assert (found.DESCRIPTOR.full_name, MessageToDict(found)) == (message, payload)
+    framed_by = dict(headers).get("__value_schema_id", value)
+    assert isinstance(framed_by, bytes)
+    assert framed_by.startswith(b"\0\0\0\0\2" + index_of(descriptor))
+    reference = Reference("2026-11-27/a", 1, "0" * 64).payload()
+    assert encode(_event(payload=reference))[0] == reference
+    with pytest.raises(EncodingError, match=r"payload\.secret is no field of"):
+        encode(_event(payload='{"secret": "hidden"}'))
 
 
 def test_rules_choose_what_is_framed(registry: FakeRegistry, given: dict[str, Any]) -> None:

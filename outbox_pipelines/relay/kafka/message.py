@@ -2,7 +2,7 @@
 
 Invariants:
 - Pure: the same event always gives the same message.
-- The payload goes into the value as PostgreSQL prints it, or in Avro's form: numbers stay exact.
+- The payload goes into the value as PostgreSQL prints it, or in Avro's or Protobuf's form: numbers are exact.
 - A payload that is bytes is the value, unchanged, whatever shape and format the settings choose.
 - The row's own headers come last and never replace the relay's, whatever those are called: consumers
   deduplicate by `id`. Case does not count, since some readers do not tell `ID` from `id`.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -28,6 +28,7 @@ from outbox_pipelines.config.message_names import (
 )
 from outbox_pipelines.config.rules import has_rules, of_types, own
 from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.misfits import MisfitError
 from outbox_pipelines.settings import MessageSettings
 from outbox_pipelines.writer.bytes_payload import BEGINNING, BytesPayload, read_bytes
 from outbox_pipelines.writer.references import MEMBER, reference_of
@@ -67,6 +68,10 @@ class Schema(NamedTuple):
 
     id: int
     text: str
+    imports: Mapping[str, str] = {}
+    """Of Protobuf: the texts of the files that it needs, by their paths."""
+    message: str = ""
+    """Of Protobuf: the full name of the message."""
 
 
 # The schema of events with these types: aggregate type and event type.
@@ -123,9 +128,12 @@ def _by_types(settings: MessageSettings, schema_of: SchemaOf | None) -> Encode:
             return encode
         assert schema_of is not None, "who encodes a format with a schema gives its schemas"
         schema = schema_of(aggregate_type, event_type)
+        index = b""
         if chosen.format == "avro":
             encode = _avro(encode, schema.text)
-        return _framed(encode, schema.id, in_header=chosen.registry_framing == "header")
+        elif chosen.format == "protobuf":
+            encode, index = _protobuf(encode, schema)
+        return _framed(encode, schema.id, index, in_header=chosen.registry_framing == "header")
 
     def encode(event: Event) -> tuple[Value, Headers]:
         _, _, aggregate_type, _, event_type, payload, _ = event
@@ -135,11 +143,24 @@ def _by_types(settings: MessageSettings, schema_of: SchemaOf | None) -> Encode:
 
 
 def _avro(encode: Encode, schema: str) -> Encode:
-    """The same with the value in Avro's binary form, but for a tombstone and a reference."""
+    """The same in Avro's binary form."""
     # It needs a package that others do not have.
-    from outbox_pipelines.avro.encoding import MisfitError, writer
+    from outbox_pipelines.avro.encoding import writer
 
-    write = writer(schema)
+    return _converted(encode, writer(schema))
+
+
+def _protobuf(encode: Encode, schema: Schema) -> tuple[Encode, bytes]:
+    """The same in Protobuf's binary form, and the index of the message in its file."""
+    from outbox_pipelines.protobuf.descriptors import message_of
+    from outbox_pipelines.protobuf.encoding import index_of, writer
+
+    descriptor = message_of(schema.text, schema.imports, schema.message)
+    return _converted(encode, writer(descriptor)), index_of(descriptor)
+
+
+def _converted(encode: Encode, write: Callable[[str], bytes]) -> Encode:
+    """The same with the value as this function writes it, but for a tombstone and a reference."""
 
     def converted(event: Event) -> tuple[Value, Headers]:
         value, headers = encode(event)
@@ -153,9 +174,13 @@ def _avro(encode: Encode, schema: str) -> Encode:
     return converted
 
 
-def _framed(encode: Encode, schema_id: int, *, in_header: bool) -> Encode:
-    """The same with the id of its schema. A tombstone has none, nor a reference: the schema is the body's."""
-    frame = struct.pack(">bI", 0, schema_id)
+def _framed(encode: Encode, schema_id: int, index: bytes, *, in_header: bool) -> Encode:
+    """The same with the id of its schema. A tombstone has none, nor a reference: the schema is the body's.
+
+    Args:
+        index: which message of the schema it is; empty but for Protobuf.
+    """
+    frame = struct.pack(">bI", 0, schema_id) + index
 
     def with_header(event: Event) -> tuple[Value, Headers]:
         value, headers = encode(event)

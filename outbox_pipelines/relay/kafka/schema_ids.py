@@ -91,7 +91,7 @@ class SchemaIds:
                 f"the schema of {event_type} is not registered under the subject {subject.name}: run `outbox "
                 "catalog register`; the event is then published automatically"
             )
-        return Schema(schema_id, subject.text)
+        return Schema(schema_id, subject.text, subject.all_imports(), subject.message)
 
     def asked(self, aggregate_type: str, event_type: str) -> Schema:
         """Return the same; ask again for a schema that was not registered."""
