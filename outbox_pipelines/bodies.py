@@ -32,10 +32,9 @@ from outbox_pipelines import Error
 from outbox_pipelines.core.object_store import reason, sync
 from outbox_pipelines.core.secret import redacted, register_variables
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.writer.bytes_payload import is_json
 from outbox_pipelines.writer.content import LIMIT
 from outbox_pipelines.writer.errors import BodyStoreError, OutboxError
-from outbox_pipelines.writer.references import JSON, KEY, Body, LargePayload, Reference
+from outbox_pipelines.writer.references import JSON, KEY, Body, LargePayload, Reference, is_json
 
 _AT_ONCE: Final = 8
 _OWNER: Final = "_outbox/bodies.json"

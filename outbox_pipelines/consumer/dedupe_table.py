@@ -216,7 +216,8 @@ class Marks:
     def _payload(self, event: Event) -> str:
         try:
             text = json.dumps(event.payload)
-        except (ValueError, RecursionError):
+        # Bytes are a TypeError.
+        except (ValueError, TypeError, RecursionError):
             raise UnreadableError(
                 f"{event}: its payload is not JSON, which {self._table.name} needs"
             ) from None

@@ -29,8 +29,8 @@ from outbox_pipelines.config.message_names import REPLAY, REPLAY_ID, REPLAYED_AT
 from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.consumer.kafka_messages import as_time, described, headers_of
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.writer.bytes_payload import is_json
-from outbox_pipelines.writer.references import MEMBER, Reference, reference_of
+from outbox_pipelines.writer.bytes_payload import is_json_text
+from outbox_pipelines.writer.references import MEMBER, Reference, is_json, reference_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -317,7 +317,7 @@ def framed(value: bytes | None, headers: Mapping[str, str | None]) -> tuple[byte
 
 def _is_json(content_type: str | None) -> bool:
     """Return whether a value can be JSON, as most are, which have no content type."""
-    return not content_type or is_json(content_type)
+    return not content_type or is_json_text(content_type)
 
 
 def is_envelope(body: object) -> bool:

@@ -72,7 +72,7 @@ def read_bytes(text: str) -> BytesPayload:
         raise ValueError(f'the text in "{_MEMBER}" is not base64') from None
 
 
-def is_json(content_type: str) -> bool:
+def is_json_text(content_type: str) -> bool:
     """Return whether content of this type is JSON text."""
     name = content_type.partition(";")[0].strip().lower()
     return name in ("application/json", "text/json") or name.endswith("+json")
@@ -83,4 +83,4 @@ def _objection(content_type: object) -> str | None:
         return "is not valid: give one such as application/x-protobuf"
     if len(content_type) > _LONGEST:
         return f"has {len(content_type):,} characters, more than {_LONGEST}"
-    return "is that of JSON: pass the parsed JSON as the payload" if is_json(content_type) else None
+    return "is that of JSON: pass the parsed JSON as the payload" if is_json_text(content_type) else None

@@ -18,7 +18,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from outbox_pipelines.writer.bytes_payload import is_json
 from outbox_pipelines.writer.json_text import to_json
 
 MEMBER: Final = "outbox-body"
@@ -72,6 +71,11 @@ def reference_of(payload: Any) -> Reference | None:
             'and "sha256" (64 hexadecimal digits in lower case)'
         )
     return Reference(key, size, sha256, content_type)
+
+
+def is_json(content_type: str) -> bool:
+    """Return whether a body is JSON text."""
+    return content_type.partition(";")[0].strip().lower() == JSON
 
 
 class BodyStore(Protocol):
