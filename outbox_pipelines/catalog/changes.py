@@ -83,6 +83,8 @@ def _of_type(name: str, old: EventType | None, new: EventType | None) -> Iterato
             # What was not documented may be as it is documented now. A version's number breaks no one.
             breaks = _CONSUMERS if before and entry != "version" else _NO_ONE
             yield _change(name, old, f"{entry}: {before} → {after}", breaks)
+    if new.protobuf != old.protobuf:
+        yield _change(name, old, "protobuf: `outbox catalog register --check` compares it", _NO_ONE)
     given = old.payload or {}, new.payload or {}
     for place, what, breaks in _Schemas(*given).differences():
         yield _change(name, old, f"payload{place}: {what}", breaks)

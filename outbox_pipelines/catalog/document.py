@@ -70,10 +70,10 @@ class EventType(BaseModel):
     lifecycle: Lifecycle = "active"
     retired_on: date | None = None
     """From this UTC day on, a retired type must not be written; None: any row of it is an error."""
+    protobuf: ProtobufMessage | None = None
     # Not `schema`: that name belongs to pydantic.
     payload: dict[str, Any] | None = Field(default=None, alias="schema")
     """The JSON Schema of the payload; None: any payload is valid."""
-    protobuf: ProtobufMessage | None = None
 
     @field_validator("topic")
     @classmethod
@@ -146,8 +146,12 @@ def _with_schema(path: Path, name: str, entry: Any) -> Any:
     """Return the entry with its schema and its descriptors, which can be in separate files."""
     if not isinstance(entry, dict):
         return entry
-    named = entry.get("protobuf")
-    if isinstance(named, dict) and isinstance(named.get("file"), str):
+    named = entry.get("protobuf", {})
+    if not isinstance(named, dict):
+        raise ValueError(
+            f"{name}: protobuf is not a mapping: write {{file: shop.binpb, message: shop.v1.OrderPlaced}}"
+        )
+    if isinstance(named.get("file"), str):
         try:
             content = (path.parent / named["file"]).read_bytes()
         except (OSError, ValueError) as error:

@@ -81,6 +81,8 @@ def _section(name: str, each: EventType, topics_url: str | None) -> Iterator[str
         yield f"- id of the aggregate: {_code(each.aggregate_id)}"
     if each.version:
         yield f"- version: {each.version}"
+    if each.protobuf:
+        yield f"- message of Protobuf: {_code(each.protobuf.message)}"
     yield f"- producer: {_text(each.producer)}"
     yield f"- consumers: {_text(', '.join(each.consumers)) or 'none known'}"
     yield f"- owner: {_text(each.owner)}"

@@ -118,7 +118,7 @@ def _protobuf(subject: str, event_type: str, each: EventType) -> Subject:
     try:
         file = descriptors.file_of(each.protobuf.file, each.protobuf.message)
     except descriptors.NoMessageError as error:
-        raise ValueError(f"has no Protobuf: its descriptor set {error}") from None
+        raise ValueError(f"has no Protobuf: its file {error}") from None
     return replace(_of_file(file, subject, event_type), message=each.protobuf.message)
 
 

@@ -152,6 +152,15 @@ def test_what_cannot_be_compared_is_asked_about(keyword: str) -> None:
     assert _breaks({keyword: value}, {keyword: value}) == {}
 
 
+def test_another_message_of_protobuf_is_named() -> None:
+    """Guards against a change that is not shown, although what is compared here is JSON alone."""
+    old, new = (_catalog(protobuf={"file": file, "message": "m"}) for file in (b"1", b"2"))
+    assert [each.what for each in changes(old, new)] == [
+        "protobuf: `outbox catalog register --check` compares it"
+    ]
+    assert changes(old, old) == []
+
+
 def test_a_schema_that_contains_itself() -> None:
     """Guards against a comparison without end."""
     tree = {"$defs": {"t": {"properties": {"left": {"$ref": "#/$defs/t"}}}}, "$ref": "#/$defs/t"}

@@ -15,7 +15,9 @@ from tests.catalog.conftest import CATALOG, Write
 
 def test_the_page_has_everything_that_is_documented(write: Write) -> None:
     """Guards against entries and fields, those within others too, that are documented and not shown."""
-    text = markdown(read_catalog(write(CATALOG)))
+    path = write(CATALOG + "    protobuf: {file: catalog.yaml, message: shop.Shipped}\n")
+    path.with_name("catalog.yaml").touch()
+    text = markdown(read_catalog(path))
     assert (
         "| [`order.placed`](#orderplaced) | A customer has placed an order. | shop | billing, shipping "
         "| team:orders | active |" in text
@@ -28,6 +30,7 @@ def test_the_page_has_everything_that_is_documented(write: Write) -> None:
     shipped = text.partition("## `order.shipped`")[2]
     assert "- topic: by the aggregate type" in shipped
     assert "- consumers: none known" in shipped
+    assert "- message of Protobuf: `shop.Shipped`" in shipped
     assert "The payload has no schema." in shipped
 
 

@@ -66,11 +66,13 @@ def test_messages_of_a_file_of_protobuf_share_a_subject(write: Write) -> None:
     assert [each.name for each in placed.imports] == ["shop/common.proto"]
     path.write_text(path.read_text().replace("shop.v1.First", "shop.v1.Gone", 1))
     found = Subjects(read_catalog(path), settings)
-    assert "descriptor set has no message shop.v1.Gone: give its full name" in found.missing["paid"]
+    assert "its file has no message shop.v1.Gone: give its full name" in found.missing["paid"]
     assert "has no protobuf in the event catalog" in found.missing["bare"]
     (path.parent / "shop.binpb").unlink()
     with pytest.raises(ValueError, match=r"placed: protobuf file shop\.binpb cannot be read"):
         read_catalog(path)
+    with pytest.raises(ValueError, match="placed: protobuf is not a mapping: write"):
+        read_catalog(write(_EVENTS.replace("schema: {type: object}", "protobuf: shop.binpb")))
 
 
 def test_a_subject_has_one_type(write: Write) -> None:
