@@ -10,9 +10,11 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -26,7 +28,7 @@ _Answer = TypeVar("_Answer")
 # The registry's own codes of a 404: no such subject, version, schema, level of a subject.
 _NOT_THERE: Final = frozenset({40401, 40402, 40403, 40408})
 _LONGEST: Final = 500
-_SERIALIZED: Final = "serialized"
+_BASE64: Final = re.compile("[A-Za-z0-9+/]+=*")
 # Of one schema; more than any has.
 _MOST_IMPORTS: Final = 1000
 
@@ -77,6 +79,10 @@ class SchemaError(Error):
 
 class IncompatibleError(SetupError):
     """The registry refuses a schema, which does not fit earlier ones of its subject."""
+
+
+class InvalidSchemaError(SetupError):
+    """The registry takes a schema for none."""
 
 
 class Registry:
@@ -133,17 +139,22 @@ class Registry:
 
         return self._ask(subject, ask)
 
-    def is_compatible(self, subject: Subject) -> bool:
+    def is_compatible(self, subject: Subject) -> bool | None:
         """Return whether the document fits earlier ones of its subject, by the subject's compatibility.
 
-        One that imports a file which is not registered yet is judged by the registry when it is registered.
+        None if only an attempt to register it shows that: it imports a file that is not registered, or the
+        registry cannot compare compiled files.
         """
-        if not all(map(self.is_compatible, subject.imports)):
-            return False
-        document = self._document(subject)
+        if (document := self._document(subject)) is None:
+            return None
         ask = self._client.test_compatibility_all_versions
-        # Without a subject there is nothing that it could break.
-        return document is None or self._ask(subject, lambda: ask(subject.name, document, True)) is not False
+        try:
+            # Without a subject there is nothing that it could break.
+            return self._ask(subject, lambda: ask(subject.name, document, True)) is not False
+        except InvalidSchemaError:
+            if subject.kind == "PROTOBUF":
+                return None
+            raise
 
     def compatibility(self, subject: Subject) -> str | None:
         """Return the compatibility that a subject has of its own."""
@@ -175,25 +186,25 @@ class Registry:
         """
         name = frame_name(frame)
 
+        def get(**form: str) -> Any:
+            if frame[0] == 0:
+                return self._client.get_schema(int.from_bytes(frame[1:], "big"), **form)
+            return self._client.get_schema_by_guid(name, **form)
+
         def ask() -> Document:
-            by_id = frame[0] == 0
-            found = (
-                # Protobuf alone has this form, beside that of its source text.
-                self._client.get_schema(int.from_bytes(frame[1:], "big"), fmt=_SERIALIZED)
-                if by_id
-                else self._client.get_schema_by_guid(name, fmt=_SERIALIZED)
-            )
+            found = get()
             imports: dict[str, str] = {}
             self._read_imports(found, imports)
-            return Document(str(found.schema_type), str(found.schema_str), imports)
+            return Document(str(found.schema_type), _text(found, get), imports)
 
         return self._ask(Subject(name, "", ""), ask)
 
     def _read_imports(self, schema: Any, texts: dict[str, str]) -> None:
         for each in schema.references or ():
             if each.name not in texts and len(texts) < _MOST_IMPORTS:
-                found = self._client.get_version(each.subject, each.version, fmt=_SERIALIZED).schema
-                texts[str(each.name)] = str(found.schema_str)
+                get = partial(self._client.get_version, each.subject, each.version)
+                found = get().schema
+                texts[str(each.name)] = _text(found, lambda **form: get(**form).schema)  # noqa: B023 - at once
                 self._read_imports(found, texts)
 
     def _find(self, subject: Subject) -> tuple[int, int] | None:
@@ -252,7 +263,7 @@ class Registry:
         if status == 409:
             return IncompatibleError(f"{self._at} refuses the schema of {subject}{said}")
         if status == 422:
-            return SetupError(f"{self._at} takes the schema of {subject} for invalid{said}")
+            return InvalidSchemaError(f"{self._at} takes the schema of {subject} for invalid{said}")
         if status in (408, 429) or status >= 500:
             return UnavailableError(f"{self._at} answers with HTTP {status} about subject {subject}{said}")
         return SetupError(f"{self._at} {_NO_REGISTRY} (HTTP {status})")
@@ -336,6 +347,17 @@ class SchemaRegistry:
         except ValueError as error:
             raise SchemaError(f"the schema {frame_name(frame)} {error}") from None
         raise SchemaError(f"the schema {frame_name(frame)} is for {found.kind}, which is not read")
+
+
+def _text(found: Any, get: Callable[..., Any]) -> str:
+    """Return the text of a schema; of Protobuf as base64, which some registries have on request alone.
+
+    Others cannot convert what they have as base64.
+    """
+    text = str(found.schema_str)
+    if found.schema_type == "PROTOBUF" and not _BASE64.fullmatch(text):
+        text = str(get(fmt="serialized").schema_str)
+    return text
 
 
 def _id(given: Any) -> int:

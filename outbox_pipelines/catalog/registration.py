@@ -23,7 +23,7 @@ class Registered:
     event_type: str
     subject: str
     """Empty if the type has none."""
-    status: Literal["unchanged", "registered", "new", "compatible", "incompatible", "missing"]
+    status: Literal["unchanged", "registered", "new", "compatible", "unchecked", "incompatible", "missing"]
     schema_id: int | None = None
     why: str = ""
 
@@ -71,8 +71,9 @@ def _checked(registry: Registry, subject: Subject) -> Registered:
     latest = registry.latest(subject)
     if latest is None:
         return Registered(subject.event_type, subject.name, "new")
-    if registry.is_compatible(subject):
-        return Registered(subject.event_type, subject.name, "compatible")
+    is_compatible = registry.is_compatible(subject)
+    if is_compatible is not False:
+        return Registered(subject.event_type, subject.name, "compatible" if is_compatible else "unchecked")
     level = registry.compatibility(subject) or "the registry's default"
     why = f"not compatible ({level}) with version {latest.version}: {_different(latest, subject)}"
     return Registered(subject.event_type, subject.name, "incompatible", why=why)

@@ -16,6 +16,7 @@ import pytest
 from outbox_pipelines.avro import decoding, encoding
 from outbox_pipelines.catalog import avro_schemas
 from outbox_pipelines.catalog.avro_schemas import NoEquivalentError, document
+from outbox_pipelines.core.misfits import MisfitError
 
 _ID = "5d1b7c1e-3a54-5c0e-9b61-0d2f6c1f8a77"
 _NODE = {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$ref": "#"}}}
@@ -164,7 +165,7 @@ def test_a_value_is_what_others_read_and_what_was_written(
 )
 def test_what_does_not_fit_is_named(schema: dict[str, Any], payload: str, says: str) -> None:
     """Guards against a value that is rounded, dropped or converted, and a refusal without its place."""
-    with pytest.raises(encoding.MisfitError, match=says):
+    with pytest.raises(MisfitError, match=says):
         encoding.writer(document("order.placed", schema))(payload)
 
 

@@ -33,7 +33,9 @@ class Placed:
 
 def _read(content_type: str | None, value: bytes, **more: str) -> Event:
     headers = {"event-type": "e", "aggregate-type": "order", "content-type": content_type, **more, "id": "1"}
-    pairs = [(name, None if text is None else text.encode()) for name, text in headers.items()]
+    pairs: list[tuple[str, str | bytes | None]] = [
+        (name, None if text is None else text.encode()) for name, text in headers.items()
+    ]
     return Reader({}).read(Message(topic="orders", partition=0, offset=0, value=value, headers=pairs))
 
 

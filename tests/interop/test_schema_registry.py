@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -24,7 +24,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message_factory import GetMessageClass
 
 from outbox_pipelines.cli.main import cli
-from outbox_pipelines.consumer.event_reading import framed
+from outbox_pipelines.consumer.event_reading import Reader, framed
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import jars
 from outbox_pipelines.protobuf import descriptors
@@ -200,13 +200,14 @@ def test_files_of_protobuf_are_registered_and_checked(apicurio: Apicurio, tmp_pa
     assert first["status"] == "registered"
     assert _one(catalog.register(_IN_PROTOBUF, "--json")) == {**first, "status": "unchanged"}
     (tmp_path / "shop.binpb").write_bytes(descriptor_set(more="by"))
-    assert _one(catalog.register(_IN_PROTOBUF, "--check", "--json"))["status"] == "compatible"
+    # It cannot compare compiled files, but when it is to have one.
+    assert _one(catalog.register(_IN_PROTOBUF, "--check", "--json"))["status"] == "unchecked"
     second = _one(catalog.register(_IN_PROTOBUF, "--json"))
     assert (second["status"], second["schema_id"] != first["schema_id"]) == ("registered", True)
     (tmp_path / "shop.binpb").write_bytes(descriptor_set(n="string"))
-    result = catalog.register(_IN_PROTOBUF, "--check")
-    assert result.exit_code == 1
-    assert "not compatible (BACKWARD) with version 2" in result.stderr
+    result = catalog.register(_IN_PROTOBUF)
+    assert result.exit_code == 2
+    assert "refuses the schema of protobuf-events-order.placed" in result.stderr
 
 
 def _published(
@@ -253,7 +254,8 @@ def test_confluents_client_reads_what_the_relay_sends(
     elif kind == "json_schema":
         found = JSONDeserializer(None, schema_registry_client=client, conf=either)(message.value(), context)
     else:
-        read = ProtobufDeserializer(_placed(), either, client)(message.value(), context)
+        # Apicurio cannot give the client what it registers itself: see `Registry.schema`.
+        read = ProtobufDeserializer(_placed(), either)(message.value(), context)
         found = {**MessageToDict(read)}
         for line in found["lines"]:
             # Of 64 bits.
@@ -261,10 +263,15 @@ def test_confluents_client_reads_what_the_relay_sends(
     assert found == expected
     if kind != "json_schema":
         # Our consumer, by what the real registry answers.
-        headers = {name: text.decode(errors="surrogateescape") for name, text in message.headers() or ()}
-        frame, body = framed(message.value(), headers) or (b"", b"")
-        ours = (SchemaRegistry(apicurio.url).reader(frame) or (lambda _: None))(body)
-        assert ours | given[1] == ours
+        event = Reader({}).read(message)
+        frame, body = event.framed or (b"", b"")
+        read_by_us = SchemaRegistry(apicurio.url).reader(frame)
+        assert read_by_us is not None
+        ours = read_by_us(body)
+        # In Protobuf, a message within has its defaults.
+        assert {name: ours[name] for name in given[1] if name != "of"} == {
+            name: value for name, value in given[1].items() if name != "of"
+        }
 
 
 def _placed() -> Any:
@@ -295,9 +302,9 @@ def test_the_consumer_reads_what_confluents_client_sends(apicurio: Apicurio) -> 
 def test_the_consumer_reads_what_confluents_protobuf_serializer_sends(apicurio: Apicurio) -> None:
     """Guards against an answer about a file of Protobuf that only the fake registry gives."""
     client = SchemaRegistryClient({"url": apicurio.url})
-    value = ProtobufSerializer(_placed(), client)(
-        _placed()(n=1, lines=[{"sku": "a"}]), SerializationContext("of-others", MessageField.VALUE)
-    )
+    placed = _placed()
+    context = SerializationContext("of-others", MessageField.VALUE)
+    value = ProtobufSerializer(placed, client)(placed(n=1, lines=[{"sku": "a"}]), context)
     frame, body = framed(value, {}) or (b"", b"")
     read = SchemaRegistry(apicurio.url).reader(frame)
     assert read is not None
@@ -332,7 +339,7 @@ public class Main {
     static Map<String, FileDescriptor> known = new HashMap<>();
 
     static JsonObject get(String path) throws Exception {
-        URI uri = URI.create(at + path + "?format=serialized");
+        URI uri = URI.create(at + path);
         String answer = HttpClient.newHttpClient().send(
             HttpRequest.newBuilder(uri).build(), HttpResponse.BodyHandlers.ofString()).body();
         return JsonParser.parseString(answer).getAsJsonObject();
@@ -387,7 +394,7 @@ def test_protobufs_own_java_reads_what_the_relay_sends(
     assert read == {**_OF_PROTOBUF, "big": str(2**53 + 1)}
 
 
-def _of_java(folder: Path, program: str, names: Sequence[str], *arguments: str) -> list[str]:
+def _of_java(folder: Path, program: str, names: tuple[str, ...], *arguments: str) -> list[str]:
     """Compile and run a program, with these jars and what they need; return its lines."""
     for tool in ("java", "javac"):
         if shutil.which(tool) is None:

@@ -18,7 +18,6 @@ from outbox_pipelines.writer import (
     OutboxError,
     PayloadTooLargeError,
     derive_key,
-    emit,
     validate_with,
 )
 from outbox_pipelines.writer.bytes_payload import read_bytes
@@ -99,19 +98,19 @@ def test_the_limit_counts_bytes(connection: Connection) -> None:
 def test_what_is_refused(content: Any, content_type: Any, why: str) -> None:
     """Guards against an event that only the relay refuses, or a message that no consumer can read."""
     with captured(), pytest.raises(OutboxError, match=why):
-        emit(Through(None), "order", 1, "e", BytesPayload(content, content_type))
+        Through(None).emit("order", 1, "e", BytesPayload(content, content_type))
 
 
 def test_bytes_alone_say_what_to_pass() -> None:
     """Guards against a writer who does not find the class."""
     with captured(), pytest.raises(OutboxError, match="pass a BytesPayload as the payload"):
-        emit(Through(None), "order", 1, "e", b"x")
+        Through(None).emit("order", 1, "e", b"x")
 
 
 def test_tests_of_applications_compare_them() -> None:
     """Guards against assertions that know JSON alone, and a key that bytes cannot have."""
     with captured() as events:
-        emit(Through(None), "order", 1, "e", PAYLOAD)
+        Through(None).emit("order", 1, "e", PAYLOAD)
     assert_emitted(events, "e", payload=PAYLOAD)
     with pytest.raises(AssertionError, match="payload is BytesPayload"):
         assert_emitted(events, "e", payload=BytesPayload(b"other", PROTOBUF))
@@ -126,13 +125,13 @@ def test_the_event_catalog_refuses_bytes_for_json() -> None:
     validate_with(compiled(Catalog.model_validate({"events": events}), refuses_unknown=True))
     try:
         with captured() as seen:
-            emit(Through(None), "order", 1, "e", PAYLOAD)
+            Through(None).emit("order", 1, "e", PAYLOAD)
             for event_type, why in (
                 ("of json", "its schema one of JSON"),
                 ("other", "not in the event catalog"),
             ):
                 with pytest.raises(InvalidEventError, match=why):
-                    emit(Through(None), "order", 1, event_type, PAYLOAD)
+                    Through(None).emit("order", 1, event_type, PAYLOAD)
     finally:
         validate_with(None)
     assert len(seen) == 1
