@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outbox_pipelines.errors import RefusedError, SetupError, UnavailableError
-from outbox_pipelines.registry import IncompatibleError, Registry, Subject
+from outbox_pipelines.registry import IncompatibleError, InvalidSchemaError, Registry, Subject
 from outbox_pipelines.settings import make_settings
 from tests.registry import FakeRegistry
 
@@ -56,7 +56,7 @@ def test_a_document_is_found_once_it_is_registered(registry: FakeRegistry) -> No
             IncompatibleError,
             "of orders/ö-placed: narrower",
         ),
-        (422, '{"error_code": 42201, "message": "bad"}', SetupError, "for invalid: bad"),
+        (422, '{"error_code": 42201, "message": "bad"}', InvalidSchemaError, "for invalid: bad"),
         (429, "", UnavailableError, "answers with HTTP 429 about subject orders/ö-placed$"),
         (500, '{"error_code": 50001, "message": "disk full"}', UnavailableError, "HTTP 500 .*: disk full"),
         (502, _HTML, UnavailableError, "HTTP 502 about subject orders/ö-placed$"),
