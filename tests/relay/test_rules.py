@@ -88,7 +88,10 @@ def test_what_one_type_needs_is_read_for_all(place: str, rules: Any, needs: tupl
         ),
         ({"a": {"header_names": {"event-type": ""}}}, r"\[a\]: header_names renames event-type: "),
         ({"a": {"header_names": {"version": "t"}}}, r"\[a\] header_names: two headers would have the name t"),
-        ({"a": {"format": "xml"}}, r"\[a\] format: Input should be 'json', 'json_schema' or 'avro'"),
+        (
+            {"a": {"format": "xml"}},
+            r"\[a\] format: Input should be 'json', 'json_schema', 'avro' or 'protobuf'",
+        ),
         ({"a": {"format": "json_schema"}}, r"\[a\]: format json_schema needs OUTBOX_REGISTRY_URL: set it"),
         (
             {"a": {"format": "json_schema", "value_format": "flat"}},
