@@ -11,7 +11,6 @@ from typing import Final
 import click
 
 from outbox_pipelines.cli.options import chosen
-from outbox_pipelines.core.text import plain
 from outbox_pipelines.errors import LockedError, SetupError
 from outbox_pipelines.settings import Settings
 
@@ -63,14 +62,6 @@ def status(context: click.Context, as_json: bool, json_schema: bool, check: bool
         raise
 
 
-def _replays(settings: Settings) -> list[str]:
-    """Return a line for each replay that runs or can be resumed."""
-    from outbox_pipelines.cli.replay import line
-    from outbox_pipelines.replay.replay_record import recorded
-
-    return [plain(f"replay        {line(each)}") for each in recorded(settings) if each.is_open]
-
-
 def _status(settings: Settings, *, as_json: bool, check: bool) -> None:
     from outbox_pipelines.quality import rules
     from outbox_pipelines.quality.status_text import described, render
@@ -96,7 +87,5 @@ def _status(settings: Settings, *, as_json: bool, check: bool) -> None:
         click.echo(json.dumps(_VERSION | dataclasses.asdict(found) | {"checks": checks}, indent=2))
     else:
         click.echo(render(found, results))
-        for line in _replays(settings) if found.has_days else ():
-            click.echo(line)
     if check and rules.worst(results) is rules.Status.ERROR:
         sys.exit(1)

@@ -13,6 +13,7 @@ CHECKS: Final = (
     "blocked_aggregates",
     "dead_letters",
     "delayed",
+    "replays",
     "partitions_ahead",
     "days_closed",
     "days_archived",

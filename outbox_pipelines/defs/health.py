@@ -357,9 +357,11 @@ def _numbers(found: "Measurements") -> dict[str, Any]:
         "parked": found.parked,
         "dead_letters": found.dead_letters,
         "delayed": found.delayed,
+        "open_replays": len(found.replays),
         "days_late": max(found.days_late.to_close, found.days_late.to_archive, found.days_late.to_drop),
         "megabytes": round(found.table_bytes / 1e6, 1),
         "keys": found.keys,
+        **({"replays": pages.report(each.line for each in found.replays)} if found.replays else {}),
     } | {name: _table(reasons) for name, reasons in tables.items() if reasons}
 
 

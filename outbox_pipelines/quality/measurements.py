@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from outbox_pipelines.core.text import short
 from outbox_pipelines.debezium.connector_state import Connector
 from outbox_pipelines.quality.slots import Slots
 
 CAP: Final = 100_000
 """Counting of backlog, parked events and dead letters stops here."""
+STILL_SECONDS: Final = 60.0
+"""A running replay that reports nothing for so long stands still; it reports once a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,38 @@ class ShardStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenReplay:
+    """A replay that runs, or can be resumed."""
+
+    id: str
+    started_at: str
+    by: str
+    """On whose behalf, otherwise the role."""
+    reason: str
+    target: str
+    """A template of the topics."""
+    events: int
+    """How many were selected."""
+    sent: int
+    state: str
+    """running or stopped."""
+    error: str | None
+    """Why it stopped; null if it was stopped on purpose."""
+    silent_seconds: float
+    """Since its process has reported anything; 0 if it is stopped."""
+
+    @property
+    def line(self) -> str:
+        """Return it in words."""
+        stands_still = self.silent_seconds >= STILL_SECONDS
+        state = f"stands still for {age(self.silent_seconds)}" if stands_still else self.state
+        return (
+            f"{self.id}  {state}  {self.sent:,} of {self.events:,} sent to {self.target}  "
+            f"by {self.by}: {short(self.reason)}" + (f"  ({short(self.error)})" if self.error else "")
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Measurements:
     """The state of one outbox."""
 
@@ -101,6 +136,8 @@ class Measurements:
     """The same of those that nothing has tried to move."""
     delayed_reasons: dict[str, int] = field(default_factory=dict)
     """Why others could not be moved: the three most frequent reasons, with their counts."""
+    replays: list[OpenReplay] = field(default_factory=list)
+    """Replays that run or can be resumed: those that run, then the newest; at most 20."""
     table: str | None = None
     """The existing table that is relayed; None for the append-only outbox."""
     retried: int = 0
@@ -175,6 +212,11 @@ class Measurements:
         """The longest time that a shard has had no owner; an hour if no relay can own it."""
         times = [3600.0] if self.is_copy or self.sequence_problem else []
         return max((*times, *(shard.unowned_seconds for shard in self.shards)), default=0.0)
+
+    @property
+    def replay_silent_seconds(self) -> float:
+        """The longest time for which a running replay has reported nothing; 0 without any."""
+        return max((each.silent_seconds for each in self.replays), default=0.0)
 
     @property
     def shards_without_kafka(self) -> int:

@@ -21,7 +21,7 @@ from outbox_pipelines.database.schema import no_position
 from outbox_pipelines.debezium import connector_reading
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import quality_sql
-from outbox_pipelines.quality.measurements import CAP, Late, Measurements, ShardStatus
+from outbox_pipelines.quality.measurements import CAP, Late, Measurements, OpenReplay, ShardStatus
 from outbox_pipelines.quality.slots import OtherSlot, Slots
 from outbox_pipelines.settings import DaySettings, OutboxSettings
 
@@ -77,6 +77,7 @@ def read(settings: DaySettings) -> Measurements:
         dead_letter_reasons=dict(row["dead_letter_reasons"]),
         **row["delayed"],
         delayed_reasons=dict(row["delayed_reasons"]),
+        replays=[OpenReplay(**replay) for replay in row["replays"]],
         days_ahead=row["days_ahead"],
         days_late=Late(**row["days_late"]),
         days_detached=row["days_detached"],

@@ -125,6 +125,15 @@ SELECT coalesce(jsonb_agg(jsonb_build_array(last_error, events) ORDER BY events 
     WHERE due <= statement_timestamp() AND last_error IS NOT NULL
     GROUP BY last_error ORDER BY count(*) DESC LIMIT 3) reasons"""
 
+# A replay in progress reports once a second. Its process may be gone.
+_REPLAYS: Final = """
+SELECT coalesce(jsonb_agg(to_jsonb(found)), '[]') FROM (
+    SELECT id, started_at, coalesce(on_behalf_of, actor) AS by, reason, target, events, sent, state, error,
+           CASE WHEN state = 'running' THEN greatest(
+               0, extract(epoch FROM clock_timestamp() - progress_at)) ELSE 0 END AS silent_seconds
+    FROM outbox_replays WHERE state IN ('running', 'stopped')
+    ORDER BY state, started_at DESC LIMIT 20) found"""
+
 _TABLE_BYTES: Final = """
 SELECT coalesce(sum(pg_total_relation_size(inhrelid)), 0)
 FROM pg_inherits WHERE inhparent = 'outbox'::regclass"""
@@ -212,6 +221,7 @@ _PARTS: Final[dict[LiteralString, LiteralString]] = {
     "days_ahead": AHEAD,
     "days_late": f"SELECT to_jsonb(late) FROM ({LATE}) late",
     "days_detached": DETACHED,
+    "replays": _REPLAYS,
     "table_bytes": _TABLE_BYTES,
     "keys": _KEYS,
     "old_transaction": _OLD_TRANSACTION,

@@ -18,7 +18,7 @@ from typing import Final
 from outbox_pipelines.config import parsed
 from outbox_pipelines.core.text import size
 from outbox_pipelines.days.partitions import FEW_AHEAD
-from outbox_pipelines.quality.measurements import CAP, Measurements, age
+from outbox_pipelines.quality.measurements import CAP, STILL_SECONDS, Measurements, age
 from outbox_pipelines.settings import CheckSettings
 
 _PACKAGE: Final = Path(__file__).parents[1]
@@ -156,6 +156,16 @@ RULES: Final = (
         help="Start `outbox relay`, or run `outbox delayed move`; `outbox delayed list` shows reasons",
         warn=60.0,
         error=300.0,
+        show=age,
+    ),
+    Rule(
+        "replays",
+        lambda found: found.replay_silent_seconds,
+        "a replay has stood still for {}",
+        why="The process of a replay reports once a second, also while it waits for Kafka. If it reports "
+        "nothing, it was killed or hangs. Live events are not affected.",
+        help="Re-execute its run in Dagster, or run `outbox replay --resume ID` or `outbox replay cancel ID`",
+        warn=STILL_SECONDS,
         show=age,
     ),
     Rule(
@@ -309,6 +319,9 @@ _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
     "blocked_aggregates": lambda found: _reasons(found.parked_reasons),
     "dead_letters": lambda found: _reasons(found.dead_letter_reasons),
     "delayed": lambda found: _reasons(found.delayed_reasons),
+    "replays": lambda found: _each(
+        each.line for each in found.replays if each.silent_seconds == found.replay_silent_seconds
+    ),
     "kafka": lambda found: "; ".join(filter(None, (shard.breaker_reason for shard in found.shards))),
     "slot": lambda found: _each(found.slot_problems),
     "slot_log": lambda found: f"slot {found.slot_log[1]}",

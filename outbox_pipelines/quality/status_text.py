@@ -56,6 +56,7 @@ def _of_days(found: Measurements) -> list[str]:
         + (f", {found.new_dead_letters:,} in the last hour" if found.new_dead_letters else ""),
         *([f"delayed       {_delayed(found)}"] if found.delayed else []),
         *_reasons(found.delayed_reasons),
+        *(f"replay        {replay.line}" for replay in found.replays),
         f"days ahead    {found.days_ahead}",
         f"size          {size(found.table_bytes)}, keys {size(found.keys_bytes)}",
     ]

@@ -10,17 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 from outbox_pipelines.config import parsed
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.quality.measurements import STILL_SECONDS
 from outbox_pipelines.replay import replay_sql
 from outbox_pipelines.settings import OutboxSettings
-
-_STILL_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Replay:
     def stands_still(self) -> bool:
         """Whether it is to run, and its process has reported nothing for a while."""
         silent = (datetime.now(self.progress_at.tzinfo) - self.progress_at).total_seconds()
-        return self.state == "running" and silent > _STILL_SECONDS
+        return self.state == "running" and silent > STILL_SECONDS
 
 
 def recorded(settings: OutboxSettings) -> list[Replay]:

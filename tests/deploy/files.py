@@ -73,7 +73,9 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
         "dagster-webserver": dagster_webserver,
     }[words[0].rpartition("/")[2]]
     rest = words[1:]
-    while isinstance(command, click.Group) and (rest or not command.invoke_without_command):
+    while isinstance(command, click.Group):
+        if command.invoke_without_command and (not rest or rest[0].startswith("-")):
+            break
         command = command.commands[rest[0]]
         rest = rest[1:]
     return command, rest
@@ -87,7 +89,9 @@ def check_command(words: list[str]) -> None:
     found, arguments, _ = command.make_parser(context).parse_args(list(rest))
     assert arguments == []
     for parameter in command.params:
-        if isinstance(parameter, click.Option) and parameter.name in found:
+        # A page names a value as the command's help does: ID.
+        is_given = parameter.name in found and found[parameter.name] != parameter.metavar
+        if isinstance(parameter, click.Option) and is_given:
             parameter.type_cast_value(context, found[parameter.name])
 
 

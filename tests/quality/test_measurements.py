@@ -19,6 +19,8 @@ from tests.conftest import wait_until
 from tests.days.archive.days import days_ago, make_days, publish, write
 from tests.schema.servers import Database
 
+BEGIN = """SELECT outbox_replay_begin('{"where": "true"}', '{topic}', '[]', 20, 7, 'a test', 'ada')"""
+
 
 def _fill(database: Database, events: int) -> None:
     database.rows(
@@ -228,6 +230,33 @@ def test_delayed_and_overdue(database: Database) -> None:
     assert _measured(database).delayed_reasons == {"refused": 1}
     assert "lag" not in _wrong(database)
     assert "delayed: oldest overdue delayed event: 61" in database.outbox("status").output
+
+
+def test_open_replays(database: Database) -> None:
+    """Guards against a replay that was killed, or stopped, and that nobody remembers."""
+    for _ in range(3):
+        database.rows(BEGIN)
+    first, second, third = [
+        row[0] for row in database.rows("SELECT id::text FROM outbox_replays ORDER BY started_at")
+    ]
+    advance = "SELECT outbox_replay_advance(%s, 3, 10, %s, %s)"
+    database.rows(advance, first, "done", None)
+    database.rows(advance, third, "stopped", "no such topic")
+    found = _measured(database)
+    assert [(each.id, each.state, each.sent) for each in found.replays] == [
+        *((second, "running", 0), (third, "stopped", 10))
+    ]
+    assert "replays" not in _wrong(database)
+    shown = database.outbox("status").output
+    assert f"\nreplay        {second}  running  0 of 20 sent to {{topic}}  by ada: a test\n" in shown
+    assert (
+        f"\nreplay        {third}  stopped  10 of 20 sent to {{topic}}  by ada: a test  (no such topic)\n"
+        in shown
+    )
+    database.rows("UPDATE outbox_replays SET progress_at = now() - interval '61 seconds'")
+    assert [each.silent_seconds >= 61 for each in _measured(database).replays] == [True, False]
+    assert _wrong(database)["replays"] is Status.WARN
+    assert "WARN          replays: a replay has stood still for 61." in database.outbox("status").output
 
 
 def test_an_old_transaction_is_named(database: Database) -> None:

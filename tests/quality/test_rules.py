@@ -12,7 +12,7 @@ import pytest
 from outbox_pipelines.config.thresholds import CHECKS, read_thresholds
 from outbox_pipelines.debezium.connector_state import Connector, Task
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.measurements import CAP, Late, Measurements, ShardStatus
+from outbox_pipelines.quality.measurements import CAP, Late, Measurements, OpenReplay, ShardStatus
 from outbox_pipelines.quality.rules import RULES, Rule, Status, judge, judge_one, rules, worst
 from outbox_pipelines.quality.slots import OtherSlot, Slots
 from outbox_pipelines.settings import load_settings
@@ -89,6 +89,18 @@ CONNECTOR = Connector(
     retained_bytes=0,
     waiting_seconds=0.0,
 )
+REPLAY = OpenReplay(
+    id="019e",
+    started_at="2026-11-28T01:00:00+00:00",
+    by="ada",
+    reason="a new consumer",
+    target="{topic}",
+    events=20,
+    sent=10,
+    state="running",
+    error=None,
+    silent_seconds=60.0,
+)
 # What makes each rule an error, or a warning where it knows no errors.
 WRONG = {
     "lag": replace(WELL, shards=[replace(SHARD, oldest_seconds=60.0)]),
@@ -96,6 +108,7 @@ WRONG = {
     "blocked_aggregates": replace(WELL, blocked_aggregates=100, parked_reasons={"too large": 100}),
     "dead_letters": replace(WELL, dead_letters=1, dead_letter_reasons={"too large": 1}),
     "delayed": replace(WELL, overdue=1, overdue_seconds=300.0, delayed_reasons={"no partition": 1}),
+    "replays": replace(WELL, replays=[REPLAY]),
     "partitions_ahead": replace(WELL, days_ahead=6),
     "days_closed": replace(WELL, days_late=Late(1, 0, 0)),
     "days_archived": replace(WELL, days_late=Late(0, 1, 0)),

@@ -13,11 +13,11 @@ import pytest
 
 from outbox_pipelines.core import table_locks
 from outbox_pipelines.debezium.connector_state import Connector, Task
-from outbox_pipelines.quality.measurements import Measurements, ShardStatus
+from outbox_pipelines.quality.measurements import Measurements, OpenReplay, ShardStatus
 from outbox_pipelines.quality.slots import OtherSlot, Slots
 from outbox_pipelines.relay.fleet.summary import Summary
 from tests.existing import textbook
-from tests.quality.test_measurements import _fill, _park
+from tests.quality.test_measurements import BEGIN, _fill, _park
 from tests.schema.servers import Database
 
 
@@ -59,8 +59,10 @@ def test_an_outbox(database: Database, validator: jsonschema.Draft202012Validato
     _park(database, "1", "failed", error="too large")
     _park(database, "2", "retrying", "waiting", error="rejected")
     database.rows("UPDATE outbox_shards SET heartbeat = now(), breaker = 'open', breaker_reason = 'down'")
+    database.rows(BEGIN)
     shown = _printed(database)
     assert (shown["dead_letters"], shown["shards"][0]["backlog"]) == (1, 20)
+    assert [each["state"] for each in shown["replays"]] == ["running"]
     _unknown(validator, shown)
     _unknown(validator, _printed(database, "--all"))
 
@@ -94,7 +96,9 @@ def test_what_cannot_be_read(
     validator.validate(shown)
 
 
-@pytest.mark.parametrize("of", [Measurements, ShardStatus, Slots, OtherSlot, Connector, Task, Summary])
+@pytest.mark.parametrize(
+    "of", [Measurements, ShardStatus, OpenReplay, Slots, OtherSlot, Connector, Task, Summary]
+)
 def test_every_member_is_described(validator: jsonschema.Draft202012Validator, of: type) -> None:
     """Guards against a new member, also of what these states do not have: a slot, a connector."""
     described = validator.schema["$defs"][of.__name__]

@@ -256,6 +256,11 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
         lambda found: found.overdue_seconds,
     ),
     (
+        "outbox_replay_silent_seconds",
+        "Seconds for which a running replay has reported nothing; 0 if none",
+        lambda found: found.replay_silent_seconds,
+    ),
+    (
         "outbox_partitions_ahead",
         "Whole days from tomorrow on that have a partition, up to the first that has none",
         lambda found: found.days_ahead,
