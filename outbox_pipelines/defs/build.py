@@ -24,6 +24,7 @@ from outbox_pipelines.defs import (
     overview,
     partitions,
     reconciliation,
+    replay_events,
     run_history,
     sources,
     storage,
@@ -40,6 +41,7 @@ _ASSETS: dict[Part, list[Callable[[Outbox], Any]]] = {
     "checks": [health.health],
     "inbox": [inbox.inbox],
     "archive": [archive.archive, partitions.dropped],
+    "replays": [replay_events.replays],
     "reconciliation": [reconciliation.reconciliation],
 }
 _CHECKS: dict[Part, list[Callable[[Outbox], Any]]] = {
@@ -53,6 +55,7 @@ JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
     "partitions": [partitions.maintain_partitions],
     "archive": [archive.archive_day, partitions.drop_day],
     "bodies": [bodies.sweep_bodies],
+    "replays": [replay_events.replay_events],
     "clean_table": [existing_table.clean_table],
     "make_months": [existing_table.make_months],
     "reconciliation": [reconciliation.reconcile_day],

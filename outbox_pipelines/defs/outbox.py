@@ -40,6 +40,7 @@ Part = Literal[
     "partitions",
     "archive",
     "bodies",
+    "replays",
     "checks",
     "alerts",
     "reconciliation",
@@ -61,14 +62,16 @@ _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "make_months": ("months_ahead",),
 }
 # Parts that one kind of outbox alone has.
-_APPEND_ONLY: Final = frozenset({"partitions", "archive", "bodies", "reconciliation", "catalog", "cutover"})
+_APPEND_ONLY: Final = frozenset(
+    {"partitions", "archive", "bodies", "replays", "reconciliation", "catalog", "cutover"}
+)
 _EXISTING_TABLE: Final = frozenset({"clean_table", "make_months"})
 Automation = Literal["running", "stopped"]
 
 # What descriptions mention in backquotes.
 _MENTIONED: Final = re.compile(
     r"`(?:(outbox/\w+|application/tables)|(relay_supervisor|relay_session|relay_once|dead_letters|cutover|archive_days?"
-    r"|drop_days?|maintain_partitions|clean_table|make_months|sweep_bodies|reconcile_day|check_catalog|check_health|health"
+    r"|drop_days?|maintain_partitions|clean_table|make_months|sweep_bodies|replay_events|reconcile_day|check_catalog|check_health|health"
     r"|inbox|drain_inbox|alerts|purge_history))`"
 )
 
@@ -101,7 +104,7 @@ class Outbox:
         owners: of every asset.
         tags: of every job, run and asset.
         executor: of every job. Default: in process.
-        pool: of the ops that read or write whole days (archive, drop, sweep, reconcile, clean).
+        pool: of the ops that read or write whole days (archive, drop, sweep, replay, reconcile, clean).
         partition_start: the first day of the partitions. Default: the first day in the database.
         blocking_checks: checks of `archive` that stop what is downstream in the same run, and under an
             automation condition that asks for blocking checks, as `["payloads_valid"]`. They fail with ERROR.

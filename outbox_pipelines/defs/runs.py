@@ -19,7 +19,10 @@ from outbox_pipelines.defs.outbox import NAME, PACKAGE, Outbox
 from outbox_pipelines.quality.expectations.day_suite import OWN
 from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES
 
-_ASSETS = ("events", "relay", "health", "connector", "inbox", "archive", "dropped", "reconciliation")
+_ASSETS = (
+    *("events", "relay", "health", "connector", "inbox", "archive", "dropped", "replays"),
+    "reconciliation",
+)
 _CHECKS = {
     "events": ("event_types_documented",),
     "health": (*(rule.name for rule in RULES if rule.name not in OF_CONNECTOR), "database", "last_hour"),

@@ -21,7 +21,7 @@ from psycopg.types.json import Jsonb
 
 from outbox_pipelines.database import Connection
 from outbox_pipelines.database.locks import AdvisoryLock
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.replay import replay_sql, replay_topics
 from outbox_pipelines.replay.replay_reading import Part, Reader
 from outbox_pipelines.replay.replay_record import Replay, advance, connected, get
@@ -32,6 +32,10 @@ from outbox_pipelines.settings import ProcessSettings
 _LOCK: Final = AdvisoryLock("hashtext('outbox replay')", "'outbox_replays'::regclass::oid::int")
 _SAVE_SECONDS: Final = 1.0
 _SAY_SECONDS: Final = 5.0
+
+
+class NothingSelectedError(SetupError):
+    """No published event is selected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +196,7 @@ def _count(settings: ProcessSettings, reader: Reader, target: str) -> list[Count
         if (aggregate_type, event_type) in routes
     ]
     if not counts:
-        raise SetupError(
+        raise NothingSelectedError(
             "no published event is selected: check the conditions with `outbox archive query` or in the view "
             "outbox_events"
         )
@@ -215,7 +219,7 @@ def _file(part: Part) -> dict[str, str]:
 def _alone(settings: ProcessSettings) -> Iterator[Connection]:
     with connected(settings) as connection:
         if holder := _LOCK.take(connection, {}):
-            raise SetupError(
+            raise NotReadyError(
                 f"another replay is running, in {holder}: wait, or end it with `outbox replay cancel ID`"
             )
         yield connection

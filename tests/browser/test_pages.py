@@ -138,11 +138,11 @@ def test_a_dead_letter_is_seen_and_replayed(page: Page, served: Place) -> None:
 
 def test_lineage(page: Page) -> None:
     page.goto("/locations/outbox/asset-groups/outbox/lineage")
-    for asset in ("events", "relay", "archive", "dropped", "health"):
+    for asset in ("events", "relay", "archive", "dropped", "replays", "health"):
         page.get_by_text(asset, exact=True).first.wait_for()
     # The edges between them are drawn.
     page.locator("svg path").first.wait_for(state="attached")
-    page.get_by_text(re.compile("[1-9][0-9]* / 18 Passed")).wait_for()
+    page.get_by_text(re.compile("[1-9][0-9]* / 19 Passed")).wait_for()
 
 
 def test_the_relay_has_plots(page: Page, served: Place) -> None:

@@ -35,6 +35,7 @@ STAY = {
     "cutover",
     "archive_day",
     "drop_day",
+    "replay_events",
     "reconcile_day",
     "check_catalog",
     "check_health",

@@ -43,7 +43,8 @@ HOSTILE = (
     "Bcc: eve@e.example <!channel> <@U1> @everyone <http://e.example|x> \x1b]0;owned\x07 \x9b31m \u202e \\"
 )
 COLUMNS = ("aggregate_type", "aggregate_id", "event_type")
-SEEN = (*COLUMNS, "last_error", "source")
+OF_REPLAYS = ("reason", "on_behalf_of", "error")
+SEEN = (*COLUMNS, *OF_REPLAYS, "last_error", "source")
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]")
 CATALOG = """\
 events:
@@ -74,6 +75,9 @@ def place(outbox: Outbox, tmp_path: Path) -> Place:
     service.relay(place.settings.model_copy(update={"max_attempts": 1}), until_empty=True)
     place.rows("UPDATE outbox_parked SET last_error = %s", HOSTILE.format("last_error"))
     place.rows("UPDATE inbox SET source = %s", HOSTILE.format("source"))
+    texts = [HOSTILE.format(name) for name in OF_REPLAYS]
+    place.rows("SELECT outbox_replay_begin('{}', '{topic}', '[]', 1, 1, %s, %s)", *texts[:2])
+    place.rows("UPDATE outbox_replays SET progress_at = now() - interval '2 min', error = %s", texts[2])
     (tmp_path / "catalog.yaml").write_text(CATALOG)
     return place
 
@@ -129,6 +133,7 @@ COMMANDS = (
     ["catalog", "check"],
     ["consumer", "status"],
     ["consumer", "dead-letters", "list"],
+    ["replay", "list"],
     ["partitions", "list"],
     ["partitions", "close"],
     ["reconcile", str(DAY)],
@@ -150,7 +155,7 @@ def test_text_of_rows_controls_no_terminal(place: Place, tmp_path: Path) -> None
         done = place.outbox.outbox(*words, **environment)
         assert not CONTROL.search(done.stdout + done.stderr), (words, done.stdout, done.stderr)
         said += done.stdout + done.stderr
-    for column in COLUMNS:
+    for column in (*COLUMNS, *OF_REPLAYS):
         assert f"{column}\\n" in said, column
 
 

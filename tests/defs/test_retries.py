@@ -23,10 +23,11 @@ pytestmark = pytest.mark.slow
 ONCE = {"cutover", "dead_letters", "drop_day", "relay_session"}
 REPEATED = {
     *("archive_day", "check_catalog", "clean_table", "drain_inbox", "maintain_partitions", "make_months"),
-    *("purge_history", "reconcile_day", "relay_once", "sweep_bodies"),
+    *("purge_history", "reconcile_day", "relay_once", "replay_events", "sweep_bodies"),
     # It succeeds whatever it finds.
     "check_health",
 }
+DAILY = {"archive_day", "drop_day", "reconcile_day", "replay_events"}
 DAY = days_ago(4)
 
 
@@ -54,7 +55,7 @@ def test_dagster_repeats_no_action_of_an_operator(
     done = job_of(serving(), name).execute_in_process(
         instance=instance,
         raise_on_error=False,
-        partition_key=str(DAY) if name in {"archive_day", "drop_day", "reconcile_day"} else None,
+        partition_key=str(DAY) if name in DAILY else None,
         run_config={"ops": {"drain": {"config": {"consumer": "no:consumer"}}}}
         if name == "drain_inbox"
         else {},

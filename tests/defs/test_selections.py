@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 ORDERS = Outbox(name="orders", settings={**EVERYTHING, "dsn": "host=127.0.0.1 port=1"})
 PARTS = (
     *("application/tables", "archive", "connector", "dropped", "events", "health", "inbox"),
-    *("reconciliation", "relay"),
+    *("reconciliation", "relay", "replays"),
 )
 
 

@@ -127,7 +127,7 @@ def test_what_is_pasted_into_the_launchpad_fits() -> None:
 
     repository = defs.get_repository_def()
     samples = [text for language, text in _FENCE.findall(MAINTENANCE) if language == "yaml"]
-    for job, sample in zip(("drop_day", "dead_letters"), samples, strict=True):
+    for job, sample in zip(("drop_day", "dead_letters", "replay_events"), samples, strict=True):
         dg.validate_run_config(repository.get_job(job), yaml.safe_load(sample))
     # With every part: some exist only where they have work.
     graph = outbox_definitions(serving(**EVERYTHING)).resolve_asset_graph()
