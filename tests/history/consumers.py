@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 
@@ -21,6 +21,7 @@ from outbox_pipelines.settings import Settings, load_settings
 from tests import kafka_clients
 from tests.history import effects, standstill, tapes
 from tests.history.business import KINDS, LONG_KEY
+from tests.history.record import HANDLES_REPLAYS
 from tests.model.consumer.tape import ConsumerRecording
 
 # A short session, so that others take over soon from who was killed or frozen; the broker must allow it.
@@ -37,6 +38,7 @@ def idempotent(
     group: str = "history",
     *,
     per_transaction: int = 1,
+    replays: Literal["skip", "handle"] = "skip",
     **kafka: Any,
 ) -> Consumer:
     """The real one."""
@@ -52,9 +54,12 @@ def idempotent(
 
     tried: set[str] = set()
 
-    @consumer.on_other(per_transaction=per_transaction)
+    @consumer.on_other(per_transaction=per_transaction, replays=replays)
     def handle(event: Event, connection: psycopg.Connection[Any]) -> None:
         token = event.payload["token"]
+        if event.replay is not None:
+            effects.make_of_replay(connection, str(event.replay.id), token)
+            return
         # So that the key is stored with the event that is to be tried again.
         if len(str(event.aggregate_id)) == LONG_KEY and token < "2" and token not in tried:
             tried.add(token)
@@ -122,6 +127,7 @@ class KeepsNoRecord(Broken):
 CONSUMERS: Mapping[str, Callable[..., Consumer | Broken]] = {
     "idempotent": idempotent,
     "shared": partial(idempotent, per_transaction=50),
+    HANDLES_REPLAYS: partial(idempotent, replays="handle"),
     "broken.commits_first": CommitsFirst,
     "broken.keeps_no_record": KeepsNoRecord,
 }

@@ -9,12 +9,15 @@ import psycopg
 
 from outbox_pipelines import consumer
 from tests.history.business import account_of
-from tests.history.record import Effect, Unhandled
+from tests.history.record import Effect, ReplayEffect, Unhandled
 
 _TABLE = """
 CREATE TABLE effect (seq bigserial PRIMARY KEY, kind text NOT NULL, account text NOT NULL, n int NOT NULL,
-                     token text NOT NULL)"""
+                     token text NOT NULL);
+CREATE TABLE replay_effect (replay text NOT NULL, token text NOT NULL)"""
 _MAKE = "INSERT INTO effect (kind, account, n, token) VALUES (%s, %s, %s, %s)"
+
+_MAKE_OF_REPLAY = "INSERT INTO replay_effect (replay, token) VALUES (%s, %s)"
 
 _UNHANDLED = """
 SELECT convert_from(payload, 'UTF8')::json ->> 'token', state, attempts, coalesce(last_error, '')
@@ -33,6 +36,16 @@ def prepare(connection: psycopg.Connection[Any]) -> None:
 def make(connection: psycopg.Connection[Any], kind: str, account: str, body: Mapping[str, Any]) -> None:
     """The effect of one event, in the caller's transaction; again: once more."""
     connection.execute(_MAKE, [kind, account_of(account), body["n"], body["token"]])
+
+
+def make_of_replay(connection: psycopg.Connection[Any], replay: str, token: str) -> None:
+    """The effect of a replayed event."""
+    connection.execute(_MAKE_OF_REPLAY, [replay, token])
+
+
+def of_replays(connection: psycopg.Connection[Any]) -> list[ReplayEffect]:
+    """The committed effects of replayed events."""
+    return [ReplayEffect(*row) for row in connection.execute("SELECT replay, token FROM replay_effect")]
 
 
 def made(connection: psycopg.Connection[Any]) -> list[Effect]:

@@ -8,9 +8,10 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.history.record import Fault, History, Message
+from tests.history.record import HANDLES_REPLAYS, Fault, History, Message, Replayed, ReplayEffect
 
 # What a fault has caused may show this long after it is over: a lease runs out, a buffer empties.
 _AFTERMATH_SECONDS = 10.0
@@ -41,6 +42,14 @@ class Verdict:
     phantom_effect: list[str] = field(default_factory=list)
     duplicate_effect: list[str] = field(default_factory=list)
     effect_out_of_order: list[str] = field(default_factory=list)
+    lost_replay: list[str] = field(default_factory=list)
+    """Published when a replay began, and not sent by it."""
+    phantom_replay: list[str] = field(default_factory=list)
+    """Sent by a replay, and never published like that."""
+    duplicate_replay: list[str] = field(default_factory=list)
+    replay_out_of_order: list[str] = field(default_factory=list)
+    lost_effect_of_replay: list[str] = field(default_factory=list)
+    duplicate_effect_of_replay: list[str] = field(default_factory=list)
     exited: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
@@ -100,6 +109,7 @@ def judge(history: History) -> Verdict:
     verdict.lost_write = [f"{e.kind}/{e.account}/{e.n}" for e in history.committed if e.token not in seen]
     if history.consumer:
         _judge_effects(history, verdict)
+    _judge_replays(history, verdict)
     verdict.exits = len(history.exits)
     verdict.exited = [
         f"{exit.name} with {exit.code}: {exit.words}"
@@ -107,6 +117,37 @@ def judge(history: History) -> Verdict:
         if not _excused(history.faults, exit.at, exit.at)
     ]
     return verdict
+
+
+def _judge_replays(history: History, verdict: Verdict) -> None:
+    originals = {message.token: message for message in history.messages}
+    made = Counter(history.replay_effects)
+    sent: dict[str, list[Replayed]] = {replay.id: [] for replay in history.replays}
+    for message in sorted(history.replayed, key=lambda m: (m.kind, m.partition, m.offset)):
+        sent.setdefault(message.replay, []).append(message)
+    known = {replay.id: replay for replay in history.replays}
+    for replay_id, messages in sent.items():
+        replay = known.get(replay_id)
+        seen: set[str] = set()
+        newest: dict[tuple[str, str], int] = {}
+        for message in messages:
+            name = f"{message.kind}/{message.key}/{message.n}"
+            original = originals.get(message.token)
+            like = original and (original.kind, original.partition, *original[3:7])
+            if replay is None or like != (message.kind, message.partition, *message[4:]):
+                verdict.phantom_replay.append(name)
+            elif message.token in seen:
+                if not replay.resumed:
+                    verdict.duplicate_replay.append(name)
+            elif message.n < newest.get((message.kind, message.key), 0):
+                verdict.replay_out_of_order.append(name)
+            else:
+                newest[message.kind, message.key] = message.n
+            seen.add(message.token)
+            if history.consumer == HANDLES_REPLAYS and not made[ReplayEffect(replay_id, message.token)]:
+                verdict.lost_effect_of_replay.append(name)
+        verdict.lost_replay += [token for token in (replay.due if replay else ()) if token not in seen]
+    verdict.duplicate_effect_of_replay = [effect.token for effect, times in made.items() if times > 1]
 
 
 def _judge_effects(history: History, verdict: Verdict) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tests.history.relays import Relay
     from tests.history.run import Run
 
+# What is asked of the servers comes before they are hurt, and is taken back after they are healed; a replay
+# can be completed when topics take everything again.
+_ORDER = {"replay": 0, "topics": 1, "shards": 1}
 # Less than the large ones of `business.MIXED`, more than a batch of small ones at their usual pace.
 _SMALL_LIMIT = 30_000
 Make = Callable[["Run", random.Random], AbstractContextManager[None]]
@@ -48,8 +51,7 @@ def draw(chance: random.Random, names: Sequence[str]) -> Mapping[str, Kind]:
     for name in chance.choices(names, k=chance.choice([1, 1, 1, 2, 2, 3])):
         if ALL[name].target not in {kind.target for kind in found.values()}:
             found[name] = ALL[name]
-    # What is asked of the servers comes before they are hurt, and is taken back after they are healed.
-    return dict(sorted(found.items(), key=lambda drawn: drawn[1].target not in ("topics", "shards")))
+    return dict(sorted(found.items(), key=lambda drawn: _ORDER.get(drawn[1].target, 2)))
 
 
 def length(chance: random.Random) -> float:
@@ -174,6 +176,27 @@ def _refuse_large(run: Run, chance: random.Random) -> Iterator[None]:
     finally:
         run.limit_topics(None)
         run.replay()
+
+
+@contextmanager
+def _replay(run: Run, chance: random.Random) -> Iterator[None]:
+    _begin_replay(run)
+    yield
+    run.complete_replay()
+
+
+@contextmanager
+def _kill_replay(run: Run, chance: random.Random) -> Iterator[None]:
+    _begin_replay(run)
+    yield
+    run.replays.kill()
+    run.complete_replay()
+
+
+def _begin_replay(run: Run) -> None:
+    run.replays.begin()
+    # What is drawn with it is to meet it.
+    run.wait(run.patience, run.replays.is_under_way, pace=0.1)
 
 
 @contextmanager
@@ -323,6 +346,11 @@ SHARD_KINDS: Mapping[str, Kind] = {
     "change shards": Kind("shards", _change_shards, disturbs=False),
     "change source": Kind("shards", _change_source, disturbs=False),
 }
+# Of the append-only outbox. Live events are neither delivered again nor late because of a replay.
+REPLAY_KINDS: Mapping[str, Kind] = {
+    "replay": Kind("replay", _replay, disturbs=False),
+    "kill replay": Kind("replay", _kill_replay, disturbs=False),
+}
 # Of runs that have consumers.
 CONSUMER_KINDS: Mapping[str, Kind] = {
     "kill consumer": Kind("consumer", _kill_one(_consumers), disturbs=False),
@@ -333,7 +361,14 @@ CONSUMER_KINDS: Mapping[str, Kind] = {
     **dict(_of_network("network of consumers", lambda run: run.consumer_proxies)),
 }
 
-ALL: Mapping[str, Kind] = {**KINDS, **CLUSTER_KINDS, **OUR_KINDS, **SHARD_KINDS, **CONSUMER_KINDS}
+ALL: Mapping[str, Kind] = {
+    **KINDS,
+    **CLUSTER_KINDS,
+    **OUR_KINDS,
+    **SHARD_KINDS,
+    **REPLAY_KINDS,
+    **CONSUMER_KINDS,
+}
 
 
 def of(relay: Relay, *, has_consumers: bool, is_cluster: bool) -> list[str]:
@@ -342,6 +377,6 @@ def of(relay: Relay, *, has_consumers: bool, is_cluster: bool) -> list[str]:
         *KINDS,
         *(CLUSTER_KINDS if is_cluster else ()),
         *(OUR_KINDS if relay.mode is not None else ()),
-        *(SHARD_KINDS if relay.has_shards else ()),
+        *(SHARD_KINDS | REPLAY_KINDS if relay.has_shards else ()),
         *(CONSUMER_KINDS if has_consumers else ()),
     ]

@@ -37,6 +37,26 @@ _WRITING = f"""
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = '{APPLICATION}'"""
 
+_PUBLISHED = "SELECT event_data ->> 'token' FROM outbox_events WHERE status = 'PROCESSED'"
+_OPEN_REPLAY = "SELECT id::text FROM outbox_replays WHERE state IN ('running', 'stopped')"
+_REPLAYS = "SELECT id::text, reason FROM outbox_replays WHERE state = 'done'"
+
+
+def published(connection: psycopg.Connection[Any]) -> list[str]:
+    """The tokens of the events that the outbox calls published."""
+    return [str(token) for (token,) in connection.execute(_PUBLISHED)]
+
+
+def open_replay(connection: psycopg.Connection[Any]) -> str | None:
+    """The id of a replay that is to be resumed."""
+    row = connection.execute(_OPEN_REPLAY).fetchone()
+    return None if row is None else str(row[0])
+
+
+def replays(connection: psycopg.Connection[Any]) -> list[tuple[str, str]]:
+    """The id and the reason of each replay that is done."""
+    return connection.execute(_REPLAYS).fetchall()
+
 
 def parked(connection: psycopg.Connection[Any], mode: Mode | None) -> int:
     """How many events are not published because they, or others of their aggregate, were refused."""

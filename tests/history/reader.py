@@ -20,7 +20,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.conftest import patience
 from tests.history.business import account_of
-from tests.history.record import Message
+from tests.history.record import Message, Replayed
 from tests.kafka_clients import AdminClient, Consumer
 
 PARTITIONS = 4
@@ -30,13 +30,14 @@ class Reader:
     """Follows topics from their beginning; give each kind's topic.
 
     Args:
-        keeps: whether messages are kept, or only their tokens.
+        keeps: whether messages are kept, or only their tokens; those of replays always are.
     """
 
     def __init__(self, kafka: str, topics: Mapping[str, str], *, keeps: bool = True) -> None:
         self._keeps = keeps
         self.messages: list[Message] = []
         self.tokens: set[str] = set()
+        self.replayed: list[Replayed] = []
         self._kinds = {topic: kind for kind, topic in topics.items()}
         self._kafka = kafka
         self._consumer = Consumer(
@@ -78,6 +79,21 @@ class Reader:
 
     def _take(self, message: Any) -> None:
         body = json.loads(message.value())
+        headers = dict(message.headers())
+        if "replay-id" in headers:
+            self.replayed.append(
+                Replayed(
+                    headers["replay-id"].decode(),
+                    self._kinds[message.topic()],
+                    message.partition(),
+                    message.offset(),
+                    account_of(message.key().decode()),
+                    body["n"],
+                    body["token"],
+                    headers["id"].decode(),
+                )
+            )
+            return
         self.tokens.add(body["token"])
         if not self._keeps:
             return
@@ -89,7 +105,7 @@ class Reader:
                 account_of(message.key().decode()),
                 body["n"],
                 body["token"],
-                dict(message.headers())["id"].decode(),
+                headers["id"].decode(),
                 message.timestamp()[1] / 1000,
             )
         )
@@ -124,14 +140,14 @@ class Reader:
             return {(place.topic, place.partition): offset for place, offset in found.items()}
 
 
-def read(kafka: str, topics: Mapping[str, str]) -> list[Message]:
-    """Everything in the topics now; nothing from one that does not exist."""
+def read(kafka: str, topics: Mapping[str, str]) -> tuple[list[Message], list[Replayed]]:
+    """Everything in the topics now, and what replays have sent; nothing from one that does not exist."""
     reader = Reader(kafka, topics)
     try:
         reader.read_to_end()
     finally:
         reader.close()
-    return reader.messages
+    return reader.messages, reader.replayed
 
 
 def limit(kafka: str, topics: Mapping[str, str], size: int | None) -> None:

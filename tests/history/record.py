@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 Delivery = Literal["at_least_once", "exactly_once"]
+HANDLES_REPLAYS: Final = "replays"
+"""The consumer that handles replayed events too."""
 
 
 class Committed(NamedTuple):
@@ -37,6 +39,36 @@ class Message(NamedTuple):
     token: str
     id: str
     at: float
+
+
+class Replayed(NamedTuple):
+    """The same of a message that a replay has sent."""
+
+    replay: str
+    kind: str
+    partition: int
+    offset: int
+    key: str
+    n: int
+    token: str
+    id: str
+
+
+class Replay(NamedTuple):
+    """A replay that is done."""
+
+    id: str
+    due: list[str]
+    """The tokens of the events that it had to send."""
+    resumed: bool
+    """Whether it ended too early and was resumed."""
+
+
+class ReplayEffect(NamedTuple):
+    """What a consumer's handler did about a replayed event."""
+
+    replay: str
+    token: str
 
 
 class Effect(NamedTuple):
@@ -95,6 +127,9 @@ class History:
     """The consumer whose effects they are; empty without a consumer."""
     effects: list[Effect] = field(default_factory=list)
     unhandled: list[Unhandled] = field(default_factory=list)
+    replays: list[Replay] = field(default_factory=list)
+    replayed: list[Replayed] = field(default_factory=list)
+    replay_effects: list[ReplayEffect] = field(default_factory=list)
     figures: dict[str, int] = field(default_factory=dict)
     """What was written, and what became of it on the way."""
     steps: dict[str, int] = field(default_factory=dict)
@@ -116,6 +151,9 @@ def save(history: History, path: Path) -> None:
             "messages",
             "effects",
             "unhandled",
+            "replays",
+            "replayed",
+            "replay_effects",
         ):
             for fact in getattr(history, name):
                 print(json.dumps([name, fact]), file=file)
@@ -132,13 +170,14 @@ def load(path: Path) -> History:
 
 
 _HEAD = ("relay", "seed", "delivery", "consumer", "figures", "steps")
-_KINDS: dict[
-    str, type[Committed] | type[Message] | type[Effect] | type[Unhandled] | type[Fault] | type[Exit]
-] = {
+_KINDS: dict[str, type[tuple[Any, ...]]] = {
     "committed": Committed,
     "messages": Message,
     "effects": Effect,
     "unhandled": Unhandled,
     "faults": Fault,
     "exits": Exit,
+    "replays": Replay,
+    "replayed": Replayed,
+    "replay_effects": ReplayEffect,
 }

@@ -33,8 +33,9 @@ from tests.history.load import SMALL, Load
 from tests.history.nemesis import Kind
 from tests.history.processes import Process
 from tests.history.proxy import Proxy
-from tests.history.record import Exit, Fault, History
+from tests.history.record import HANDLES_REPLAYS, Exit, Fault, History
 from tests.history.relays import Relay
+from tests.history.replaying import Replaying
 from tests.history.servers import Servers
 from tests.history.steps import Mode
 from tests.history.watched import Order
@@ -123,6 +124,8 @@ class Run:
             for n in range(_WRITERS if load.writers else 0)
         ]
         self._steps_of_commands = directory / f"{database}-command.steps"
+        environment = {**self._environment, "OUTBOX_DELIVERY": relay.delivery}
+        self.replays = Replaying(self.dsn, f"{database} replay", environment, directory)
         self.next_orders = deque[Order]()
         """For the next lives of relays that die as ordered."""
         self.draws_orders = False
@@ -239,6 +242,11 @@ class Run:
             self.history.stuck.append(f"{command.name}: {command.last_words}")
         command.kill()
 
+    def complete_replay(self) -> None:
+        """Resumes it until it is done."""
+        if not self.wait(self.patience, self.replays.is_complete, pace=0.2):
+            self.describe_standstill("a replay does not come to its end")
+
     def wait(self, seconds: float, until: Callable[[], bool] = lambda: False, *, pace: float = 0.05) -> bool:
         """Goes on with everything for so long, or until a condition holds; whether it does.
 
@@ -292,21 +300,30 @@ class Run:
         while self.consumers and before < self._made() < len(everything):
             before = self._effects
             self.wait(self.patience, lambda: self._has_effects(len(everything)), pace=0.2)
+        self.complete_replay()
+        if self.history.consumer == HANDLES_REPLAYS:
+            self._reader.read_to_end()
+            due = len({(each.replay, each.token) for each in self._reader.replayed})
+            if not self.wait(self.patience, lambda: self._made_of_replays() == due, pace=0.2):
+                self.describe_standstill("effects of replays are missing at the end")
         if self.consumers and self._effects < len(everything):
             self.describe_standstill("effects are missing at the end")
         for process in (*self.relays, *self.consumers):
             self.end(process)
         with psycopg.connect(self.dsn) as connection:
             self.history.effects = effects.made(connection)
+            self.history.replay_effects = effects.of_replays(connection)
             self.history.unhandled = effects.unhandled(connection)
             self.history.figures.update(questions.figures(connection))
         tapes.collect(self.history, (*self.relays, *self.consumers))
-        self.history.messages = reader.read(self.servers.bootstrap, self.topics)
+        self.history.replays = self.replays.recorded()
+        self.history.messages, self.history.replayed = reader.read(self.servers.bootstrap, self.topics)
         return self.history
 
     def close(self) -> None:
         """Ends whatever still runs."""
         self.draws_orders = False
+        self.replays.kill()
         for process in (*self.writers, *self.relays, *self.consumers, *filter(None, [self._command])):
             process.kill()
         for proxy in (*self.proxies, *self.consumer_proxies):
@@ -418,6 +435,11 @@ class Run:
             with suppress(psycopg.OperationalError), psycopg.connect(self.dsn) as connection:
                 self._effects = effects.count(connection)
         return self._effects
+
+    def _made_of_replays(self) -> int:
+        """How many replayed events have had an effect."""
+        with psycopg.connect(self.dsn) as connection:
+            return len(effects.of_replays(connection))
 
     def _process(self, name: str, program: tuple[str, ...], proxy: Proxy, more: Mapping[str, str]) -> Process:
         environment = {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.history import __main__ as program
 from tests.history.judge import judge
 from tests.history.record import (
+    HANDLES_REPLAYS,
     Committed,
     Delivery,
     Effect,
@@ -16,6 +18,9 @@ from tests.history.record import (
     Fault,
     History,
     Message,
+    Replay,
+    Replayed,
+    ReplayEffect,
     Unhandled,
     load,
     save,
@@ -165,6 +170,64 @@ def test_what_became_of_an_event_without_effect_is_said(state: str, said: str) -
     assert judge(history).wrong == [f"lost effect (1): order/1/2, {said}"]
 
 
+def _with_replay(*numbers: int, resumed: bool = False, handled: tuple[int, ...] = ()) -> History:
+    """A good history, and a replay that had to send two events and has sent these."""
+    history = _history(1, 2, 3)
+    history.replays = [Replay("r", ["token-1", "token-2"], resumed)]
+    history.replayed = [
+        Replayed("r", "order", 0, 10 + offset, "1", n, f"token-{n}", f"id-{n}")
+        for offset, n in enumerate(numbers)
+    ]
+    history.replay_effects = [ReplayEffect("r", f"token-{n}") for n in handled]
+    return history
+
+
+@pytest.mark.parametrize(
+    ("numbers", "resumed", "wrong"),
+    [
+        ((1, 2), False, []),
+        ((1, 2, 3), False, []),
+        ((1, 2, 1, 2), True, []),
+        ((1, 2, 2), False, ["duplicate replay (1): order/1/2"]),
+        ((1,), True, ["lost replay (1): token-2"]),
+        ((2, 1), True, ["replay out of order (1): order/1/1"]),
+        ((1, 2, 4), False, ["phantom replay (1): order/1/4"]),
+    ],
+)
+def test_each_kind_of_damage_by_a_replay_is_found(
+    numbers: tuple[int, ...], resumed: bool, wrong: list[str]
+) -> None:
+    """Guards against a judge that takes replayed messages for live ones, or does not look at them."""
+    assert judge(_with_replay(*numbers, resumed=resumed)).wrong == wrong
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"replay": "another"}, {"partition": 1}, {"key": "2"}, {"id": "another"}],
+    ids=["another replay", "another partition", "another key", "another id"],
+)
+def test_what_was_published_otherwise_is_no_replay(changes: dict[str, Any]) -> None:
+    """Guards against a replayed event that no consumer recognizes, or that leaves its aggregate."""
+    history = _with_replay(1, 2, 3)
+    history.replayed[2] = history.replayed[2]._replace(**changes)
+    assert len(judge(history).phantom_replay) == 1
+
+
+@pytest.mark.parametrize(
+    ("handled", "wrong"),
+    [
+        ((1, 2), []),
+        ((1,), ["lost effect of replay (1): order/1/2"]),
+        ((1, 2, 2), ["duplicate effect of replay (1): token-2"]),
+    ],
+)
+def test_a_replayed_event_is_handled_once(handled: tuple[int, ...], wrong: list[str]) -> None:
+    history = _with_replay(1, 2, 1, resumed=True, handled=handled)
+    history.consumer = HANDLES_REPLAYS
+    history.effects = [Effect("order", "1", n, f"token-{n}") for n in (1, 2, 3)]
+    assert judge(history).wrong == wrong
+
+
 def test_effects_of_other_accounts_may_come_in_any_order() -> None:
     """Guards against an order over all keys, which no consumer of several partitions can have."""
     history = _history(1, 2, 3)
@@ -195,6 +258,9 @@ def test_a_history_is_kept_and_judged_again(
     history.consumer = "idempotent"
     history.effects.append(Effect("order", "1", 1, "token-1"))
     history.unhandled.append(Unhandled("token-2", "failed", 1, "oh"))
+    history.replays.append(Replay("r", ["token-1"], True))
+    history.replayed.append(Replayed("r", "order", 0, 9, "1", 1, "token-1", "id-1"))
+    history.replay_effects.append(ReplayEffect("r", "token-1"))
     program.report(history)
     (path,) = tmp_path.iterdir()
     assert load(path) == history

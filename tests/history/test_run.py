@@ -17,6 +17,7 @@ from tests.history import __main__ as program
 from tests.history import nemesis, tapes
 from tests.history.__main__ import report
 from tests.history.load import GENTLE, LARGE
+from tests.history.record import HANDLES_REPLAYS
 from tests.history.relays import RELAYS, Relay
 from tests.history.run import Run
 from tests.history.servers import Servers
@@ -131,6 +132,30 @@ def test_some_kinds_of_fault_of_consumers(servers: Servers, seed: int, tmp_path:
         verdict = report(run.finish())
     assert verdict.wrong == []
     assert verdict.committed == len(run.history.effects) > 100
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("name", "consumer"), [("at_least_once", HANDLES_REPLAYS), ("exactly_once", "idempotent")]
+)
+def test_replays_beside_live_events(
+    servers: Servers, seed: int, tmp_path: Path, name: str, consumer: str
+) -> None:
+    """Guards G1, G2 and G5 of live events while replays run and die, the replays' own, and that consumers
+    tell both apart."""
+    chance = random.Random(seed)
+    with _run(servers, name, seed, tmp_path, consumer=consumer) as run:
+        run.pile_up(1_500)
+        assert run.wait(120, lambda: run.arrived > 1_500)
+        for more in ([], [chance.choice(["kill relay", "kill consumer", "kill broker", "kill database"])]):
+            names = ["kill replay", *more]
+            print(f"{run.arrived:8}  {' + '.join(names)}")
+            run.disturb({name: nemesis.ALL[name] for name in names}, chance, chance.uniform(2, 4))
+        verdict = report(run.finish())
+    assert verdict.wrong == []
+    assert len(run.history.replays) == 2
+    assert all(replay.due for replay in run.history.replays)
+    assert any(replay.resumed for replay in run.history.replays)
 
 
 def test_commits_that_are_not_durable_and_long_keys(servers: Servers, seed: int, tmp_path: Path) -> None:

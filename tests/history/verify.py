@@ -42,5 +42,5 @@ def history(outbox: Outbox, *, calm: bool = False, consumer: str = "") -> Histor
         history.committed = business.committed(connection)
         if consumer:
             history.effects = effects.made(connection)
-    history.messages = reader.read(outbox.settings.kafka, topics(outbox))
+    history.messages, _ = reader.read(outbox.settings.kafka, topics(outbox))
     return history

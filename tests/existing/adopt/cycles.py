@@ -115,7 +115,7 @@ class Cycles:
         history = History("adopt", 0, self.delivery, committed=committed)
         if self.delivery == "at_least_once":
             history.faults.append(Fault("kills", 0, float("inf"), disturbs=True))
-        history.messages = reader.read(self._kafka, self._topics)
+        history.messages, _ = reader.read(self._kafka, self._topics)
         return judge(history)
 
     def close(self) -> None:
