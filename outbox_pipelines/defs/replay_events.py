@@ -290,6 +290,8 @@ def _names_of_config() -> Iterator[None]:
         if found[1] is None:
             return found[0]
         name = found[1].replace("-", "_")
+        if name == "create":
+            return "`create: true`"
         return f"{name}s" if f"{name}s" in _LISTS else name
 
     try:

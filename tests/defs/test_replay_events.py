@@ -221,7 +221,7 @@ def test_a_day_of_a_backfill_may_have_no_event(place: Place, instance: dg.Dagste
         ({"send": {**SEND, "reason": " "}}, "reason is empty: set it"),
         ({"send": {**SEND, "rate": 0}}, "rate is 0: write events per second, at least 1"),
         ({"send": {**SEND, "to_topic": "{top}"}}, "to_topic {top} is no topic"),
-        ({"send": {**SEND, "to_topic": "nowhere"}}, "create it with 2 partitions, or use create"),
+        ({"send": {**SEND, "to_topic": "nowhere"}}, "create it with 2 partitions, or use `create: true`"),
         ({"ids": ["17"]}, "ids 17 is not a UUID"),
         ({"where": "nothing = 1"}, '"nothing" not found'),
         ({"where": "1 +"}, "where is not a condition in SQL"),
