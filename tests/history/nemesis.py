@@ -377,6 +377,6 @@ def of(relay: Relay, *, has_consumers: bool, is_cluster: bool) -> list[str]:
         *KINDS,
         *(CLUSTER_KINDS if is_cluster else ()),
         *(OUR_KINDS if relay.mode is not None else ()),
-        *(SHARD_KINDS | REPLAY_KINDS if relay.has_shards else ()),
+        *((*SHARD_KINDS, *REPLAY_KINDS) if relay.has_shards else ()),
         *(CONSUMER_KINDS if has_consumers else ()),
     ]
