@@ -27,7 +27,10 @@ _LONGEST: Final = 200
 
 
 class BytesPayload(NamedTuple):
-    """A payload for `emit` that is bytes already, at most 1,000,000 of them: consumers get these bytes."""
+    """A payload for `emit` that is bytes already, at most 1,000,000 of them: consumers get these bytes.
+
+    The relay decodes them; Debezium in its place sends the JSON that the row has.
+    """
 
     content: bytes
     content_type: str

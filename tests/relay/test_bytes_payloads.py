@@ -11,6 +11,7 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.kafka.message import Encoder, EncodingError, SchemaOf
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import BytesPayload, emit
+from outbox_pipelines.writer.content import LIMIT
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import parked_rows
 from tests.relay.slot import slots
@@ -59,8 +60,9 @@ def test_they_are_published_unchanged(outbox: Outbox, has_slot: bool) -> None:
         emit(connection, "order", "delayed", "e", PAYLOAD, deliver_after=timedelta(seconds=-1))
         emit(connection, "order", "parked", "e", {"outbox-bytes": {"base64": "AB-_", "content-type": "a/b"}})
         emit(connection, "order", "parked", "e", PAYLOAD)
+        emit(connection, "order", "large", "e", BytesPayload(b"x" * LIMIT, "a/b"))
     with running(quick(outbox, max_attempts=2)):
-        wait_until(lambda: len(outbox.messages()) == 4, what="what waits behind the malformed one")
+        wait_until(lambda: len(outbox.messages()) == 5, what="what waits behind the malformed one")
     found = {(each.key, each.value): each.headers.get("content-type") for each in outbox.messages()}
     content = CONTENT.decode(errors="surrogateescape")
     assert found == {
@@ -68,6 +70,7 @@ def test_they_are_published_unchanged(outbox: Outbox, has_slot: bool) -> None:
         ("usual", '{"n": 1}'): None,
         ("delayed", content): PAYLOAD.content_type,
         ("parked", content): PAYLOAD.content_type,
+        ("large", "x" * LIMIT): "a/b",
     }
     [(key, _, state, attempts)] = parked_rows(outbox)
     assert (key, state, attempts) == ("parked", "failed", 2)
