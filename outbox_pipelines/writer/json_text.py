@@ -71,7 +71,7 @@ def jsonable(value: Any) -> object:
     kind = type(value).__qualname__
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(
-            f"{kind} have no JSON form: decode them, or send base64 text; a whole payload can be a BytesPayload"
+            f"{kind} have no JSON form: decode them, or send base64 text; a payload can be a BytesPayload"
         )
     if hasattr(value, "__next__"):
         raise TypeError(f"a {kind} can be read only once: convert it to a list")

@@ -103,7 +103,7 @@ def test_what_is_refused(content: Any, content_type: Any, why: str) -> None:
 
 def test_bytes_alone_say_what_to_pass() -> None:
     """Guards against a writer who does not find the class."""
-    with captured(), pytest.raises(OutboxError, match="a whole payload can be a BytesPayload"):
+    with captured(), pytest.raises(OutboxError, match="a payload can be a BytesPayload"):
         Through(None).emit("order", 1, "e", b"x")
 
 
