@@ -18,6 +18,7 @@ from outbox_pipelines.cli.options import DAY
 from outbox_pipelines.core import log
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import counted, plain, plain_lines
+from outbox_pipelines.days import iceberg
 from outbox_pipelines.days.archive import rendering
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
@@ -74,18 +75,44 @@ def archive_day(settings: Settings, day: date, again: bool, as_json: bool) -> No
 def verify_day(settings: Settings, day: date, as_json: bool) -> None:
     """Prove that a day's file and its rows are equal; for a dropped day, that its file has not changed.
 
-    If they differ, prints the rows that differ and exits with 1.
+    If they differ, prints the rows that differ and exits with 1. With OUTBOX_ICEBERG, the Iceberg table must
+    have the day, too.
     """
     from outbox_pipelines.days.archive import day as days
 
     proof = days.verify(settings, day)
-    if as_json:
-        click.echo(
-            json.dumps({"day": str(day), "rows": proof.rows, "differences": proof.differences}, indent=2)
-        )
-    elif proof.equal:
+    differences = proof.differences
+    if not as_json and proof.equal:
         click.echo(f"{day}: {counted(proof.rows, 'row')} proven equal")
-    _report(day, proof.differences)
+    if settings.iceberg:
+        differences += iceberg.compare(settings, day)
+    if as_json:
+        click.echo(json.dumps({"day": str(day), "rows": proof.rows, "differences": differences}, indent=2))
+    _report(day, differences)
+
+
+@archive.command("register")
+@click.option("--again", is_flag=True, help="In a new table, which replaces the present one in the catalog.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def register_days(settings: Settings, again: bool, as_json: bool) -> None:
+    """Register the archived days in the Iceberg table of OUTBOX_ICEBERG, and create it.
+
+    Registers what the table lacks, and days that were archived again; no file is written or moved. Exits
+    with 1 if a day cannot be registered, or was changed by another engine.
+    """
+    done = iceberg.register(settings, again=again)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(done), indent=2, default=str))
+    else:
+        click.echo(
+            f"{done.table}: {counted(len(done.added), 'day')} added, {len(done.replaced)} replaced, "
+            f"{done.unchanged} unchanged"
+        )
+    for difference in done.differences:
+        click.echo(plain(f"outbox: {difference}"), err=True)
+    if done.differences:
+        sys.exit(1)
 
 
 @archive.command("restore")

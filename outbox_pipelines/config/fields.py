@@ -33,6 +33,7 @@ from outbox_pipelines.config.types import (
     Format,
     HeaderNames,
     HomePath,
+    IcebergCatalog,
     KafkaConfig,
     Limits,
     Link,
@@ -351,6 +352,11 @@ class Days(BaseModel):
         default="owner",
         description="Who may read archive files in a directory: `owner` (modes 0600 and 0700), `group` "
         "(0640 and 0750), `everyone` (0644 and 0755).",
+    )
+    iceberg: IcebergCatalog = Field(
+        default=Secret(),
+        description="Catalog of the [Iceberg table](days.md#an-iceberg-table): a PostgreSQL database, or the "
+        "name of a catalog in pyiceberg's configuration.",
     )
     retention_days: int = Field(
         default=30,

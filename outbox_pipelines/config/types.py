@@ -35,6 +35,8 @@ _Value = TypeVar("_Value")
 
 OUTBOX_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 """Names of outboxes: what Dagster, Prometheus and file systems all accept."""
+ICEBERG_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
+"""Names of catalogs in pyiceberg's configuration; a connection string has another character."""
 # What RFC 3986 allows in one, without its grammar.
 _URI_REFERENCE: Final = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+\Z")
 # A host, or [an address with colons], and a port; without one, it is Kafka's usual port.
@@ -180,6 +182,19 @@ def _place(value: str) -> str:
     return value
 
 
+def _iceberg(value: Secret) -> Secret:
+    if not value or ICEBERG_NAME.fullmatch(value.reveal()):
+        return value
+    register_dsn(value.reveal())
+    if "://" in value.reveal() and not re.match(r"postgres(ql)?://", value.reveal()):
+        raise ValueError(
+            "write the database of an Iceberg catalog, such as postgresql://user@host/db, or the name of a "
+            "catalog in pyiceberg's configuration, which has the addresses of others (REST)"
+        )
+    check_dsn(value.reveal())
+    return value
+
+
 def _link(value: str) -> str:
     if value and (not value.startswith(("http://", "https://")) or "@" in value):
         raise ValueError(
@@ -228,6 +243,7 @@ SecretCommand = Annotated[Secret, AfterValidator(_command)]
 SecretToken = Annotated[Secret, AfterValidator(_command)]
 HomePath = Annotated[Path, AfterValidator(expanded)]
 StorePlace = Annotated[str, AfterValidator(_place)]
+IcebergCatalog = Annotated[Secret, AfterValidator(_iceberg)]
 Limits = Annotated[dict[str, float | str], BeforeValidator(_limits), _read_by(read_thresholds)]
 AlertAddresses = Annotated[Secret, AfterValidator(_alerts)]
 Link = Annotated[str, AfterValidator(_link)]

@@ -24,6 +24,7 @@ SCHEDULES: Final = (
     "maintain_partitions",
     "make_months",
     "purge_history",
+    "register_days",
     "sweep_bodies",
 )
 ARCHIVE_CHECKS: Final = ("archive_equals_table", *CHECKS, OWN)

@@ -20,6 +20,7 @@ from outbox_pipelines.defs import (
     day_quality,
     existing_table,
     health,
+    iceberg,
     inbox,
     overview,
     partitions,
@@ -54,6 +55,7 @@ JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
     "relay": [relay.relay_session, relay.relay_once],
     "partitions": [partitions.maintain_partitions],
     "archive": [archive.archive_day, partitions.drop_day],
+    "iceberg": [iceberg.register_days],
     "bodies": [bodies.sweep_bodies],
     "replays": [replay_events.replay_events],
     "clean_table": [existing_table.clean_table],
@@ -69,6 +71,7 @@ JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
 SCHEDULES: dict[Part, list[Callable[[Outbox], Any]]] = {
     "partitions": [partitions.maintain_partitions_schedule],
     "archive": [archive.archive_days, partitions.drop_days],
+    "iceberg": [iceberg.register_days_schedule],
     "bodies": [bodies.sweep_bodies_schedule],
     "clean_table": [existing_table.clean_table_schedule],
     "make_months": [existing_table.make_months_schedule],

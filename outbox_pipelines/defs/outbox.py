@@ -39,6 +39,7 @@ Part = Literal[
     "relay",
     "partitions",
     "archive",
+    "iceberg",
     "bodies",
     "replays",
     "checks",
@@ -55,6 +56,7 @@ Part = Literal[
 PARTS: Final[tuple[Part, ...]] = Part.__args__  # type: ignore[attr-defined]
 # Settings without which a part has nothing to do.
 _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "iceberg": ("iceberg",),
     "bodies": ("bodies",),
     "inbox": ("drain_consumers",),
     "catalog": ("catalog_file",),
@@ -63,7 +65,7 @@ _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 # Parts that one kind of outbox alone has.
 _APPEND_ONLY: Final = frozenset(
-    {"partitions", "archive", "bodies", "replays", "reconciliation", "catalog", "cutover"}
+    {"partitions", "archive", "iceberg", "bodies", "replays", "reconciliation", "catalog", "cutover"}
 )
 _EXISTING_TABLE: Final = frozenset({"clean_table", "make_months"})
 Automation = Literal["running", "stopped"]
@@ -71,7 +73,7 @@ Automation = Literal["running", "stopped"]
 # What descriptions mention in backquotes.
 _MENTIONED: Final = re.compile(
     r"`(?:(outbox/\w+|application/tables)|(relay_supervisor|relay_session|relay_once|dead_letters|cutover|archive_days?"
-    r"|drop_days?|maintain_partitions|clean_table|make_months|sweep_bodies|replay_events|reconcile_day|check_catalog|check_health|health"
+    r"|drop_days?|maintain_partitions|clean_table|make_months|register_days|sweep_bodies|replay_events|reconcile_day|check_catalog|check_health|health"
     r"|inbox|drain_inbox|alerts|purge_history))`"
 )
 

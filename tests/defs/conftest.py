@@ -99,6 +99,7 @@ EVERYTHING: dict[str, Any] = {
     "catalog_file": "catalog.yaml",
     "connect": "http://127.0.0.1:8083",
     "drain_consumers": "shop:consumer",
+    "iceberg": "lake",
 }
 # With these, every part of an existing table.
 OF_TABLE: dict[str, Any] = {

@@ -10,11 +10,14 @@ Invariants:
   file.
 - uuid and jsonb are stored as strings: same size, and every reader supports them. So are columns added by
   users, except integers and booleans: only for these do PostgreSQL and DuckDB print every value alike.
+- Each column has an id in the file, by which readers of Iceberg find it: of a user's column it follows from
+  the name in any case and the kind of value, so that all files agree without knowing of each other.
 """
 
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime
 from typing import Final, Literal, LiteralString, NamedTuple
@@ -27,27 +30,29 @@ from outbox_pipelines.errors import SetupError
 
 VERSION: Final = 1
 _TIME: Final = pa.timestamp("us", tz="UTC")
+_ID: Final = "PARQUET:field_id"
+_COLUMNS: Final = (
+    pa.field("id", pa.string(), nullable=False),
+    pa.field("seq", pa.int64(), nullable=False),
+    pa.field("aggregate_type", pa.string(), nullable=False),
+    pa.field("aggregate_id", pa.string(), nullable=False),
+    pa.field("event_type", pa.string(), nullable=False),
+    pa.field("payload", pa.string(), nullable=False),
+    pa.field("headers", pa.string()),
+    pa.field("idempotency_key", pa.string()),
+    pa.field("correlation_id", pa.string()),
+    pa.field("causation_id", pa.string()),
+    pa.field("traceparent", pa.string()),
+    pa.field("version", pa.int32()),
+    pa.field("created_at", _TIME, nullable=False),
+    # The event's outcome, at the time when the file was written.
+    pa.field("status", pa.string(), nullable=False),
+    pa.field("published_at", _TIME),
+    pa.field("attempts", pa.int32(), nullable=False),
+    pa.field("last_error", pa.string()),
+)
 SCHEMA: Final = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("seq", pa.int64(), nullable=False),
-        pa.field("aggregate_type", pa.string(), nullable=False),
-        pa.field("aggregate_id", pa.string(), nullable=False),
-        pa.field("event_type", pa.string(), nullable=False),
-        pa.field("payload", pa.string(), nullable=False),
-        pa.field("headers", pa.string()),
-        pa.field("idempotency_key", pa.string()),
-        pa.field("correlation_id", pa.string()),
-        pa.field("causation_id", pa.string()),
-        pa.field("traceparent", pa.string()),
-        pa.field("version", pa.int32()),
-        pa.field("created_at", _TIME, nullable=False),
-        # The event's outcome, at the time when the file was written.
-        pa.field("status", pa.string(), nullable=False),
-        pa.field("published_at", _TIME),
-        pa.field("attempts", pa.int32(), nullable=False),
-        pa.field("last_error", pa.string()),
-    ],
+    [field.with_metadata({_ID: str(number)}) for number, field in enumerate(_COLUMNS, 1)],
     metadata={"outbox_schema_version": str(VERSION)},
 )
 OWN: Final = (
@@ -206,8 +211,15 @@ def is_text(column: Column) -> bool:
 
 def schema_with(columns: Sequence[Column]) -> pa.Schema:
     """Return the schema of a file that also has these columns added by users."""
-    extra = [pa.field(column.stored, _NATIVE.get(column.type, pa.string())) for column in columns]
-    return pa.schema([*SCHEMA, *extra], metadata=SCHEMA.metadata)
+    return pa.schema([*SCHEMA, *map(_field, columns)], metadata=SCHEMA.metadata)
+
+
+def _field(column: Column) -> pa.Field:
+    type = _NATIVE.get(column.type, pa.string())
+    # Integers of all sizes are one column, which Iceberg widens.
+    kind = "integer" if pa.types.is_integer(type) else str(type)
+    number = 1000 + zlib.crc32(f"{kind} {column.stored.casefold()}".encode()) % 1_000_000_000
+    return pa.field(column.stored, type, metadata={_ID: str(number)})
 
 
 def row_text(microseconds: LiteralString) -> LiteralString:

@@ -111,6 +111,17 @@ class Store:
         """Return the address of an object: a path or a URL."""
         return str(self.root / name) if self.root is not None else f"{self.url.rstrip('/')}/{name}"
 
+    def size(self, name: str) -> int | None:
+        """Return the size of an object in bytes; None if it does not exist."""
+        with self._errors():
+            try:
+                if self.root is not None:
+                    return (self.root / name).stat().st_size
+                return int(obstore.head(self._bucket, name)["size"])
+            except FileNotFoundError:
+                self._require_bucket(name)
+                return None
+
     def read(self, name: str) -> Stored | None:
         """Return a small object; None if it does not exist."""
         with self._errors():
