@@ -69,7 +69,7 @@ matrix: $(VENV)/ready
 	@$(BIN)/python -m tests.matrix $(CELLS)
 
 # Dapr's real sidecar and the second judge of histories, which are built from their Go modules once; handlers in
-# Java and Node. All of them and a network are needed.
+# Java and Node; readers of Iceberg, in environments of their own. All of them and a network are needed.
 interop: $(VENV)/ready
 	@$(BIN)/python -m tests.interop.build
 	$(BIN)/python -m pytest --durations=5 tests/interop

@@ -4,9 +4,10 @@ Invariants:
 - A program is in the directory of the local stack, under a name that changes with the files it is made of:
   `daprd/`, `porcupine/`, `asyncapi/`, and `apicurio-VERSION`.
 - It appears under its name by a rename, so it is complete or absent.
+- The environment of a reader of Iceberg is `iceberg-NAME-…`, made of `iceberg_readers/NAME.txt`.
 - `daprd/go.sum` pins Dapr's module, and the `go.sum` in that module pins everything that Dapr needs;
   `porcupine/go.sum` pins Porcupine, which needs nothing; `asyncapi/package-lock.json` pins AsyncAPI's parser,
-  and no script of a package is run. Of Apicurio's archive the SHA-256 is here.
+  and no script of a package is run. Of what Maven fetches the SHA-256 is here.
 
 Exit codes: 0 success; 2 something is missing, and one line says what.
 """
@@ -38,6 +39,14 @@ ASYNCAPI: Final = Path(__file__).with_name("asyncapi")
 MODULE: Final = "github.com/dapr/dapr"
 APICURIO: Final = "3.3.3"
 _APICURIO_SHA256: Final = "8bc6751c76d963734224b01d5e7f84ccb3cb61c87d3bd77c36c35f10a5cbed63"
+_READERS: Final = Path(__file__).with_name("iceberg_readers")
+# The newest that Iceberg has a runtime for is Spark 4.1.
+_SPARK_JARS: Final = {
+    "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0": (
+        "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82"
+    ),
+    "org.postgresql:postgresql:42.7.8": "2a32a9dcbc42d67a50ad3a0de5efd102c8d2be46720045f2cbd6689f160ab7c7",
+}
 # Of Dapr's own go.mod.
 OLDEST_GO: Final = (1, 22, 6)
 
@@ -113,28 +122,85 @@ def apicurio(settings: Settings) -> Path:
     target = home_of(settings).path / f"apicurio-{APICURIO}"
     if target.is_dir():
         return target
-    if shutil.which("mvn") is None:
-        raise SetupError("mvn is missing: install Maven and add it to PATH")
-    home_of(settings).make()
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="apicurio-") as work:
-        print(f"fetching the schema registry Apicurio {APICURIO} (158 MB), once …", flush=True)
-        # As an artifact alone: what it would be built of is not wanted.
-        name = f"io.apicurio:apicurio-registry-app:{APICURIO}:tar.gz:all"
-        command = ["mvn", "-B", "-q", "dependency:copy", f"-Dartifact={name}", f"-DoutputDirectory={work}"]
-        try:
-            _run(command, Path(work), os.environ)
-        except subprocess.CalledProcessError as error:
-            problem = last_lines(error.stdout or error.stderr, 1)[:300]
-            raise SetupError(f"Apicurio cannot be fetched: mvn dependency:copy failed ({problem})") from None
-        [archive] = Path(work).glob("*.tar.gz")
-        with archive.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != _APICURIO_SHA256:
-                raise SetupError(f"{archive.name} is not the one that was published: check the repository")
-        folder = Path(work) / "program"
+    print(f"fetching the schema registry Apicurio {APICURIO} (158 MB), once …", flush=True)
+    with _fetched(
+        settings, f"io.apicurio:apicurio-registry-app:{APICURIO}:tar.gz:all", _APICURIO_SHA256
+    ) as archive:
+        folder = archive.with_name("program")
         with tarfile.open(archive) as files:
             files.extractall(folder, filter="data")
         folder.rename(target)
     return target
+
+
+def spark_jars(settings: Settings) -> list[Path]:
+    """Return Iceberg for Spark and PostgreSQL's driver, which are fetched from Maven if they do not exist.
+
+    Raises:
+        SetupError: one cannot be fetched, or is another one; the message says what is missing.
+    """
+    targets = []
+    for artifact, sha256 in _SPARK_JARS.items():
+        _, name, version = artifact.split(":")
+        targets.append(home_of(settings).path / f"{name}-{version}.jar")
+        if not targets[-1].is_file():
+            with _fetched(settings, artifact, sha256) as jar:
+                jar.rename(targets[-1])
+    return targets
+
+
+def environment(settings: Settings, pinned: Path) -> Path:
+    """Return an environment of Python with these packages, which is made if it does not exist.
+
+    Raises:
+        SetupError: it cannot be made; the message says why.
+    """
+    number = hashlib.sha256(pinned.read_bytes()).hexdigest()[:8]
+    target = home_of(settings).path / f"iceberg-{pinned.stem}-{number}"
+    if (target / "ready").is_file():
+        return target
+    home_of(settings).make()
+    # It cannot be renamed: its programs have its path in them.
+    shutil.rmtree(target, ignore_errors=True)
+    print(f"installing {pinned.stem} in an environment of its own, once …", flush=True)
+    python = str(target / "bin" / "python")
+    try:
+        _run([sys.executable, "-m", "venv", str(target)], Path.cwd(), os.environ)
+        uv = str(Path(sys.executable).with_name("uv"))
+        install = [uv, "pip", "install", "-q", "--python", python, "--require-hashes", "-r", str(pinned)]
+        _run(install, Path.cwd(), os.environ)
+    except subprocess.CalledProcessError as error:
+        raise SetupError(f"{pinned.stem} cannot be installed: {last_lines(error.stderr, 1)[:300]}") from None
+    (target / "ready").touch()
+    return target
+
+
+@contextmanager
+def _fetched(settings: Settings, artifact: str, sha256: str) -> Iterator[Path]:
+    """Fetch an artifact from Maven, alone: what it would be built of is not wanted."""
+    name = artifact.split(":")[1]
+    if shutil.which("mvn") is None:
+        raise SetupError("mvn is missing: install Maven and add it to PATH")
+    home_of(settings).make()
+    with tempfile.TemporaryDirectory(dir=home_of(settings).path, prefix=f"{name}-") as work:
+        command = [
+            "mvn",
+            "-B",
+            "-q",
+            "dependency:copy",
+            f"-Dartifact={artifact}",
+            f"-DoutputDirectory={work}",
+        ]
+        try:
+            _run(command, Path(work), os.environ)
+        except subprocess.CalledProcessError as error:
+            problem = last_lines(error.stdout or error.stderr, 1)[:300]
+            raise SetupError(f"{name} cannot be fetched: mvn dependency:copy failed ({problem})") from None
+        [file] = Path(work).iterdir()
+        with file.open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != sha256:
+                raise SetupError(f"{file.name} is not the one that was published: check the repository")
+        yield file
 
 
 @contextmanager
@@ -195,6 +261,9 @@ if __name__ == "__main__":
         print(daprd(load_settings()))
         print(asyncapi(load_settings()))
         print(apicurio(load_settings()))
+        print(*spark_jars(load_settings()))
+        for pinned in sorted(_READERS.glob("*.txt")):
+            print(environment(load_settings(), pinned))
     except SetupError as error:
         print(f"make interop: {error}", file=sys.stderr)
         sys.exit(2)
