@@ -13,6 +13,7 @@ import base64
 import binascii
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -57,12 +58,13 @@ def file_of(descriptor_set: bytes, message: str) -> File:
         raise NoMessageError(
             "is no compiled descriptor set, as `protoc --descriptor_set_out` writes"
         ) from None
-    files = {each.name: each for each in found.file}
-    for each in found.file:
-        if message in _messages(each.package, each.message_type):
-            file = _file(each.name, files)
-            message_of(file.text, texts_of(file), message)
-            return file
+    with _usable():
+        files = {each.name: each for each in found.file}
+        for each in found.file:
+            if message in _messages(each.package, each.message_type):
+                file = _file(each.name, files)
+                message_of(file.text, texts_of(file), message)
+                return file
     raise NoMessageError(f"has no message {message}: give its full name, with the package")
 
 
@@ -85,16 +87,26 @@ def message_of(text: str, imports: Mapping[str, str], which: str | list[int]) ->
         NoMessageError: the file does not have it, or is none that can be read.
     """
     pool = descriptor_pool.DescriptorPool()
-    try:
+    with _usable():
         file = parsed(text)
         _add(pool, file, file.name or "schema.proto", imports, set())
         name = which if isinstance(which, str) else _name_at(file, which)
         descriptor: Descriptor = pool.FindMessageTypeByName(name)
-    except (KeyError, TypeError, RecursionError, ModuleNotFoundError) as error:
-        raise NoMessageError(f"is no file that can be used: {type(error).__name__}") from None
-    if _ANY in _needed(descriptor, set()):
-        raise NoMessageError(f"has a field of {_ANY}, whose type only its writer knows: use oneof, or bytes")
+        if _ANY in _needed(descriptor, set()):
+            raise NoMessageError(
+                f"has a field of {_ANY}, whose type only its writer knows: use oneof, or bytes"
+            )
     return descriptor
+
+
+@contextmanager
+def _usable() -> Iterator[None]:
+    try:
+        yield
+    except NoMessageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever foreign descriptors make the library raise
+        raise NoMessageError(f"is no file that can be used: {type(error).__name__}") from None
 
 
 def indexes_of(descriptor: Descriptor) -> list[int]:
@@ -146,7 +158,18 @@ def _add(pool: Any, file: _File, path: str, imports: Mapping[str, str], added: s
         elif each.startswith(BUILT_IN):
             _add_built_in(pool, each)
     file.name = path
+    _require_maps(file.message_type)
     pool.AddSerializedFile(file.SerializeToString())
+
+
+def _require_maps(types: Iterable[_File]) -> None:
+    """Raise `NoMessageError` for an entry of a map that no compiler writes: the library crashes at it."""
+    for each in types:
+        if each.options.map_entry:
+            found = [(field.name, field.number, field.label) for field in each.field]
+            if found != [("key", 1, 1), ("value", 2, 1)] or each.oneof_decl:
+                raise NoMessageError(f"has an entry of a map that is none: {each.name}")
+        _require_maps(each.nested_type)
 
 
 def _add_built_in(pool: Any, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -183,6 +184,19 @@ def test_the_text_depends_on_what_is_described() -> None:
     assert descriptors.file_of(descriptor_set(comment="new"), MESSAGE) == FILE
     assert descriptors.file_of(descriptor_set(more="by"), MESSAGE) != FILE
     assert (FILE.path, [each.path for each in FILE.imports]) == ("shop/order.proto", ["shop/common.proto"])
+
+
+def test_descriptors_of_others_are_data() -> None:
+    """Guards against a schema in a registry that crashes the process: the library trusts its compiler."""
+    file = descriptors.parsed(FILE.text)
+    [entry] = [each for each in file.message_type[1].nested_type if each.name == "CountsEntry"]
+    entry.field[0].number = 38
+    read_others = decoding.reader(base64.b64encode(file.SerializeToString()).decode(), IMPORTS)
+    with pytest.raises(ValueError, match="the schema has an entry of a map that is none: CountsEntry"):
+        read_others(INDEX + write('{"counts": {"1": {}}}'))
+    broken = base64.b64encode(base64.b64decode(FILE.text).replace(b"shop/common", b"shop\xffcommon")).decode()
+    with pytest.raises(ValueError, match="the schema is no file that can be used"):
+        decoding.reader(broken, IMPORTS)(INDEX)
 
 
 def test_what_is_no_descriptor_set() -> None:
