@@ -62,8 +62,8 @@ def replay(context: click.Context, /, **given: Any) -> None:
     """Send published events again, in the order of seq, marked with the header replay-id.
 
     Attached days are read from the table, dropped days from the archive. Consumers skip replayed events,
-    unless a handler asks for them. Ctrl-C stops; after a crash, events of the last second may be sent twice.
-    Exits with 1 if it was stopped or canceled.
+    unless a handler asks for them. Ctrl-C stops; after a crash, events of the last second may be sent twice,
+    with OUTBOX_DELIVERY=exactly_once none. Exits with 1 if it was stopped or canceled.
     """
     if context.invoked_subcommand is not None:
         return
@@ -71,7 +71,8 @@ def replay(context: click.Context, /, **given: Any) -> None:
     if given["resume"] is not None:
         _resume(context, settings, given)
         return
-    if given["same_topic"] == (given["to_topic"] is not None):
+    targets = given["same_topic"] + (given["to_topic"] is not None)
+    if targets == 2 or not (targets or given["dry_run"]):
         raise SetupError("say where to: either --to-topic NAME or --same-topic")
     from outbox_pipelines.replay import replays
     from outbox_pipelines.replay.replay_topics import SAME, check
@@ -82,7 +83,7 @@ def replay(context: click.Context, /, **given: Any) -> None:
     target = given["to_topic"] or SAME
     check(target)
     if given["dry_run"]:
-        _show(replays.preview(settings, selection, target))
+        _show(replays.preview(settings, selection, target), with_topic=bool(targets))
         return
     if given["reason"] is None:
         raise SetupError("say why: --reason is required, it is recorded")
@@ -158,14 +159,11 @@ def _listed(value: Any) -> str:
     return ",".join(value) if isinstance(value, list) else str(value)
 
 
-def _show(found: list[Counted]) -> None:
+def _show(found: list[Counted], *, with_topic: bool) -> None:
     for each in found:
-        click.echo(
-            plain(
-                f"{each.day}  {each.events:>12,}  {each.event_type} of {each.aggregate_type}  "
-                f"to {each.topic}  such as {each.example}"
-            )
-        )
+        to = f"to {each.topic}  " if with_topic else ""
+        what = f"{each.event_type} of {each.aggregate_type}"
+        click.echo(plain(f"{each.day}  {each.events:>12,}  {what}  {to}such as {each.example}"))
     click.echo(f"{counted(sum(each.events for each in found), 'event')}, nothing sent")
 
 

@@ -7,39 +7,53 @@ Invariants:
 - Days whose ranges of `seq` overlap are read together: a transaction around midnight breaks no order.
 - A condition can read the selected rows, and nothing else: no file, no extension, no other table.
 - No transaction stays open between two reads of the table.
+- Memory does not depend on how many events there are, nor on how large one is.
+- A dead letter that was published after its day was archived counts as published.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import pairwise
-from tempfile import mkdtemp
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 from psycopg import sql
 
+from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.days.archive import identity, proof
 from outbox_pipelines.days.archive.manifest import SCHEMA, Manifest
 from outbox_pipelines.days.archive.store import Store, key, open_store
 from outbox_pipelines.days.partitions.calendar import bounds_of
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay.kafka.message import needs_time
 from outbox_pipelines.replay import replay_sql
 from outbox_pipelines.replay.selection import Selection, quoted, rejected
-from outbox_pipelines.settings import DaySettings
+from outbox_pipelines.replay.seq_order import in_order
+from outbox_pipelines.settings import ProcessSettings
 
-# How many numbers one statement covers in the table.
-_TABLE_STEP: Final = 5_000
+# How many numbers are read at once in the table, and how many bytes of text, about.
+_TABLE_STEP: Final = 20_000
+_TABLE_BYTES: Final = 8_000_000
+# How many events are Python objects at a time, and how many bytes of text, about.
 _ROWS: Final = 1_000
+_BYTES: Final = 1_000_000
+# Of a batch of DuckDB, if all of its rows were as large as those of the largest row group.
+_BATCH_BYTES: Final = 8_000_000
 _CONFIG: Final[dict[str, Any]] = {
-    "threads": 2,
+    # Each thread keeps a row group.
+    "threads": 1,
     "memory_limit": "160MB",
+    "preserve_insertion_order": False,
     "python_enable_replacements": False,
     "autoload_known_extensions": False,
     "autoinstall_known_extensions": False,
@@ -66,7 +80,7 @@ class Part:
 class Reader:
     """Reads the events of one selection; must be used by one thread."""
 
-    settings: DaySettings
+    settings: ProcessSettings
     connection: Connection
     selection: Selection
     _manifests: dict[str, Manifest] = field(default_factory=dict)
@@ -102,59 +116,113 @@ class Reader:
                 parts.append(Part(day, manifest.first_seq, manifest.last_seq, manifest))
         return parts
 
-    def count(self) -> Rows:
-        """Return day, aggregate type, event type, number and first id of the selected events, by day."""
+    def count(self, last: int | None = None) -> Rows:
+        """Return day, aggregate type, event type, number and first id of the selected events, by day.
+
+        Args:
+            last: only up to this `seq`.
+        """
         found: dict[tuple[Any, ...], list[Any]] = {}
-        for rows in self._read(replay_sql.COUNT, 0, None):
-            for *kind, number, example in rows:
+        for batch in self._read(replay_sql.COUNT, 0, last):
+            for *kind, number, example in _rows(batch):
                 found.setdefault(tuple(kind), [0, example])[0] += number
         return [(*kind, *counted) for kind, counted in sorted(found.items())]
 
-    def events(self, after: int, last: int) -> Iterator[Rows]:
-        """Yield the events behind `after`, up to `last`: the columns of `SELECTED`."""
-        yield from self._read(replay_sql.SELECTED, after, last)
+    def events(self, after: int, last: int) -> Iterator[list[Event]]:
+        """Yield the events behind `after`, up to `last`."""
+        time = replay_sql.TIME if needs_time(self.settings) else ""
+        for table in self._read(replay_sql.SELECTED.replace("{time}", time), after, last, ordered=True):
+            most = max(1, min(_ROWS, table.num_rows * _BYTES // max(1, table.nbytes)))
+            for batch in table.to_batches(most):
+                yield list(map(Event._make, _rows(batch)))
 
-    def _read(self, query: str, after: int, last: int | None) -> Iterator[Rows]:
+    def _read(self, query: str, after: int, last: int | None, *, ordered: bool = False) -> Iterator[Any]:
         is_read = False
         while not is_read:
             is_read = True
-            for start, end, parts in _windows(self.parts(), after, last):
-                try:
-                    yield from self._window(query, start, end, parts)
-                except _MovedError:
-                    is_read = False
-                    break
+            for start, end, parts in self._windows(after, last):
+                with ExitStack() as stack:
+                    try:
+                        batches, folder = stack.enter_context(self._window(query, start, end, parts))
+                    except _MovedError:
+                        self._manifests.clear()
+                        is_read = False
+                        break
+                    if not ordered:
+                        yield from batches
+                        continue
+                    try:
+                        yield from in_order(batches, start, end, folder)
+                    except OSError as error:
+                        raise SetupError(
+                            f"events cannot be put in order in {folder.parent}: {first_line(error)}: free "
+                            "space there, or set TMPDIR"
+                        ) from None
                 after = end
 
-    def _window(self, query: str, first: int, last: int, parts: Sequence[Part]) -> Iterator[Rows]:
-        """Yield the rows of days in a range of `seq`; those of the table before any of them is used."""
+    def _windows(self, after: int, last: int | None) -> Iterator[tuple[int, int, list[Part]]]:
+        """Yield ranges of `seq` in order, each with the days that have events in it.
+
+        Those of the table have a limited size.
+        """
+        for start, end, parts in _ranges(self.parts(), after, last):
+            days = [each.day for each in parts if each.manifest is None]
+            if not days:
+                yield start, end, parts
+                continue
+            given = {"start": bounds_of(days[0])[0], "stop": bounds_of(days[-1])[1], "most": _TABLE_BYTES}
+            for low in range(start, end + 1, _TABLE_STEP):
+                high = min(low + _TABLE_STEP - 1, end)
+                found = self.connection.execute(replay_sql.CUTS, {**given, "first": low, "last": high})
+                for cut in [*(cut for (cut,) in found.fetchall()[:-1]), high]:
+                    yield low, cut, parts
+                    low = cut + 1
+
+    @contextmanager
+    def _window(
+        self, query: str, first: int, last: int, parts: Sequence[Part]
+    ) -> Iterator[tuple[Iterator[pa.RecordBatch], Path]]:
+        """Give the rows of days in a range of `seq`, and a folder; all is found before any row is used."""
         table = self._table(first, last, [each.day for each in parts if each.manifest is None])
         with ExitStack() as stack:
             files = []
             for each in parts:
                 if each.manifest is not None:
                     name = key(each.day, each.manifest.file)
-                    files.append(str(stack.enter_context(open_store(self.settings).local(name))))
-            connection = stack.enter_context(_duckdb(files))
+                    try:
+                        files.append(str(stack.enter_context(open_store(self.settings).local(name))))
+                    except FileNotFoundError:
+                        raise _MovedError from None
+            folder = stack.enter_context(TemporaryDirectory(prefix="outbox-replay-"))
+            connection = stack.enter_context(_duckdb(files, folder))
+            given = {"first": first, "last": last, "condition": self.selection.condition}
             sources = []
             if table is not None:
                 connection.register("outbox_rows", table)
                 sources.append("SELECT * FROM outbox_rows")
-            if files:
-                listed = ", ".join(map(quoted, files))
-                sources.append(f"SELECT * FROM read_parquet([{listed}], union_by_name = true)")
-            asked = query.format(
-                source=" UNION ALL BY NAME ".join(sources),
-                first=first,
-                last=last,
-                condition=self.selection.condition,
-            )
             try:
-                reader = connection.sql(asked).to_arrow_reader(_ROWS)
-                for batch in reader:
-                    yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+                if files:
+                    listed = ", ".join(map(quoted, files))
+                    source = f"SELECT * FROM read_parquet([{listed}], union_by_name = true)"
+                    if any(
+                        each.manifest is not None and each.manifest.statuses.get("FAILED") for each in parts
+                    ):
+                        asked = replay_sql.DEAD.format(source=source, **given)
+                        source = self._revived(source, connection.sql(asked).fetchall())
+                    sources.append(source)
+                asked = query.format(source=" UNION ALL BY NAME ".join(sources), **given)
+                batches = _checked(connection.sql(asked).to_arrow_reader(_rows_at_once(files)))
             except duckdb.Error as error:
                 raise rejected(error) from None
+            yield batches, Path(folder)
+
+    def _revived(self, source: str, dead: Rows) -> str:
+        """Return a source whose dead letters count as published if they were published since."""
+        given = dict(zip(("seqs", "ids"), map(list, zip(*dead, strict=True)), strict=False))
+        found = self.connection.execute(replay_sql.PUBLISHED_SINCE, given).fetchall() if dead else []
+        if not found:
+            return source
+        return replay_sql.REVIVED.format(source=source, seqs=", ".join(str(seq) for (seq,) in found))
 
     def _table(self, first: int, last: int, days: Sequence[date]) -> pa.Table | None:
         """Return the rows of attached days as an archive file has them."""
@@ -181,29 +249,44 @@ class Reader:
         return self._manifests[manifest_sha256]
 
 
-def _windows(parts: Sequence[Part], after: int, last: int | None) -> Iterator[tuple[int, int, list[Part]]]:
+def _ranges(parts: Sequence[Part], after: int, last: int | None) -> Iterator[tuple[int, int, list[Part]]]:
     """Yield ranges of `seq` in order, each with the days that have events in it."""
     cuts = sorted({each.first for each in parts} | {each.last + 1 for each in parts})
     for start, end in pairwise(cuts):
         within = [each for each in parts if each.first <= start and each.last >= end - 1]
-        start = max(start, after + 1)
-        end = end if last is None else min(end, last + 1)
-        is_archived = all(each.manifest is not None for each in within)
-        step = max(1, end - start) if is_archived else _TABLE_STEP
-        for low in range(start, end, step) if within else ():
-            yield low, min(low + step, end) - 1, within
+        first, final = max(start, after + 1), end - 1 if last is None else min(end - 1, last)
+        if within and first <= final:
+            yield first, final, within
+
+
+def _rows_at_once(files: Sequence[str]) -> int:
+    """Return how many rows DuckDB may have in one batch: a row group of a file has a limited size."""
+    sizes = [1]
+    for file in files:
+        found = pq.read_metadata(file)
+        groups = (found.row_group(number) for number in range(found.num_row_groups))
+        sizes += [group.total_byte_size // max(1, group.num_rows) for group in groups]
+    return max(1, min(_ROWS, _BATCH_BYTES // max(sizes)))
+
+
+def _checked(batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """The same; what DuckDB finds while rows are read is an error of pyarrow."""
+    try:
+        yield from batches
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        raise rejected(error) from None
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 @contextmanager
-def _duckdb(files: Sequence[str]) -> Iterator[duckdb.DuckDBPyConnection]:
+def _duckdb(files: Sequence[str], folder: str) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a DuckDB that can read these files and nothing else."""
-    spilled = mkdtemp(prefix="outbox-replay-")
-    try:
-        with duckdb.connect(config={**_CONFIG, "temp_directory": spilled}) as connection:
-            connection.execute("SET TimeZone = 'UTC'")
-            connection.execute(f"SET allowed_paths = [{', '.join(map(quoted, files))}]")
-            connection.execute("SET enable_external_access = false")
-            connection.execute("SET lock_configuration = true")
-            yield connection
-    finally:
-        shutil.rmtree(spilled, ignore_errors=True)
+    with duckdb.connect(config={**_CONFIG, "temp_directory": folder}) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute(f"SET allowed_paths = [{', '.join(map(quoted, files))}]")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        yield connection

@@ -26,6 +26,14 @@ LEFT JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMD
 ORDER BY d.day"""
 RANGE: Final = """
 SELECT min(seq), max(seq) FROM outbox WHERE created_at >= %(start)s AND created_at < %(stop)s"""
+# The last seq of each part of a window whose text is about so many bytes.
+CUTS: Final = """
+SELECT max(seq) FROM (
+    SELECT seq, sum(octet_length(payload::text) + coalesce(octet_length(headers::text), 0))
+                OVER (ORDER BY seq) AS upto
+    FROM outbox
+    WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq >= %(first)s AND seq <= %(last)s) sized
+GROUP BY upto / %(most)s ORDER BY 1"""
 # The columns of an archive file. When an event was published is looked up only if it is asked for.
 ROWS: Final[LiteralString] = """
 SELECT id::text, seq, aggregate_type, aggregate_id, event_type, event_data::text, headers::text,
@@ -34,21 +42,35 @@ SELECT id::text, seq, aggregate_type, aggregate_id, event_type, event_data::text
 FROM outbox_events
 WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq >= %(first)s AND seq <= %(last)s
     AND status = 'PROCESSED'"""
+# Of dead letters in files, those that were published later: such a one has left outbox_parked, and the last
+# action on it was a replay. outbox_released does not keep them as long as the audit does.
+PUBLISHED_SINCE: Final = """
+SELECT f.seq FROM unnest(%(seqs)s::bigint[], %(ids)s::uuid[]) AS f (seq, id)
+JOIN (SELECT DISTINCT ON (e.seq) e.seq, a.action
+      FROM outbox_audit a, unnest(a.events) AS e (seq)
+      WHERE a.action IN ('replay', 'discard') AND a.events && %(seqs)s::bigint[]
+      ORDER BY e.seq, a.number DESC) last ON last.seq = f.seq AND last.action = 'replay'
+WHERE NOT EXISTS (SELECT FROM outbox_parked p WHERE p.seq = f.seq AND p.id = f.id)"""
 
 # --- DuckDB ---------------------------------------------------------------------------------------------
 
-# Metadata as the relay reads it, but for the braces: in the order in which jsonb has the names.
+# The fields of an event. Metadata as the relay reads it: in the order in which jsonb has the names.
 SELECTED: Final = """
-SELECT seq, id, aggregate_type, aggregate_id, event_type, payload, concat_ws(', ',
-    '"version": ' || version, '"created-at": "' || strftime(created_at, '%Y-%m-%dT%H:%M:%S.%fZ') || '"',
+SELECT seq, id, aggregate_type, aggregate_id, event_type, payload, '{{' || nullif(concat_ws(', ',
+    '"version": ' || version, {time}
     '"traceparent": ' || to_json(traceparent), '"causation-id": ' || to_json(causation_id),
     '"correlation-id": ' || to_json(correlation_id), '"idempotency-key": ' || to_json(idempotency_key),
-    '"headers": ' || headers) AS metadata
+    '"headers": ' || headers), '') || '}}' AS metadata
 FROM ({source})
-WHERE seq >= {first} AND seq <= {last} AND status = 'PROCESSED' AND {condition}
-ORDER BY seq"""
+WHERE seq >= {first} AND seq <= {last} AND status = 'PROCESSED' AND {condition}"""
+TIME: Final = """'"created-at": "' || strftime(created_at, '%Y-%m-%dT%H:%M:%S.%fZ') || '"',"""
 COUNT: Final = """
 SELECT created_at::DATE, aggregate_type, event_type, count(*), min_by(id, seq)
 FROM ({source})
 WHERE seq >= {first} AND seq <= {last} AND status = 'PROCESSED' AND {condition}
 GROUP BY ALL"""
+DEAD: Final = """
+SELECT seq, id FROM ({source}) WHERE seq >= {first} AND seq <= {last} AND status = 'FAILED'"""
+REVIVED: Final = """
+SELECT * REPLACE (CASE WHEN status = 'FAILED' AND seq IN ({seqs}) THEN 'PROCESSED' ELSE status END AS status)
+FROM ({source})"""

@@ -4,13 +4,14 @@ Invariants:
 - One replay of an outbox runs at a time. Nothing is sent before everything is checked and recorded.
 - The position of a replay is in the database: what was acknowledged before it is not sent again. After a
   crash, what was acknowledged within the last second may come twice.
+- With OUTBOX_DELIVERY=exactly_once, the position is also in each transaction: nothing comes twice.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import Final
@@ -22,11 +23,13 @@ from psycopg.types.json import Jsonb
 from outbox_pipelines.database import Connection
 from outbox_pipelines.database.locks import AdvisoryLock
 from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.relay.memory import collecting_rarely
 from outbox_pipelines.replay import replay_sql, replay_topics
 from outbox_pipelines.replay.replay_reading import Part, Reader
 from outbox_pipelines.replay.replay_record import Replay, advance, connected, get
 from outbox_pipelines.replay.selection import Selection
-from outbox_pipelines.replay.sender import Sender
+from outbox_pipelines.replay.sender import AgainError, Sender, StoppedError
+from outbox_pipelines.replay.transactional_sender import TransactionalSender
 from outbox_pipelines.settings import ProcessSettings
 
 _LOCK: Final = AdvisoryLock("hashtext('outbox replay')", "'outbox_replays'::regclass::oid::int")
@@ -142,37 +145,28 @@ def _run(
     progress: Progress,
 ) -> Replay:
     connection = reader.connection
+    sender: Sender | None = None
     state, saved_at, said_at = "running", 0.0, time.monotonic()
+
+    def save(wanted: str, error: str | None = None) -> str:
+        position, sent = (sender.position, sender.sent) if sender is not None else (0, 0)
+        return advance(connection, replay.id, position, sent, wanted, error)
 
     def is_ended() -> bool:
         """Save and tell how far it is, also while Kafka is waited for; return whether to end."""
         nonlocal state, saved_at, said_at
         if time.monotonic() > saved_at + _SAVE_SECONDS:
             state, saved_at = save("running"), time.monotonic()
-        if time.monotonic() > said_at + _SAY_SECONDS:
+        if sender is not None and time.monotonic() > said_at + _SAY_SECONDS:
             progress(replay, sender.sent, sender.trouble)
             said_at = time.monotonic()
         return is_stopped() or state != "running"
 
-    sender = Sender(
-        settings,
-        replay.id,
-        {kind: topic for kind, (_, topic) in routes.items()},
-        rate=rate,
-        is_stopped=is_ended,
-        position=replay.position,
-        sent=replay.sent,
-    )
-
-    def save(wanted: str, error: str | None = None) -> str:
-        return advance(connection, replay.id, sender.position, sender.sent, wanted, error)
-
+    topics = {kind: topic for kind, (_, topic) in routes.items()}
     try:
-        for rows in reader.events(replay.position, replay.last_seq):
-            sender.send(rows)
-            if is_ended():
-                break
-        is_complete = sender.finish() and not is_ended()
+        sender = _sender(settings, connection, replay, topics, rate, is_ended)
+        with collecting_rarely():
+            is_complete = _send(reader, sender, replay, is_ended)
         if is_complete:
             sender.position = replay.last_seq
         save("done" if is_complete else "stopped")
@@ -182,8 +176,46 @@ def _run(
         kind = type(error) if isinstance(error, SetupError) else SetupError
         raise kind(f"{why}. Correct it, then run `outbox replay --resume {replay.id}`") from None
     finally:
-        sender.close()
+        if sender is not None:
+            sender.close()
     return get(connection, replay.id)
+
+
+def _sender(
+    settings: ProcessSettings,
+    connection: Connection,
+    replay: Replay,
+    topics: Mapping[replay_topics.Kind, str],
+    rate: float,
+    is_ended: Callable[[], bool],
+) -> Sender:
+    if settings.delivery == "exactly_once":
+        return TransactionalSender(settings, connection, replay, topics, rate=rate, is_stopped=is_ended)
+    return Sender(
+        *(settings, replay.id, topics),
+        rate=rate,
+        is_stopped=is_ended,
+        position=replay.position,
+        sent=replay.sent,
+    )
+
+
+def _send(reader: Reader, sender: Sender, replay: Replay, is_ended: Callable[[], bool]) -> bool:
+    """Send what is behind the position; return False if the replay was stopped before all is acknowledged."""
+    try:
+        while True:
+            try:
+                for events in reader.events(sender.position, replay.last_seq):
+                    sender.send(events)
+                    if is_ended():
+                        raise StoppedError
+                return sender.finish() and not is_ended()
+            except AgainError:
+                sender.restart()
+    except StoppedError:
+        with suppress(StoppedError, AgainError):
+            sender.finish()
+        return False
 
 
 def _count(settings: ProcessSettings, reader: Reader, target: str) -> list[Counted]:

@@ -114,8 +114,10 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def rejected(error: duckdb.Error) -> SetupError:
-    """Return the error of a condition that DuckDB does not evaluate."""
+def rejected(error: Exception) -> SetupError:
+    """Return the error of a condition that DuckDB does not evaluate, or of events that it does not read."""
+    if not isinstance(error, duckdb.Error):
+        return SetupError(f"the selected events cannot be read: {first_line(error)}. Check --where")
     return SetupError(str(refusal(error)).replace("the query failed", "--where cannot be evaluated"))
 
 

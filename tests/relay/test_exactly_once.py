@@ -440,7 +440,7 @@ def test_the_last_record_is_found_however_far_back(
     aborted.produce(name, Record("tick", 8, finished=True).encode(), "0", partition=0)
     assert aborted.flush(30) == 0
     aborted.abort_transaction(30)
-    assert progress_topic.read_last(outbox.settings, name, 0) == last
+    assert progress_topic.read_last(outbox.settings, name, 0, Record.decode) == last
 
 
 @pytest.mark.parametrize("within_a_tick", [False, True])

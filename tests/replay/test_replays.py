@@ -7,13 +7,19 @@ import signal
 import subprocess
 import threading
 import uuid
-from datetime import timedelta
+from contextlib import closing
+from dataclasses import replace
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 from psycopg.conninfo import make_conninfo
 
+from outbox_pipelines.catalog.document import read_catalog
+from outbox_pipelines.catalog.subjects import Subjects
+from outbox_pipelines.core.topic_ends import read_to_ends
 from outbox_pipelines.days.archive import drop
 from outbox_pipelines.days.archive.day import archive
 from outbox_pipelines.days.archive.manifest import Manifest
@@ -28,31 +34,40 @@ from outbox_pipelines.writer import BytesPayload
 from tests.conftest import (
     Message,
     Outbox,
+    _reader,
     clean_environment,
     command,
+    headers_of,
     may_log_in,
     patience,
     read_topic,
     wait_until,
 )
 from tests.reconciliation.place import DAY, Place
+from tests.registry import FakeRegistry
 from tests.relay.topic import create
 
 NEXT = DAY + timedelta(1)
+CATALOG = """
+events:
+  order.placed: {description: x, producer: x, owner: x, aggregate_type: order,
+                 schema: {type: object, required: [total], properties: {total: {type: number}}}}
+"""
 WHY = ("--reason", "a new consumer", "--rate", "1000000000")
 
 
-def typed(place: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
+def typed(place: Place, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`outbox replay` with these arguments, and the archive of the place."""
-    return place.outbox.outbox("replay", *arguments, OUTBOX_ARCHIVE=str(place.settings.archive))
+    environment = {"OUTBOX_ARCHIVE": str(place.settings.archive), **environment}
+    return place.outbox.outbox("replay", *arguments, **environment)
 
 
-def dropped(place: Place) -> Manifest:
+def dropped(place: Place, day: date = DAY) -> Manifest:
     """Let the day be in the archive alone."""
-    (closing,) = close.close(place.settings, DAY)
+    (closing,) = close.close(place.settings, day)
     assert closing.closed, closing.why_not
-    manifest = archive(place.settings, DAY).manifest
-    assert drop.drop(place.settings, DAY, early=True).now
+    manifest = archive(place.settings, day).manifest
+    assert drop.drop(place.settings, day, early=True).now
     return manifest
 
 
@@ -98,7 +113,7 @@ def test_conditions_are_met_together_in_both_places(place: Place) -> None:
     place.relay()
     dropped(place)
     where = "(payload->>'total')::INT > 5 AND published_at IS NOT NULL -- paid"
-    told = typed(place, "--aggregate-id", "1", "--where", where, "--same-topic", "--dry-run")
+    told = typed(place, "--aggregate-id", "1", "--where", where, "--dry-run")
     assert told.returncode == 0, told.stderr
     assert [line.split()[:3] for line in told.stdout.splitlines()] == [
         [str(DAY), "1", "order.paid"],
@@ -201,11 +216,11 @@ def test_wrong_input_is_one_line(place: Place, arguments: list[str], says: str) 
     assert replayed(place) == []
 
 
-def running(place: Place, *arguments: str) -> subprocess.Popen[str]:
+def running(place: Place, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """`outbox replay` in a process that is under way."""
     process = subprocess.Popen(
         command("replay", *arguments),
-        env=clean_environment() | place.outbox.environment,
+        env=clean_environment() | place.outbox.environment | environment,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -307,7 +322,7 @@ def test_an_outage_is_told_and_a_cancel_ends_it(
         kafka.freeze()
 
     monkeypatch.setattr(replay_topics, "require", then_frozen)
-    monkeypatch.setattr(sender, "_QUEUE", {"queue_buffering_max_messages": 10})
+    monkeypatch.setattr(sender, "QUEUE", {"queue_buffering_max_messages": 10})
     monkeypatch.setattr(sender, "_LAST_SECONDS", 0.1)
     monkeypatch.setattr(replays, "_SAY_SECONDS", 0.1)
     told: list[Replay] = []
@@ -335,3 +350,103 @@ def test_an_outage_is_told_and_a_cancel_ends_it(
     thread.join(patience(30))
     kafka.thaw()
     assert [each.state for each in ended] == ["canceled"]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"value_format": "cloudevents", "cloudevents_source": "/shop"},
+        {"value_format": "flat", "header_names": {"version": "v", "causation-id": ""}},
+        {"value_format": "envelope", "tombstones": True},
+        {"format": "json_schema", "registry_framing": "header"},
+        {"format": "avro", "registry_framing": "value"},
+    ],
+)
+def test_a_replayed_message_is_the_original_and_its_marks(
+    place: Place, registry: FakeRegistry, tmp_path: Path, shape: dict[str, Any]
+) -> None:
+    """Guards against a message that a consumer reads in another way than its original."""
+    if "format" in shape:
+        catalog = tmp_path / "catalog.yaml"
+        catalog.write_text(CATALOG)
+        shape = {**shape, "registry_url": registry.url, "catalog_file": catalog}
+    place = replace(place, outbox=Outbox(place.outbox.settings.model_copy(update=shape)))
+    if "format" in shape:
+        found = Subjects(read_catalog(tmp_path / "catalog.yaml"), place.settings).of_event_types[
+            "order.placed"
+        ]
+        registry.add(found.name, found.text, found.kind)
+    more: dict[str, Any] = {"headers": '{"tenant": 7.50, "ü": "ö"}', "correlation_id": 'c"1', "version": 3}
+    for day in (DAY, NEXT):
+        place.write(1, day=day, payload='{"total": 1.50}', **more)
+        place.write(1, day=day, payload='{"total": 2}')
+    place.relay()
+    dropped(place)
+    replays.begin(
+        place.settings,
+        Selection(since=str(DAY)),
+        "{topic}",
+        reason="x",
+        actor="y",
+        creates=False,
+        rate=1e9,
+        is_stopped=lambda: False,
+        progress=lambda *_: None,
+    )
+    originals, again = {}, []
+    for key, value, headers in raw(place):
+        if "replay-id" in headers:
+            again.append((key, value, headers))
+        else:
+            originals[headers["id"]] = (key, value, headers)
+    assert len(again) == len(originals) == 4
+    for key, value, headers in again:
+        marks = {name: headers.pop(name).decode() for name in ("replay-id", "replayed-at")}
+        if shape.get("value_format") == "cloudevents":
+            attributes = "".join(f', "{name.replace("-", "")}": "{mark}"' for name, mark in marks.items())
+            assert attributes.encode() in value
+            value = value.replace(attributes.encode(), b"")
+        assert (key, value, headers) == originals[headers["id"]]
+
+
+def raw(place: Place) -> list[tuple[Any, Any, dict[str, Any]]]:
+    """Key, value and headers of each message; Avro is no text."""
+    starts = [TopicPartition(place.topic, partition, 0) for partition in range(3)]
+    with closing(_reader(place.settings.kafka)) as client:
+        return [
+            (message.key(), message.value(), dict(headers_of(message)))
+            for messages in read_to_ends(client, starts)
+            for message in messages
+        ]
+
+
+def test_a_refused_event_ends_the_replay_and_can_be_corrected(place: Place) -> None:
+    """Guards against a replay that goes on behind an event that is missing, in both deliveries."""
+    place.write(1, payload=json.dumps({"text": uuid.uuid4().hex * 100}))
+    place.write(3)
+    place.relay()
+    narrow = f"{place.topic}-narrow"
+    create(
+        place.settings.kafka, narrow, 3, **{"max.message.bytes": "1000", "compression.type": "uncompressed"}
+    )
+    for delivery in ("at_least_once", "exactly_once"):
+        environment = {"OUTBOX_DELIVERY": delivery, "OUTBOX_KAFKA_CONFIG": "compression.type=none"}
+        refused = typed(place, "--since", str(DAY), "--to-topic", narrow, *WHY, **environment)
+        assert refused.returncode == 2
+        assert f"topic {narrow}: Broker: Message size too large. Correct it, then run" in refused.stderr
+        assert refused.stderr.count("\n") == 1
+
+
+def test_a_database_that_ends_the_session_stops_the_replay(place: Place) -> None:
+    """Guards against a trace of Python, and a replay that cannot go on after an outage."""
+    place.outbox.fill(3_000)
+    place.relay()
+    process = running(place, "--topic", place.topic, "--same-topic", "--reason", "again", "--rate", "500")
+    place.rows(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outbox replay'"
+    )
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert said.count("\n") == 1, said
+    ((replay,),) = place.rows("SELECT id::text FROM outbox_replays WHERE state = 'running'")
+    assert "done  3,000 of 3,000 sent" in typed(place, "--resume", replay, "--rate", "1000000").stdout

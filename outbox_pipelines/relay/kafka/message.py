@@ -4,8 +4,9 @@ Invariants:
 - Pure: the same event always gives the same message.
 - The payload goes into the value as PostgreSQL prints it, or in Avro's or Protobuf's form: numbers are exact.
 - A payload that is bytes is the value, unchanged, whatever shape and format the settings choose.
-- The row's own headers come last and never replace the relay's, whatever those are called: consumers
+- The row's own headers come behind the relay's and never replace them, whatever those are called: consumers
   deduplicate by `id`. Case does not count, since some readers do not tell `ID` from `id`.
+- The message of a replayed event is the original one, and the marks of the replay.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Encoder:
 
     Args:
         schema_of: gives the schemas that values are framed with; needed where `is_framed`.
+        marks: headers of replayed events; their values may change from one event to the next.
 
     Attributes:
         encode: gives value and headers of an event, None as the value of a tombstone; `EncodingError` where
@@ -91,9 +93,16 @@ class Encoder:
 
     encode: Encode
 
-    def __init__(self, settings: MessageSettings, schema_of: SchemaOf | None = None) -> None:
+    def __init__(
+        self,
+        settings: MessageSettings,
+        schema_of: SchemaOf | None = None,
+        marks: Mapping[str, str] | None = None,
+    ) -> None:
         by_types = has_rules(settings) or is_framed(settings)
-        self.encode = _by_types(settings, schema_of) if by_types else _encode(settings)
+        given = marks or {}
+        encode = _by_types(settings, schema_of, given) if by_types else _encode(settings, given)
+        self.encode = encode if marks is None else _marked(encode, marks)
 
 
 def is_framed(settings: MessageSettings) -> bool:
@@ -117,13 +126,24 @@ def _formats(settings: MessageSettings) -> set[str]:
     return {settings.value_format, *of_event_types.values(), *of_aggregate_types.values()}
 
 
-def _by_types(settings: MessageSettings, schema_of: SchemaOf | None) -> Encode:
+def _marked(encode: Encode, marks: Mapping[str, str]) -> Encode:
+    """The same with headers that mark a replay."""
+
+    def marked(event: Event) -> tuple[Value, Headers]:
+        value, headers = encode(event)
+        headers += marks.items()
+        return value, headers
+
+    return marked
+
+
+def _by_types(settings: MessageSettings, schema_of: SchemaOf | None, marks: Mapping[str, str]) -> Encode:
     """Each pair of types in the shape and the format that its rules choose."""
 
     @lru_cache(_MOST_TYPES)
     def of(aggregate_type: str, event_type: str, is_bytes: bool) -> Encode:
         chosen = of_types(settings, aggregate_type, event_type)
-        encode = _encode(chosen)
+        encode = _encode(chosen, marks)
         if chosen.format == "json" or is_bytes:
             return encode
         assert schema_of is not None, "who encodes a format with a schema gives its schemas"
@@ -207,12 +227,12 @@ def _is_reference(payload: str) -> bool:
         return False
 
 
-def _encode(settings: MessageSettings) -> Encode:
+def _encode(settings: MessageSettings, marks: Mapping[str, str]) -> Encode:
     names = parsed.header_names(settings)
     usual = list(names)[:3] == list(USUAL[:3]) and "aggregate-id" not in names
     if settings.value_format == "payload" and usual and not settings.tombstones:
         return _plain(names, settings)
-    return _shaped(names, settings)
+    return _shaped(names, settings, marks)
 
 
 def _plain(names: dict[str, str], settings: MessageSettings) -> Encode:
@@ -241,13 +261,13 @@ def _plain(names: dict[str, str], settings: MessageSettings) -> Encode:
     return encode
 
 
-def _shaped(names: dict[str, str], settings: MessageSettings) -> Encode:
+def _shaped(names: dict[str, str], settings: MessageSettings, marks: Mapping[str, str]) -> Encode:
     """Any shape and any set of headers."""
     shapes: dict[str, Shape] = {
         "payload": lambda event, _: event.payload,
         "flat": _flat(parsed.flat_members(settings)),
         "envelope": _envelope,
-        "cloudevents": _cloudevent(settings.cloudevents_source),
+        "cloudevents": _cloudevent(settings.cloudevents_source, marks),
     }
     shape = shapes[settings.value_format]
     columns = [(theirs, _COLUMNS[ours]) for ours, theirs in names.items() if ours in _COLUMNS]
@@ -281,7 +301,7 @@ def _bytes(payload: str) -> BytesPayload:
 
 def _more(names: dict[str, str], settings: MessageSettings) -> Callable[[Metadata], Headers]:
     """The headers of the metadata: what the row has of ours, then its own."""
-    ours = {name: names[name] for name in METADATA if name in names} | {name: name for name in REPLAY}
+    ours = {name: names[name] for name in METADATA if name in names}
     reserved = {name.lower() for name in (*_COLUMNS, *METADATA, *REPLAY, CONTENT_TYPE, *names.values())}
     if settings.format != "json":
         reserved.add(_SCHEMA_ID)
@@ -346,7 +366,7 @@ def _time(metadata: Metadata) -> str:
         ) from None
 
 
-def _cloudevent(source: str) -> Shape:
+def _cloudevent(source: str, marks: Mapping[str, str]) -> Shape:
     """CloudEvents 1.0, structured: attributes and data in one object; no name of an attribute has a dash."""
     start = f'{{"specversion": "1.0", "source": {_quote(source)}, "datacontenttype": "application/json"'
 
@@ -359,10 +379,11 @@ def _cloudevent(source: str) -> Shape:
             "aggregatetype": event.aggregate_type,
             "partitionkey": event.aggregate_id,
         }
-        for name in (*METADATA, *REPLAY):
+        for name in METADATA:
             # An attribute is absent or has a value: never empty.
             if metadata.get(name):
                 attributes[name.replace("-", "")] = metadata[name]
+        attributes |= {name.replace("-", ""): value for name, value in marks.items()}
         tracestate = metadata.get("headers", {}).get("tracestate")
         if isinstance(tracestate, str) and tracestate and "traceparent" in attributes:
             attributes["tracestate"] = tracestate

@@ -1,7 +1,7 @@
 """What Kafka knows of how far a shard is: the last record of its partition in the progress topic.
 
 Invariants:
-- `core.record` defines the content of a record, and when it is valid.
+- Who reads a record decides what it contains, and when it is valid: `core.record` for a shard.
 - A record that no relay wrote is passed over: the last one of a relay before it is still the truth, and
   without any the database's row counts, which repeats events at worst.
 - A transaction begins with a message without a value, and ends with its record.
@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
@@ -22,11 +23,11 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from outbox_pipelines.core.topic_ends import read_to_ends
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.relay.core.record import Record
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.settings import MessageSettings, OutboxSettings
 
 _LOG = logging.getLogger(__name__)
+R = TypeVar("R")
 _SECONDS: Final = 30.0
 # The Kafka client reports a timeout first.
 _GRACE_SECONDS: Final = 5.0
@@ -134,8 +135,13 @@ def _was_made(answer: Future[None], was_there: int) -> bool:
     return True
 
 
-def read_last(settings: OutboxSettings, topic: str, shard: int) -> Record | None:
+def read_last(
+    settings: OutboxSettings, topic: str, shard: int, decode: Callable[[bytes | None], R | None]
+) -> R | None:
     """The last committed record of a shard; None where there is none.
+
+    Args:
+        decode: gives a record from the value of a message, None where no relay wrote it.
 
     Raises:
         UnavailableError: Kafka does not answer.
@@ -155,7 +161,7 @@ def read_last(settings: OutboxSettings, topic: str, shard: int) -> Record | None
         back = _LOOK_BACK
         while True:
             start = max(low, high - back)
-            found = _last_from(consumer, TopicPartition(topic, shard, start))
+            found = _last_from(consumer, TopicPartition(topic, shard, start), decode)
             if found is not None or start == low:
                 return found
             back *= 10
@@ -179,10 +185,10 @@ def _ends(consumer: Any, partition: TopicPartition) -> tuple[int, int]:
             return low, high
 
 
-def _last_from(consumer: Any, start: TopicPartition) -> Record | None:
+def _last_from(consumer: Any, start: TopicPartition, decode: Callable[[bytes | None], R | None]) -> R | None:
     """Return the last record of a relay from an offset on. The broker reports the end of the partition; it
     cannot be computed, because control records and aborted messages also use offsets."""
-    found: Record | None = None
+    found: R | None = None
     foreign: list[int] = []
     deadline = time.monotonic() + _SECONDS
     for messages in read_to_ends(consumer, [start], at_once=1):
@@ -190,7 +196,7 @@ def _last_from(consumer: Any, start: TopicPartition) -> Record | None:
             if (message.key(), message.value()) == (str(start.partition).encode(), None):
                 # What a transaction begins with.
                 continue
-            record = Record.decode(message.value())
+            record = decode(message.value())
             found = record or found
             if record is None:
                 foreign.append(message.offset())

@@ -83,7 +83,7 @@ def recover(
     producer = begin(settings, where, on_error)
     if not shard.is_held():
         raise ShardLostError(f"another relay has taken shard {shard.shard}")
-    take_up(shard, progress_topic.read_last(settings, where.topic, where.shard))
+    take_up(shard, progress_topic.read_last(settings, where.topic, where.shard, Record.decode))
     return producer
 
 
@@ -126,6 +126,57 @@ def begin(
     return producer
 
 
+class TransactionEnds:
+    """Commits and aborts the transactions of one producer after another."""
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        """Why the last commit was not done."""
+        self._ended_at = 0.0
+        """When Kafka has probably ended the last transaction."""
+
+    def wait(self) -> None:
+        """Wait until Kafka has probably ended the last transaction."""
+        time.sleep(max(0.0, self._ended_at - time.monotonic()))
+
+    def commit(self, producer: confluent_kafka.Producer) -> CommitAnswer:
+        """Try to commit.
+
+        Raises:
+            ShardLostError: whether it is committed cannot be known, or another process has taken over.
+        """
+        self.trouble = ""
+        asked_at = time.monotonic()
+        try:
+            producer.commit_transaction(_COMMIT_SECONDS)
+        except KafkaException as error:
+            reason: KafkaError = error.args[0]
+            self.trouble = reason.str()
+            if reason.fatal() or not (reason.retriable() or reason.txn_requires_abort()):
+                raise ShardLostError(f"a transaction ended in doubt: {reason.str()}") from None
+            return CommitAnswer.REFUSED if reason.txn_requires_abort() else CommitAnswer.NONE
+        took = self._ends(asked_at)
+        return CommitAnswer.DONE if took < client.ASKED_ONCE_SECONDS else CommitAnswer.REPEATED
+
+    def abort(self, producer: confluent_kafka.Producer, seconds: float) -> str | None:
+        """Abort the transaction; return why that fails."""
+        asked_at = time.monotonic()
+        try:
+            producer.abort_transaction(seconds)
+        except KafkaException as error:
+            _LOG.info("a transaction is left to the broker: %s", error.args[0].str())
+            return str(error.args[0].str())
+        self._ends(asked_at)
+        return None
+
+    def _ends(self, asked_at: float) -> float:
+        """Note that Kafka is about to end a transaction; return what it took to ask for that."""
+        now = time.monotonic()
+        ending = max(_LEAST_ENDING_SECONDS, _ENDING_SHARE * (now - asked_at))
+        self._ended_at = now + min(_MOST_ENDING_SECONDS, ending)
+        return now - asked_at
+
+
 class FencingProducer(IdempotentProducer):
     """One transactional producer after another: implements `core.producers.TransactionalProducer`.
 
@@ -141,8 +192,7 @@ class FencingProducer(IdempotentProducer):
     def __init__(self, settings: ProcessSettings, shard: Shard, first: confluent_kafka.Producer) -> None:
         self._first: confluent_kafka.Producer | None = first
         self._place = place(shard)
-        self._ended_at = 0.0
-        """When Kafka has probably ended the last transaction."""
+        self._ends = TransactionEnds()
         super().__init__(settings)
 
     def prepare(self, shards: int) -> None:
@@ -156,7 +206,7 @@ class FencingProducer(IdempotentProducer):
 
     def await_end(self) -> None:
         """Wait until Kafka has probably ended the last transaction."""
-        time.sleep(max(0.0, self._ended_at - time.monotonic()))
+        self._ends.wait()
 
     def begin(self) -> None:
         """Begin a transaction, after the same wait."""
@@ -185,35 +235,13 @@ class FencingProducer(IdempotentProducer):
         Raises:
             ShardLostError: whether it is committed cannot be known, or another relay has taken over.
         """
-        asked_at = time.monotonic()
-        try:
-            self._producer.commit_transaction(_COMMIT_SECONDS)
-        except KafkaException as error:
-            reason: KafkaError = error.args[0]
-            self.trouble = reason.str()
-            if reason.fatal() or not (reason.retriable() or reason.txn_requires_abort()):
-                raise ShardLostError(f"a transaction ended in doubt: {reason.str()}") from None
-            return CommitAnswer.REFUSED if reason.txn_requires_abort() else CommitAnswer.NONE
-        took = self._ends(asked_at)
-        return CommitAnswer.DONE if took < client.ASKED_ONCE_SECONDS else CommitAnswer.REPEATED
+        answer = self._ends.commit(self._producer)
+        self.trouble = self._ends.trouble or self.trouble
+        return answer
 
     def abort(self, seconds: float) -> str | None:
         """Abort the transaction; return why that fails."""
-        asked_at = time.monotonic()
-        try:
-            self._producer.abort_transaction(seconds)
-        except KafkaException as error:
-            _LOG.info("a transaction is left to the broker: %s", error.args[0].str())
-            return str(error.args[0].str())
-        self._ends(asked_at)
-        return None
-
-    def _ends(self, asked_at: float) -> float:
-        """Note that Kafka is about to end a transaction; return what it took to ask for that."""
-        now = time.monotonic()
-        ending = max(_LEAST_ENDING_SECONDS, _ENDING_SHARE * (now - asked_at))
-        self._ended_at = now + min(_MOST_ENDING_SECONDS, ending)
-        return now - asked_at
+        return self._ends.abort(self._producer, seconds)
 
     def _new(self) -> confluent_kafka.Producer:
         if self._first is not None and not self._batches.is_outdated:

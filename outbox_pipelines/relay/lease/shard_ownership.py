@@ -31,6 +31,12 @@ from outbox_pipelines.relay.lease.rebase import refuse_behind, refuse_copy
 from outbox_pipelines.settings import RelaySettings
 
 
+def identity_of(connection: Connection, schema: str) -> str:
+    """Return what identifies database and schema in names at Kafka."""
+    ((system_identifier, database),) = connection.execute(relay_sql.IDENTITY).fetchall()
+    return f"{system_identifier:x}-{database}-{hashlib.sha256(schema.encode()).hexdigest()[:8]}"
+
+
 class NoSuchShardError(SetupError):
     """The requested shard does not exist, or no longer exists."""
 
@@ -230,11 +236,7 @@ class ShardOwnership(Ownership):
 
     def _check_database(self) -> None:
         refuse_standby(self._connection)
-        row = self._connection.execute(relay_sql.IDENTITY).fetchone()
-        assert row is not None
-        system_identifier, database = row
-        schema = hashlib.sha256(self._schema.encode()).hexdigest()[:8]
-        self.identity = f"{system_identifier:x}-{database}-{schema}"
+        self.identity = identity_of(self._connection, self._schema)
         refuse_copy(self._connection)
         filled = self._connection.execute(relay_sql.SUBSCRIPTION).fetchone()
         if filled is not None:

@@ -1,0 +1,100 @@
+"""Replays of an archived day: events a second, CPU and memory; and how long live events of the topic wait."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+import time
+from statistics import median, quantiles
+from typing import Final
+
+from benchmarks import latency, programs
+from benchmarks.past import ago, fill_day
+from benchmarks.servers import SHORT_LOG, fresh_outbox
+from benchmarks.table import Row
+from outbox_pipelines.days.archive import day, drop
+from outbox_pipelines.settings import Settings, load_settings
+
+_EVENTS: Final = 1_000_000
+_ROUNDS: Final = 3
+_LIVE: Final = 1_000
+_SECONDS: Final = 20.0
+_RATE: Final = 10_000
+
+
+def measure(servers: Settings) -> list[Row]:
+    """Rows of the table."""
+    with (
+        fresh_outbox(servers, **SHORT_LOG) as fresh,
+        tempfile.TemporaryDirectory(prefix="outbox-bench-") as directory,
+    ):
+        # One topic for all types.
+        settings = fresh.model_copy(update={"topic": fresh.topic.format(aggregate_type="order")})
+        archived = settings.model_copy(update={"archive": directory})
+        fill_day(settings, ago(2), _EVENTS)
+        day.archive(archived, ago(2))
+        assert drop.drop(archived, ago(2), early=True).now
+        rows = [
+            _speed(settings.model_copy(update={"delivery": delivery}), directory)
+            for delivery in ("at_least_once", "exactly_once")
+        ]
+        with programs.running(settings, "outbox_pipelines", "relay"):
+            latency.warm(settings)
+            alone = _live(settings)
+            with programs.running(settings, "benchmarks.replay", directory, _RATE):
+                beside = _live(settings)
+    ratio = beside[1] / alone[1]
+    return [
+        *rows,
+        Row(
+            f"live events at {_LIVE:,}/s beside a replay of {_RATE:,}/s into their topic",
+            f"p50 {beside[0] * 1000:.1f} ms, p99 {beside[1] * 1000:.1f} ms",
+            f"p99 {ratio:.2f} × alone ({alone[1] * 1000:.1f} ms)",
+            "≤ 1.5 ×",
+        ),
+    ]
+
+
+def _speed(settings: Settings, directory: str) -> Row:
+    found = [programs.run(settings, "replay", directory, 10**9) for _ in range(_ROUNDS)]
+    rate, cpu, memory = (median(column) for column in zip(*found, strict=True))
+    return Row(
+        f"replay of {_EVENTS:,} archived events, {settings.delivery}",
+        f"{rate:,.0f} events/s, {memory:.0f} MB",
+        f"{cpu:.1f} µs of CPU an event",
+        "≥ 100,000, < 300 MB",
+    )
+
+
+def _live(settings: Settings) -> tuple[float, float]:
+    """Median and 99th percentile, in seconds."""
+    with programs.running(settings, "benchmarks.load", settings.dsn, 2, _LIVE):
+        found = latency.listen(settings, seconds=_SECONDS)
+    return median(found), quantiles(found, n=100)[98]
+
+
+def main(directory: str, rate: float) -> None:
+    """Replay the archived day; print events a second, µs of CPU an event, and the peak of memory in MB."""
+    from outbox_pipelines.replay import replays
+    from outbox_pipelines.replay.selection import Selection
+
+    started = time.perf_counter()
+    done = replays.begin(
+        load_settings(archive=directory),
+        Selection(until=str(ago(2))),
+        "{topic}",
+        reason="a benchmark",
+        actor="benchmarks",
+        creates=True,
+        rate=rate,
+        is_stopped=lambda: False,
+        progress=lambda *_: None,
+    )
+    seconds, used = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
+    cpu = (used.ru_utime + used.ru_stime) / done.sent * 1e6
+    print(done.sent / seconds, cpu, used.ru_maxrss / 1024)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))

@@ -1,0 +1,82 @@
+"""Put rows into the order of `seq`, in limited memory.
+
+Invariants:
+- Memory does not depend on how many rows there are, nor on how large one is: what does not fit is distributed
+  to files by ranges of `seq`, again and again until each fits.
+- DuckDB's own sort is not used: three million events, or a few of 1 MB, need more memory than it may take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+_BYTES: Final = 2_000_000
+_WAYS: Final = 64
+
+
+def in_order(batches: Iterable[pa.RecordBatch], first: int, last: int, folder: Path) -> Iterator[pa.Table]:
+    """Yield all rows in order of `seq`, as tables of at most about 2 MB.
+
+    Args:
+        first: the lowest `seq` that can occur, as `last` is the highest.
+        folder: for temporary files; they are removed as the rows are yielded.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    tables = _tables(batches)
+    start = [table for _, table in zip(range(2), tables, strict=False)]
+    if len(start) < 2 or first == last:
+        yield from (table.sort_by("seq") for table in chain(start, tables))
+        return
+    step = -(-(last - first + 1) // _WAYS)
+    with TemporaryDirectory(dir=folder) as below:
+        files = _distribute(chain(start, tables), first, step, Path(below))
+        del start
+        for low in sorted(files):
+            with pa.OSFile(str(files[low])) as file, pa.ipc.open_stream(file) as rows:
+                yield from in_order(rows, low, min(low + step - 1, last), Path(below))
+            files[low].unlink()
+
+
+def _distribute(tables: Iterable[pa.Table], first: int, step: int, folder: Path) -> dict[int, Path]:
+    """Write rows to a file for each `step` numbers; return the files by their first number."""
+    writers: dict[int, pa.RecordBatchStreamWriter] = {}
+    files: dict[int, Path] = {}
+    try:
+        for table in tables:
+            ordered = table.sort_by("seq")
+            ranges = (ordered.column("seq").to_numpy() - first) // step
+            cuts = [0, *(np.flatnonzero(np.diff(ranges)) + 1), len(ranges)]
+            for start, end in pairwise(map(int, cuts)):
+                low = first + int(ranges[start]) * step
+                if low not in writers:
+                    files[low] = folder / str(low)
+                    writers[low] = pa.ipc.new_stream(str(files[low]), ordered.schema)
+                writers[low].write_table(ordered.slice(start, end - start))
+    finally:
+        for writer in writers.values():
+            writer.close()
+    return files
+
+
+def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _BYTES:
+            yield pa.Table.from_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
