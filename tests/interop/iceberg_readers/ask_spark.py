@@ -1,12 +1,11 @@
 """Ask questions of an Iceberg table with Apache Spark, by its catalog in PostgreSQL.
 
-`python ask_spark.py JARS URL USER < QUESTIONS > ANSWERS`; the password is in PGPASSWORD.
+`python ask_spark.py JARS URL USER < QUESTIONS > ANSWERS`; the password is in the file PGPASSFILE.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 
 from pyspark.sql import SparkSession
@@ -25,8 +24,7 @@ def main() -> None:
         .config("spark.sql.extensions", "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions")
         .getOrCreate()
     )
-    given = {"type": "jdbc", "uri": url, "jdbc.user": user, "jdbc.password": os.environ["PGPASSWORD"]}
-    # Not at the start: Spark would show them in the list of processes.
+    given = {"type": "jdbc", "uri": url, "jdbc.user": user}
     spark.conf.set("spark.sql.catalog.outbox", "org.apache.iceberg.spark.SparkCatalog")
     for name, value in {**given, "jdbc.schema-version": "V1", "warehouse": "/nowhere"}.items():
         spark.conf.set(f"spark.sql.catalog.outbox.{name}", value)
