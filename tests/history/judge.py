@@ -137,7 +137,7 @@ def _judge_replays(history: History, verdict: Verdict) -> None:
             if replay is None or like != (message.kind, message.partition, *message[4:]):
                 verdict.phantom_replay.append(name)
             elif message.token in seen:
-                if not replay.resumed:
+                if history.delivery == "exactly_once" or not replay.resumed:
                     verdict.duplicate_replay.append(name)
             elif message.n < newest.get((message.kind, message.key), 0):
                 verdict.replay_out_of_order.append(name)

@@ -201,6 +201,13 @@ def test_each_kind_of_damage_by_a_replay_is_found(
     assert judge(_with_replay(*numbers, resumed=resumed)).wrong == wrong
 
 
+def test_a_resumed_replay_in_exactly_once_has_no_excuse() -> None:
+    """Guards against a replay whose transactions do not hold its position."""
+    history = _with_replay(1, 2, 1, resumed=True)
+    history.delivery = "exactly_once"
+    assert judge(history).wrong == ["duplicate replay (1): order/1/1"]
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"replay": "another"}, {"partition": 1}, {"key": "2"}, {"id": "another"}],
