@@ -28,7 +28,7 @@ from outbox_pipelines.relay.kafka.message import Encoder, is_framed
 from outbox_pipelines.replay.replay_topics import Kind as Types
 from outbox_pipelines.settings import MessageSettings
 
-QUEUE: Final = {"queue_buffering_max_messages": 20_000, "queue_buffering_max_kbytes": 65_536}
+QUEUE: Final = {"queue_buffering_max_messages": 10_000, "queue_buffering_max_kbytes": 32_768}
 _LAST_SECONDS: Final = 10.0
 _EXPLAIN_SECONDS: Final = 5.0
 # How long events are sent without a pause at a limited rate: live events wait behind them.

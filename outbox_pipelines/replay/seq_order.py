@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -18,11 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 _BYTES: Final = 2_000_000
+# As many tables of that size are sorted in memory: distributing them costs more than reading them.
+_TABLES: Final = 3
 _WAYS: Final = 64
 
 
 def in_order(batches: Iterable[pa.RecordBatch], first: int, last: int, folder: Path) -> Iterator[pa.Table]:
-    """Yield all rows in order of `seq`, as tables of at most about 2 MB.
+    """Yield all rows in order of `seq`, as tables of at most about 6 MB.
 
     Args:
         first: the lowest `seq` that can occur, as `last` is the highest.
@@ -32,9 +34,13 @@ def in_order(batches: Iterable[pa.RecordBatch], first: int, last: int, folder: P
         OSError: a file cannot be written.
     """
     tables = _tables(batches)
-    start = [table for _, table in zip(range(2), tables, strict=False)]
-    if len(start) < 2 or first == last:
-        yield from (table.sort_by("seq") for table in chain(start, tables))
+    start = list(islice(tables, _TABLES + 1))
+    if first == last:
+        yield from chain(start, tables)
+        return
+    if len(start) <= _TABLES:
+        if start:
+            yield pa.concat_tables(start).sort_by("seq")
         return
     step = -(-(last - first + 1) // _WAYS)
     with TemporaryDirectory(dir=folder) as below:
