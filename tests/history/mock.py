@@ -72,6 +72,10 @@ class Mock:
             _library().rd_kafka_mock_partition_set_leader(self._cluster, topic.encode(), partition, broker)
         )
 
+    def stop_broker(self, broker: int) -> None:
+        """From now on this broker (from 1) takes no connection."""
+        _check(_library().rd_kafka_mock_broker_set_down(self._cluster, broker))
+
 
 @contextmanager
 def running(brokers: int = 1) -> Iterator[Mock]:
@@ -114,6 +118,8 @@ def _library() -> ctypes.CDLL:
     library.rd_kafka_mock_topic_create.restype = number
     library.rd_kafka_mock_partition_set_leader.argtypes = [pointer, text, ctypes.c_int32, ctypes.c_int32]
     library.rd_kafka_mock_partition_set_leader.restype = number
+    library.rd_kafka_mock_broker_set_down.argtypes = [pointer, ctypes.c_int32]
+    library.rd_kafka_mock_broker_set_down.restype = number
     library.rd_kafka_mock_push_request_errors_array.argtypes = [
         pointer,
         ctypes.c_int16,

@@ -68,3 +68,17 @@ def test_an_answered_probe_lets_events_in_flight_try() -> None:
     assert (breaker.state, breaker.reason) == (State.OPEN, "no leader")
     assert not breaker.wants_probe(111.9)
     assert breaker.wants_probe(112.1)
+
+
+def test_half_open_takes_one_batch() -> None:
+    """Guards against a relay that sees no other topic than the one in an outage, or that fills its memory."""
+    breaker = Breaker(5)
+    taken = [breaker.takes]
+    _open(breaker)
+    taken.append(breaker.takes)
+    breaker.probed(105.6, answered=True)
+    taken.append(breaker.takes)
+    breaker.took()
+    taken.append(breaker.takes)
+    breaker.acknowledged()
+    assert [*taken, breaker.takes] == [True, False, True, False, True]

@@ -4,6 +4,7 @@ Invariants:
 - Pure: its inputs are the time and what happened; its output is what may be done. No attempt is counted.
 - closed → open if nothing was acknowledged for `patience`; open → half-open if a probe is answered;
   half-open → closed at the first acknowledgment; without one, open again, and longer.
+- Half-open takes one batch more: it can go to a topic that is better off than what is in flight.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _LONGEST_PAUSE: Final = 10.0
 
 
 class State(Enum):
-    """What may be sent to Kafka: everything, nothing, or only what is in flight."""
+    """What may be sent to Kafka: everything, nothing, or what is in flight and one batch."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -37,6 +38,16 @@ class Breaker:
         self._pause = _FIRST_PAUSE
         self._quiet_since: float | None = None
         self._probe_at = 0.0
+        self._takes_one = False
+
+    @property
+    def takes(self) -> bool:
+        """Whether a new batch may be sent."""
+        return self.state is State.CLOSED or (self.state is State.HALF_OPEN and self._takes_one)
+
+    def took(self) -> None:
+        """Record that a new batch is sent."""
+        self._takes_one = False
 
     def idle(self) -> None:
         """Reset the patience: nothing is in flight."""
@@ -68,7 +79,7 @@ class Breaker:
     def probed(self, now: float, answered: bool) -> None:
         """Record the result of a probe."""
         if answered:
-            self.state, self._quiet_since = State.HALF_OPEN, None
+            self.state, self._quiet_since, self._takes_one = State.HALF_OPEN, None, True
         else:
             self._pause = min(self._pause * 2, _LONGEST_PAUSE)
             self._probe_at = now + self._pause

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from enum import Enum
 from typing import Protocol
 
@@ -91,6 +91,13 @@ class Producer(Protocol):
 
     def refuse_topic(self, event: Event, refusal: Refusal) -> None:
         """Take the topic of this event for unavailable."""
+
+    def refuse_halted(self, waiting: Iterable[Event]) -> bool:
+        """Take topics for unavailable that accept nothing while others do; return whether there are any.
+
+        Args:
+            waiting: events whose topics are looked up for that, if they are not known.
+        """
 
     def answers(self) -> bool:
         """Return whether Kafka answers a probe.

@@ -70,7 +70,7 @@ class Publisher:
         return (
             self._pending_events < self.most_events
             and self._pending_size < _MOST_BYTES
-            and self.breaker.state is State.CLOSED
+            and self.breaker.takes
         )
 
     def takes(self, batch: Batch | ReleasedBatch) -> bool:
@@ -90,6 +90,7 @@ class Publisher:
         Raises:
             ShardLostError: another relay has taken over, or what became of events cannot be known.
         """
+        self.breaker.took()
         delivery = Delivery(batch, self._clock())
         if isinstance(batch, Batch) and (batch.unreadable or batch.suspects):
             self._hold_back(delivery, batch)
@@ -209,13 +210,16 @@ class Publisher:
         The reports come first: a producer that has failed goes on reporting.
         """
         self._producer.await_reports()
+        self._send_again()
+
+    def _send_again(self, *, explained: bool = False) -> None:
         self._producer.purge()
         self._producer.flush(1.0)
         reclaimed = [(delivery, delivery.reclaim(self._producer.identify)) for delivery in self._deliveries]
         if any(failed is None for _, failed in reclaimed):
             raise ShardLostError("Kafka's client did not say what became of each event: starting over")
         # All suspects first: what stands before one of them, of its aggregate, is parked as well.
-        explained = self._blame([(one, *what) for one, failed in reclaimed for what in failed or ()])
+        explained |= self._blame([(one, *what) for one, failed in reclaimed for what in failed or ()])
         self._producer.replace()
         for delivery, failed in reclaimed:
             again = [event for event, _ in failed or () if event.seq not in delivery.parked]
@@ -271,4 +275,8 @@ class Publisher:
         else:
             self.breaker.quiet(now, self._producer.trouble or "Kafka acknowledges nothing")
         if self.breaker.wants_probe(now):
-            self.breaker.probed(now, self._producer.answers())
+            self.breaker.probed(now, answers := self._producer.answers())
+            waiting = [event for delivery in self._deliveries for event in delivery.batch.events]
+            if answers and self._producer.refuse_halted(waiting):
+                # What goes to such a topic is held back on the way.
+                self._send_again(explained=True)

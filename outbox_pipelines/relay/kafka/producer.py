@@ -286,6 +286,13 @@ class IdempotentProducer:
         self._topics.refuse(self._topic(event), refusal)
         self._routes.clear()
 
+    def refuse_halted(self, waiting: Iterable[Event]) -> bool:
+        """Take topics for unavailable that accept nothing while others do; return whether there are any."""
+        self._topics.ask(self._names({(event.aggregate_type, event.event_type) for event in waiting}))
+        is_any = self._topics.refuse_halted()
+        self._routes.clear()
+        return is_any
+
     def answers(self) -> bool:
         """Return whether Kafka answers a probe, and the schema registry if its ids are needed.
 

@@ -23,12 +23,14 @@ from confluent_kafka.admin import (
     AclOperation,
     AdminClient,
     ConfigResource,
+    PartitionMetadata,
     TopicDescription,
 )
 from confluent_kafka.cimpl import NewTopic
 
 from outbox_pipelines.config.rules import Router
 from outbox_pipelines.core.outages import is_refused_by_kafka
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.errors import RefusedError, UnavailableError
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.settings import MessageSettings
@@ -38,6 +40,8 @@ _ANSWER_SECONDS: Final = 10.0
 _DESCRIBE_SECONDS: Final = 3.0
 # The limit only avoids refusals, so the wait for it is short.
 _LIMIT_SECONDS: Final = 2.0
+# For an answer of brokers that may be unavailable.
+_PROBE_SECONDS: Final = 1.0
 _NOT_ALLOWED: Final = "cannot be written to (not authorized): grant WRITE and DESCRIBE on it"
 _MISSING: Final = (
     "does not exist and the broker does not create it: create it, set OUTBOX_CREATE_TOPICS=true, or "
@@ -113,7 +117,7 @@ class TopicAdmin:
     def answers(self) -> bool:
         """Return whether a broker answers within a second."""
         try:
-            self._admin.list_topics("", timeout=1.0)
+            self._admin.list_topics("", timeout=_PROBE_SECONDS)
         except KafkaException:
             self._admin = self._new_client()
             return False
@@ -211,6 +215,26 @@ class TopicAdmin:
         asked = admin.describe_configs(resources, request_timeout=_LIMIT_SECONDS) if resources else {}
         return {resource.name: _limit(answer) for resource, answer in asked.items()}
 
+    def halted(self, names: Iterable[str]) -> dict[str, str]:
+        """Return for each topic why a partition of it accepts nothing now; empty if all do, or it is gone.
+
+        Any broker knows it: the controller may be away as well. Empty if no broker answers.
+        """
+        admin = self._admin
+        try:
+            listed = admin.list_topics(timeout=_PROBE_SECONDS).topics
+        except KafkaException:
+            return {}
+        partitions = {name: listed[name].partitions.values() if name in listed else () for name in names}
+        resources = [
+            ConfigResource(ConfigResource.Type.TOPIC, name)
+            for name, some in partitions.items()
+            if any(len(each.isrs) < len(each.replicas) for each in some)
+        ]
+        asked = admin.describe_configs(resources, request_timeout=_PROBE_SECONDS) if resources else {}
+        least = {resource.name: _least_in_sync(answer) for resource, answer in asked.items()}
+        return {name: _halted(some, least.get(name, 1)) for name, some in partitions.items()}
+
     def _matches(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
@@ -264,6 +288,25 @@ def _partitions(topic: TopicDescription) -> int | Unavailable:
     if topic.authorized_operations and AclOperation.WRITE not in topic.authorized_operations:
         return Unavailable(_NOT_ALLOWED, is_missing=False)
     return len(topic.partitions)
+
+
+def _halted(partitions: Iterable[PartitionMetadata], least: int) -> str:
+    """Why one of a topic's partitions accepts nothing; empty if all do."""
+    for each in partitions:
+        if each.leader < 0:
+            return f"accepts nothing: partition {each.id} has no leader"
+        # As the broker counts: a topic of one replica can never have two in sync.
+        if len(each.isrs) < min(least, len(each.replicas)):
+            return (
+                f"accepts nothing: partition {each.id} has {counted(len(each.isrs), 'replica')} in sync, and "
+                f"min.insync.replicas is {least}"
+            )
+    return ""
+
+
+def _least_in_sync(answer: Future[Any]) -> int:
+    """Its `min.insync.replicas`; 1 if the relay may not read the topic's settings."""
+    return int(answer.result()["min.insync.replicas"].value) if answer.exception() is None else 1
 
 
 def _limit(answer: Future[Any]) -> int | None:

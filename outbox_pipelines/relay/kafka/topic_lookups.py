@@ -7,13 +7,15 @@ Invariants:
   a broker gives immediately; for a missing topic it waits as long as `patience` allows. So a missing topic
   does not delay events of other topics.
 - A missing topic, or one whose messages Kafka refuses, is unavailable as a whole, until it is found or
-  accepts an event that is tried alone.
+  accepts an event that is tried alone. One that accepts nothing while others do, as a partition has no leader
+  or too few replicas in sync, is so until the brokers report it whole: no event is tried.
 - Any thread may call any method.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -91,10 +93,11 @@ class _Search:
 
 @dataclass(slots=True)
 class _Refusal:
-    """A topic that exists and refuses messages."""
+    """A topic that exists and takes no messages."""
 
     reason: str
     trial_at: float
+    """When it is tried with a message; infinite if the brokers say themselves when it takes some."""
 
 
 class Topics:
@@ -124,6 +127,7 @@ class Topics:
         self._outage = ""
         self._has_news = False
         self._refresh_due = time.monotonic() + _REFRESH_SECONDS
+        self._halted_due = math.inf
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._end = False
@@ -249,6 +253,28 @@ class Topics:
                 _LOG.warning("topic %s accepts messages again", name)
                 self._has_news = True
 
+    def refuse_halted(self) -> bool:
+        """Mark topics as unavailable of which a partition accepts nothing; return whether there are any new.
+
+        None if no topic is known that accepts something: then it is Kafka that is unavailable.
+        """
+        with self._word:
+            names = [name for name in self._topics if name not in self._refusals]
+        found: dict[str, str] = {}
+        for first in range(0, len(names), _AT_ONCE):
+            found |= self._admin.halted(names[first : first + _AT_ONCE])
+        halted = {name: reason for name, reason in found.items() if reason}
+        if not halted or len(halted) == len(found):
+            return False
+        with self._word:
+            for name, reason in halted.items():
+                _LOG.warning("topic %s %s", name, reason)
+                self._refusals[name] = _Refusal(reason, math.inf)
+            self._halted_due = time.monotonic() + _AGAIN_SECONDS
+            self._start()
+            self._word.notify_all()
+        return True
+
     def due_for_trial(self) -> list[str]:
         """Return the refusing topics that are due for a trial, and schedule their next trial."""
         now = time.monotonic()
@@ -312,7 +338,9 @@ class Topics:
     def _run(self) -> None:
         while True:
             with self._word:
-                self._word.wait_for(lambda: self._end or self._new, self._rest())
+                # Whoever notifies may have changed how long to rest.
+                if not (self._end or self._new):
+                    self._word.wait(self._rest())
                 if self._end:
                     break
                 names, self._new = self._new[:_AT_ONCE], self._new[_AT_ONCE:]
@@ -322,6 +350,7 @@ class Topics:
                 else:
                     self._search()
                     self._refresh()
+                    self._look_at_halted()
             except UnavailableError as error:
                 self._note_outage(str(error))
             except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
@@ -335,7 +364,7 @@ class Topics:
         due = min(
             (search.due for search in self._searches.values() if search.reason), default=self._refresh_due
         )
-        return max(0.0, min(due, self._refresh_due) - time.monotonic())
+        return max(0.0, min(due, self._refresh_due, self._halted_due) - time.monotonic())
 
     def _look(self, names: list[str]) -> None:
         """Ask about topics, and record the answers."""
@@ -411,6 +440,17 @@ class Topics:
             with self._word:
                 for name, what in found.items():
                     self._note_change(known[name], what, limits.get(name))
+
+    def _look_at_halted(self) -> None:
+        """Accept the topics of which all partitions take messages again."""
+        if time.monotonic() < self._halted_due:
+            return
+        with self._word:
+            names = [name for name, refusal in self._refusals.items() if refusal.trial_at == math.inf]
+            self._halted_due = time.monotonic() + _AGAIN_SECONDS if names else math.inf
+        for name, reason in (self._admin.halted(names) if names else {}).items():
+            if not reason:
+                self.accept(name)
 
     def _note_change(self, before: Topic, what: int | Unavailable, limit: int | None) -> None:
         if isinstance(what, Unavailable):

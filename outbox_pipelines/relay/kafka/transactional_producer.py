@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +17,7 @@ from typing import Any, Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.core.producers import CommitAnswer
@@ -203,6 +204,10 @@ class FencingProducer(IdempotentProducer):
             SetupError: it may not be changed.
         """
         progress_topic.create_topic(self._settings, self._place.topic, shards)
+
+    def refuse_halted(self, waiting: Iterable[Event]) -> bool:
+        """Return False: Kafka ends no transaction with an event of such a topic until the topic is whole."""
+        return False
 
     def await_end(self) -> None:
         """Wait until Kafka has probably ended the last transaction."""

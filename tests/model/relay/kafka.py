@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outbox_pipelines.core.event import Event
@@ -278,6 +278,9 @@ class Producer:
         return {event.seq for event in refused}
 
     def refuse_topic(self, event: Event, refusal: Refusal) -> None: ...
+
+    def refuse_halted(self, waiting: Iterable[Event]) -> bool:
+        return False
 
     def answers(self) -> bool:
         return True

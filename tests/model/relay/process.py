@@ -360,7 +360,7 @@ def _due(due: float | None, now: float) -> Key:
 
 def _breaker(breaker: Breaker, now: float) -> Key:
     quiet = None if breaker._quiet_since is None else breaker._quiet_since + 10 <= now
-    return breaker.state.value, quiet, breaker._probe_at <= now
+    return breaker.state.value, quiet, breaker._probe_at <= now, breaker.takes
 
 
 def _batch(batch: Batch | ReleasedBatch | None) -> Key:
