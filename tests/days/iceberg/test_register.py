@@ -21,7 +21,7 @@ from outbox_pipelines.days.archive import day as days
 from outbox_pipelines.days.archive.manifest import now
 from outbox_pipelines.days.archive.store import Store
 from outbox_pipelines.days.iceberg import compare, register
-from outbox_pipelines.days.iceberg.iceberg_catalog import root_of
+from outbox_pipelines.days.iceberg.iceberg_catalog import ArchiveIO, root_of
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.settings import Settings, load_settings
 from tests.days.archive import buckets
@@ -116,6 +116,9 @@ def test_a_day_that_is_archived_again(
     monkeypatch.setattr(days, "now", lambda: now() + timedelta(hours=1))
     days.archive(settings, DAY, again=True)
     assert register(settings).replaced == (DAY,)
+    last = table(lake).snapshots()[-1].summary
+    assert last is not None
+    assert last.operation.value == "append"
     assert len(read(lake)) == 2
     assert compare(settings, DAY) == ()
 
@@ -448,6 +451,15 @@ def test_a_place_has_one_spelling(place: str, root: str, monkeypatch: pytest.Mon
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     assert root_of(Store(place)) == root
+
+
+def test_only_metadata_is_written_and_deleted(tmp_path: Path) -> None:
+    """Guards against a library that deletes an archived file, or writes beside the archive's own."""
+    files = ArchiveIO({"outbox.store": str(tmp_path), "outbox.readers": "owner"})
+    for name in ("events/event_date=2026-03-01/events.parquet", "_outbox/iceberg/../archive.json"):
+        for call in (files.delete, files.new_output):
+            with pytest.raises(SetupError, match=r"is not below .*/_outbox/iceberg, where"):
+                call(f"file://{tmp_path}/{name}")
 
 
 def test_a_path_that_readers_do_not_find(database: Database, settings: Settings, tmp_path: Path) -> None:
