@@ -56,15 +56,16 @@ def idempotent(
 
     @consumer.on_other(per_transaction=per_transaction, replays=replays)
     def handle(event: Event, connection: psycopg.Connection[Any]) -> None:
-        token = event.payload["token"]
+        about = str(event.aggregate_type), str(event.aggregate_id), event.payload
         if event.replay is not None:
-            effects.make_of_replay(connection, str(event.replay.id), token)
+            effects.make(connection, *about, str(event.replay.id))
             return
+        token = event.payload["token"]
         # So that the key is stored with the event that is to be tried again.
         if len(str(event.aggregate_id)) == LONG_KEY and token < "2" and token not in tried:
             tried.add(token)
             raise RuntimeError("the first try fails")
-        effects.make(connection, str(event.aggregate_type), str(event.aggregate_id), event.payload)
+        effects.make(connection, *about)
 
     return consumer
 

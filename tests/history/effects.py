@@ -16,7 +16,6 @@ CREATE TABLE effect (seq bigserial PRIMARY KEY, kind text NOT NULL, account text
                      token text NOT NULL);
 CREATE TABLE replay_effect (replay text NOT NULL, token text NOT NULL)"""
 _MAKE = "INSERT INTO effect (kind, account, n, token) VALUES (%s, %s, %s, %s)"
-
 _MAKE_OF_REPLAY = "INSERT INTO replay_effect (replay, token) VALUES (%s, %s)"
 
 _UNHANDLED = """
@@ -33,14 +32,17 @@ def prepare(connection: psycopg.Connection[Any]) -> None:
     connection.execute(_TABLE)
 
 
-def make(connection: psycopg.Connection[Any], kind: str, account: str, body: Mapping[str, Any]) -> None:
-    """The effect of one event, in the caller's transaction; again: once more."""
-    connection.execute(_MAKE, [kind, account_of(account), body["n"], body["token"]])
+def make(
+    connection: psycopg.Connection[Any], kind: str, account: str, body: Mapping[str, Any], replay: str = ""
+) -> None:
+    """The effect of one event, or of a replay's, in the caller's transaction; again: once more.
 
-
-def make_of_replay(connection: psycopg.Connection[Any], replay: str, token: str) -> None:
-    """The effect of a replayed event."""
-    connection.execute(_MAKE_OF_REPLAY, [replay, token])
+    One function for both: it is what a tape has in place of the database.
+    """
+    if replay:
+        connection.execute(_MAKE_OF_REPLAY, [replay, body["token"]])
+    else:
+        connection.execute(_MAKE, [kind, account_of(account), body["n"], body["token"]])
 
 
 def of_replays(connection: psycopg.Connection[Any]) -> list[ReplayEffect]:
