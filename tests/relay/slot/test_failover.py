@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -150,6 +152,9 @@ def test_what_the_standby_never_had_is_not_published(
                     wait_until(lambda: text in caplog.text, seconds=20, what="the second event")
                     assert not commit.done()
                 finally:
+                    # As when the machine dies. A server that dies alone ends the session's wait, which shows
+                    # its commit to all others until they notice the same.
+                    os.kill(writer.info.backend_pid, signal.SIGKILL)
                     pair.primary.kill()
                 assert isinstance(commit.exception(60), psycopg.OperationalError)
             pair.standby.start()
