@@ -66,8 +66,8 @@ def sweep_bodies(
     """Remove bodies to which no event refers: those of transactions that were rolled back.
 
     A day is swept once it and the next day are closed. If its references cannot be read completely, its
-    bodies stay, and the command exits with 1. Other objects of the store are not touched. Requires the role
-    that owns the outbox.
+    bodies stay; if that needs an action, the command exits with 1. Other objects of the store are not
+    touched. Requires the role that owns the outbox.
     """
     from outbox_pipelines.days.bodies.sweep import sweep
 

@@ -3,14 +3,17 @@
 Invariants:
 - All references of a day are read, or it is an error. Rows are read from the partition itself, which is
   complete also while it is detached; a file is read only if it has just been proven.
-- What has the reserved member counts, also if it is no reference that a consumer would accept.
+- A body may be meant wherever its name stands in a payload with the reserved word: in a reference that no
+  consumer would accept, within another member, in a path of another spelling.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import date, datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import psycopg
 from psycopg import sql
@@ -21,7 +24,10 @@ from outbox_pipelines.days.bodies import bodies_sql
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.settings import DaySettings
 
-_BATCH: Final = 5_000
+# A payload may have a megabyte.
+_BATCH: Final = 500
+# As keys have them, after the day.
+_NAME: Final = re.compile("[0-9A-Za-z._-]+")
 
 
 class StaysError(NotReadyError):
@@ -61,47 +67,68 @@ def places(connection: Connection) -> list[Place]:
     return [Place(*row) for row in connection.execute(bodies_sql.PLACES).fetchall()]
 
 
-def read(
-    settings: DaySettings, connection: Connection, place: Place, keys: list[str] | None = None
-) -> Iterator[Found]:
+def read(settings: DaySettings, connection: Connection, place: Place) -> Iterator[Found]:
     """Yield the references of a place.
-
-    Args:
-        keys: only of these bodies.
 
     Raises:
         NotReadyError: they cannot be read completely; `StaysError` if no action is needed.
         UnavailableError: the archive does not answer.
     """
+    rows = _rows_of(settings, connection, place, bodies_sql.REFERENCES, bodies_sql.FILE_REFERENCES)
+    yield from (Found(*row) for row in rows)
+
+
+def mentioned(settings: DaySettings, connection: Connection, place: Place) -> Iterator[str]:
+    """Yield names in lower case: of each body that events of a place may mean, and others; see `read`."""
+    for (payload,) in _rows_of(settings, connection, place, bodies_sql.MENTIONS, bodies_sql.FILE_MENTIONS):
+        yield from _names(payload)
+
+
+def parked(connection: Connection) -> Iterator[str]:
+    """Yield the same of parked events and dead letters, which outlive their days."""
+    yield from _mentioned_in(connection, "outbox_parked")
+
+
+def delayed(connection: Connection) -> Iterator[str]:
+    """Yield the same of events that are not due yet; to be read before places, into which they move."""
+    yield from _mentioned_in(connection, "outbox_delayed")
+
+
+def name_of(key: str) -> str:
+    """Return by what name a body is looked for."""
+    return key.rpartition("/")[2].lower()
+
+
+def _names(payload: str) -> Iterator[str]:
+    yield from _NAME.findall(payload.lower())
+    if "%" in payload:
+        yield from _NAME.findall(unquote(payload).lower())
+
+
+def _mentioned_in(connection: Connection, table: str) -> Iterator[str]:
+    for (payload,) in _rows(connection, sql.SQL(bodies_sql.MENTIONS).format(table=sql.Identifier(table))):
+        yield from _names(payload)
+
+
+def _rows_of(
+    settings: DaySettings, connection: Connection, place: Place, query: str, file_query: str
+) -> Iterator[tuple[Any, ...]]:
     if place.schema is None or place.table is None:
-        yield from _archived(settings, connection, place, keys)
+        yield from _archived(settings, connection, place, file_query)
         return
-    query = bodies_sql.REFERENCES if keys is None else bodies_sql.OF_KEYS
     table = sql.Identifier(place.schema, place.table)
     try:
-        yield from _rows(connection, sql.SQL(query).format(table=table), keys)
+        yield from _rows(connection, sql.SQL(query).format(table=table))
     except psycopg.errors.UndefinedTable:
         raise NotReadyError(f"{place.name} was dropped at the same time: run the command again") from None
 
 
-def parked(connection: Connection, keys: list[str]) -> Iterator[Found]:
-    """Yield the references of parked events and dead letters to these bodies, which outlive their days."""
-    query = sql.SQL(bodies_sql.OF_KEYS).format(table=sql.Identifier("outbox_parked"))
-    yield from _rows(connection, query, keys)
-
-
-def delayed(connection: Connection, keys: list[str]) -> Iterator[Found]:
-    """Yield the references of events that are not due yet; to be read before places, into which they move."""
-    query = sql.SQL(bodies_sql.OF_KEYS).format(table=sql.Identifier("outbox_delayed"))
-    yield from _rows(connection, query, keys)
-
-
-def _rows(connection: Connection, query: sql.Composed, keys: list[str] | None) -> Iterator[Found]:
+def _rows(connection: Connection, query: sql.Composed) -> Iterator[tuple[Any, ...]]:
     try:
         with connection.transaction(), connection.cursor("references") as cursor:
             cursor.itersize = _BATCH
-            cursor.execute(query, {"keys": keys})
-            yield from (Found(*row) for row in cursor)
+            cursor.execute(query)
+            yield from cursor
     except psycopg.errors.InsufficientPrivilege as error:
         raise NotReadyError(
             f"{first_line(error)}: only the role that owns the outbox can read all references"
@@ -109,8 +136,8 @@ def _rows(connection: Connection, query: sql.Composed, keys: list[str] | None) -
 
 
 def _archived(
-    settings: DaySettings, connection: Connection, place: Place, keys: list[str] | None
-) -> Iterator[Found]:
+    settings: DaySettings, connection: Connection, place: Place, query: str
+) -> list[tuple[Any, ...]]:
     # Of the extra of the archive, which writers of bodies need not have.
     from outbox_pipelines.days.archive import identity, proof
     from outbox_pipelines.days.archive.store import key, open_store
@@ -130,14 +157,10 @@ def _archived(
         if loaded is None or not found.equal:
             raise NotReadyError(f"the archive file of {day} is not proven: {'; '.join(found.differences)}")
         with store.local(key(day, loaded[0].file)) as file:
-            rows = proof.read_file(bodies_sql.FILE_REFERENCES, file, {})
+            return proof.read_file(query, file, {})
     except (NotReadyError, UnavailableError):
         raise
     except (FileNotFoundError, SetupError, proof.UnreadableError) as error:
         raise NotReadyError(
             f"the references in the archive file of {day} cannot be read: {first_line(error)}"
         ) from None
-    wanted = None if keys is None else {*keys}
-    for row in rows:
-        if wanted is None or row[1] in wanted:
-            yield Found(*row)

@@ -144,25 +144,20 @@ def _unreferenced(
     settings: DaySettings, connection: Connection, day: date, objects: dict[str, int]
 ) -> dict[str, int]:
     """Return the objects that no event refers to."""
-    left = dict(objects)
-    for reference in day_references.delayed(connection, [*left]):
-        left.pop(reference.key or "", None)
+    left = {day_references.name_of(key): key for key in objects}
+
+    def keep(names: Iterator[str]) -> None:
+        for name in names:
+            left.pop(name, None)
+
+    keep(day_references.delayed(connection))
     places = day_references.places(connection)
     for place in sorted(places, key=lambda each: each.day != day):
-        if place.day == day:
-            found = day_references.read(settings, connection, place)
-        elif not left:
-            break
-        elif _may_refer(place, day):
-            found = day_references.read(settings, connection, place, [*left])
-        else:
-            continue
-        for reference in found:
-            left.pop(reference.key or "", None)
+        if place.day == day or (left and _may_refer(place, day)):
+            keep(day_references.mentioned(settings, connection, place))
     if left:
-        for reference in day_references.parked(connection, [*left]):
-            left.pop(reference.key or "", None)
-    return left
+        keep(day_references.parked(connection))
+    return {key: objects[key] for key in left.values()}
 
 
 def _may_refer(place: day_references.Place, day: date) -> bool:

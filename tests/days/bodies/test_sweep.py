@@ -297,6 +297,33 @@ def test_what_a_consumer_would_refuse_protects_too(stored: Stored) -> None:
     assert stored.keys() == {kept}
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '{"outbox-body": {"key": "DAY//NAME"}}',
+        '{"outbox-body": {"key": "./DAY/NAME"}}',
+        '{"outbox-body": {"key": "s3://bucket/shop/DAY%2FNAME?v=1"}}',
+        '{"outbox-body": "DAY/NAME"}',
+        '{"invoice": [{"outbox-body": {"key": "DAY/NAME"}}]}',
+        '"{\\"outbox-body\\": {\\"key\\": \\"DAY/NAME\\"}}"',
+    ],
+)
+def test_a_reference_of_another_spelling_protects_too(stored: Stored, odd: str) -> None:
+    """Guards against the loss of a body whose name a writer has joined to a path in its own way, or has put
+    into a larger payload."""
+    kept = key_of(stored.put())
+    day, _, name = kept.partition("/")
+    stored.put()
+    with writing(stored.database) as connection:
+        stored.insert(connection, odd.replace("DAY", day).replace("NAME", name.upper()))
+    stored.close()
+    assert stored.sweep(dry_run=True).unreferenced == 1
+    archive.archive(stored.settings, DAY)
+    drop.drop(stored.settings, DAY)
+    assert stored.sweep().unreferenced == 1
+    assert stored.keys() == {kept}
+
+
 def test_a_role_without_rights(stored: Stored) -> None:
     """Guards against a role that sees no references, and removes everything."""
     stored.put()
