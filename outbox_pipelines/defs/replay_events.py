@@ -255,16 +255,16 @@ def _before(context: dg.OpExecutionContext, outbox: Outbox) -> str:
 def _attended(context: dg.OpExecutionContext, work: Callable[..., "Replay"]) -> "Replay":
     """Replay in a thread, and log the progress; a signal, which reaches the main thread, stops the replay."""
     stop = threading.Event()
-    told: deque[tuple[Replay, int, str]] = deque(maxlen=1)
+    latest: deque[tuple[Replay, int, str]] = deque(maxlen=1)
     log_at = time.monotonic() + _LOG_SECONDS
     with futures.ThreadPoolExecutor(1, "outbox-replay") as threads:
         replaying = threads.submit(
-            work, is_stopped=stop.is_set, progress=lambda *progress: told.append(progress)
+            work, is_stopped=stop.is_set, progress=lambda *progress: latest.append(progress)
         )
         try:
             while not futures.wait([replaying], _LOOK_SECONDS).done:
-                if told and time.monotonic() > log_at:
-                    replay, sent, trouble = told.pop()
+                if latest and time.monotonic() > log_at:
+                    replay, sent, trouble = latest.pop()
                     waits = f"; waiting for Kafka: {trouble}" if trouble else ""
                     context.log.info(plain(f"{sent:,} of {replay.events:,} events sent{waits}"))
                     log_at = time.monotonic() + _LOG_SECONDS

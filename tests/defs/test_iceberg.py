@@ -46,7 +46,7 @@ def test_days_are_registered(database: Database, served: Served, lake: str) -> N
 
 
 def test_the_schedule_runs_where_a_catalog_is_set(served: Served) -> None:
-    """Guards against an hourly failure where nobody wants a table."""
+    """Guards against an hourly failure where no table is wanted."""
     context = dg.build_schedule_context()
     assert isinstance(schedule_of(served, "register_days")(context), dg.RunRequest)
     without = serving(dsn="postgresql://127.0.0.1:1/none", iceberg="lake")

@@ -84,7 +84,7 @@ def test_by_default_it_counts(place: Place, instance: dg.DagsterInstance) -> Non
 def test_a_replay_leaves_a_trace_and_a_repetition_sends_nothing(
     place: Place, instance: dg.DagsterInstance
 ) -> None:
-    """Guards against a replay that nobody can find, and one that a repeated run begins again."""
+    """Guards against a replay that cannot be found, and one that a repeated run begins again."""
     sent = place.write(4)
     place.write(3, event_type="order.paid")
     place.relay()
@@ -118,7 +118,7 @@ def test_a_replay_leaves_a_trace_and_a_repetition_sends_nothing(
 def test_a_terminated_run_is_continued(
     place: Place, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a replay that a termination lets go on, or that begins anew when the run is repeated."""
+    """Guards against a replay that a termination does not end, or that a repeated run begins again."""
     place.write(1_500)
     place.relay()
 

@@ -123,7 +123,7 @@ _MAINTENANCE: Final = (
 
 def test_spark_answers(lake: Lake) -> None:
     """Guards against a catalog that engines written in Java cannot use, days that they misread, files that
-    they delete, and a compaction that nobody sees."""
+    they delete, and a compaction that stays unseen."""
     try:
         jars = build.spark_jars(load_settings())
     except SetupError as error:

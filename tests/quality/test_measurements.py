@@ -233,7 +233,7 @@ def test_delayed_and_overdue(database: Database) -> None:
 
 
 def test_open_replays(database: Database) -> None:
-    """Guards against a replay that was killed, or stopped, and that nobody remembers."""
+    """Guards against a replay that was killed, or stopped, and that is forgotten."""
     for _ in range(3):
         database.rows(BEGIN)
     first, second, third = [

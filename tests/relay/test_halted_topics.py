@@ -18,7 +18,7 @@ from tests.relay.parked import numbers_by_key
 from tests.relay.threads import quick, running
 
 KINDS = ("order", "bill")
-_NOBODY = -1
+_NO_BROKER = -1
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def _lead(outbox: Outbox, cluster: Mock, broker: int, *kinds: str) -> None:
 
 
 def _halt(outbox: Outbox, cluster: Mock, *kinds: str) -> None:
-    """Nobody leads these topics, which the second broker has led. The mock breaks if it gets their events."""
+    """No broker leads these topics, which the second one has led. The mock breaks if it gets their events."""
     cluster.stop_broker(2)
-    _lead(outbox, cluster, _NOBODY, *kinds)
+    _lead(outbox, cluster, _NO_BROKER, *kinds)
 
 
 def _write(outbox: Outbox, *kinds: str, first: int, numbers: int, aggregates: int = 40) -> None:

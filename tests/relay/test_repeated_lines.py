@@ -11,7 +11,8 @@ import pytest
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.parked import Attempt, DeadLetter, Tried, Verdict
-from outbox_pipelines.relay.kafka.topic_lookups import Topics, TopicUnavailableError
+from outbox_pipelines.relay.kafka.topic_lookups import Topics
+from outbox_pipelines.relay.kafka.topic_state import TopicUnavailableError
 from outbox_pipelines.relay.parking import notify
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns
 from outbox_pipelines.relay.parking.prober import Prober

@@ -20,7 +20,8 @@ from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import topic_lookups
 from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin
-from outbox_pipelines.relay.kafka.topic_lookups import Change, Topic, Topics, TopicUnavailableError
+from outbox_pipelines.relay.kafka.topic_lookups import Topics
+from outbox_pipelines.relay.kafka.topic_state import Change, Topic, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, patience, run_prefix, topic_prefix, wait_until
 from tests.kafka_clients import AdminClient

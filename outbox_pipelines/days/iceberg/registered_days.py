@@ -2,7 +2,7 @@
 
 Invariants:
 - Only days are registered whose manifest is the one that the outbox has recorded, and whose file is there.
-- One commit registers all days that the table lacks: a day is in it once or not at all, whoever runs at the
+- One commit registers all days that the table lacks: a day is in it once or not at all, whatever runs at the
   same time. Registering again changes nothing.
 - It writes nothing but Iceberg's metadata, and what another engine has changed stays as it is.
 """

@@ -29,7 +29,8 @@ from outbox_pipelines.relay.core.producers import Gate
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.batch_size import BatchSize
 from outbox_pipelines.relay.kafka.message import Encoder, Headers, UnregisteredError, Value, is_framed
-from outbox_pipelines.relay.kafka.topic_lookups import Topics, TopicUnavailableError
+from outbox_pipelines.relay.kafka.topic_lookups import Topics
+from outbox_pipelines.relay.kafka.topic_state import TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observers import Report, observer
 from outbox_pipelines.settings import ProcessSettings
 

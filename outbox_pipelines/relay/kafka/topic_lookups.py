@@ -19,7 +19,6 @@ import math
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from outbox_pipelines.core import log
@@ -28,6 +27,13 @@ from outbox_pipelines.relay.core.outcomes import Refusal
 from outbox_pipelines.relay.kafka import client_errors
 from outbox_pipelines.relay.kafka.patience import Patience
 from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin, Unavailable
+from outbox_pipelines.relay.kafka.topic_state import (
+    Change,
+    Search,
+    Topic,
+    TopicRefusal,
+    TopicUnavailableError,
+)
 from outbox_pipelines.settings import MessageSettings
 
 _LOG = logging.getLogger(__name__)
@@ -48,58 +54,6 @@ _OUTAGE_PAUSE: Final = 0.5
 _AT_ONCE: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic that can be published to."""
-
-    name: str
-    partitions: int
-    largest: int | None
-    """Bytes of the largest batch that it accepts; None if the relay may not read the topic's settings."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change of a topic's number of partitions, which moves its keys."""
-
-    topic: str
-    before: int
-    after: int
-
-
-class TopicUnavailableError(Exception):
-    """Nothing can be published to this topic now; other topics are not affected."""
-
-    def __init__(self, topic: str, reason: str) -> None:
-        super().__init__(f"topic {topic} {reason}")
-        self.topic = topic
-        self.reason = reason
-
-
-@dataclass(slots=True)
-class _Search:
-    """A topic that is not known to exist."""
-
-    final_at: float
-    due: float = 0.0
-    reason: str = ""
-    """Why it is unavailable; empty until a broker has answered."""
-    is_final: bool = False
-    create_at: float = 0.0
-    """When the relay creates it, or gives the broker the opportunity to."""
-    is_waited_for: bool = False
-    """Whether the flow has waited for its creation once."""
-
-
-@dataclass(slots=True)
-class _Refusal:
-    """A topic that exists and takes no messages."""
-
-    reason: str
-    trial_at: float
-    """When it is tried with a message; infinite if the brokers say themselves when it takes some."""
-
-
 class Topics:
     """What the relay knows about the topics.
 
@@ -118,11 +72,11 @@ class Topics:
         # Guards all of the following; only whether a topic is known is read without it.
         self._word = threading.Condition()
         self._topics: dict[str, Topic] = {}
-        self._searches: dict[str, _Search] = {}
+        self._searches: dict[str, Search] = {}
         self._new: list[str] = []
         self._doubted: dict[str, Topic] = {}
         """What was known of each doubted topic, until it is looked up again."""
-        self._refusals: dict[str, _Refusal] = {}
+        self._refusals: dict[str, TopicRefusal] = {}
         self._outages = 0
         self._outage = ""
         self._has_news = False
@@ -242,7 +196,7 @@ class Topics:
                 self._searches[name].reason = self._searches[name].reason or "was deleted or created again"
             elif name not in self._refusals:
                 _LOG.warning("topic %s refuses messages: %s", name, refusal.reason)
-                self._refusals[name] = _Refusal(
+                self._refusals[name] = TopicRefusal(
                     f"refuses messages: {refusal.reason}", time.monotonic() + _TRIAL_SECONDS
                 )
 
@@ -269,7 +223,7 @@ class Topics:
         with self._word:
             for name, reason in halted.items():
                 _LOG.warning("topic %s %s", name, reason)
-                self._refusals[name] = _Refusal(reason, math.inf)
+                self._refusals[name] = TopicRefusal(reason, math.inf)
             self._halted_due = time.monotonic() + _AGAIN_SECONDS
             self._start()
             self._word.notify_all()
@@ -293,7 +247,7 @@ class Topics:
                 continue
             search = self._searches.get(name)
             if search is None:
-                search = self._searches[name] = _Search(now + self._creation_seconds)
+                search = self._searches[name] = Search(now + self._creation_seconds)
             if not search.reason and name not in self._new:
                 self._new.append(name)
         if self._new:
@@ -338,7 +292,7 @@ class Topics:
     def _run(self) -> None:
         while True:
             with self._word:
-                # Whoever notifies may have changed how long to rest.
+                # A call that notifies may have changed how long to rest.
                 if not (self._end or self._new):
                     self._word.wait(self._rest())
                 if self._end:
@@ -383,7 +337,7 @@ class Topics:
                     self._note_absence(search, what, now)
             self._word.notify_all()
 
-    def _note_absence(self, search: _Search, what: Unavailable, now: float) -> None:
+    def _note_absence(self, search: Search, what: Unavailable, now: float) -> None:
         # The reason why the relay may not create it is more useful than that it is missing.
         if not (search.is_final and search.reason and what.is_missing):
             search.reason = what.reason

@@ -207,7 +207,7 @@ def _rewrite(lake: str, day: date, *, keeps: bool) -> None:
 
 @pytest.mark.parametrize("how", ["rewritten", "deleted", "added"])
 def test_what_another_engine_has_changed(database: Database, settings: Settings, lake: str, how: str) -> None:
-    """Guards against rows that a compaction and a registration both add, and a change that nobody sees."""
+    """Guards against rows that a compaction and a registration both add, and a change that stays unseen."""
     archived(database, settings, EARLY, DAY)
     register(settings)
     if how == "deleted":
@@ -228,7 +228,7 @@ def test_what_another_engine_has_changed(database: Database, settings: Settings,
 
 
 def test_another_partitioning(database: Database, settings: Settings, lake: str) -> None:
-    """Guards against days that cannot be told apart any more."""
+    """Guards against days that cannot be distinguished any more."""
     archived(database, settings, EARLY)
     register(settings)
     with table(lake).update_spec() as update:
@@ -239,7 +239,7 @@ def test_another_partitioning(database: Database, settings: Settings, lake: str)
 
 
 def test_a_table_that_is_not_ours(database: Database, settings: Settings, lake: str) -> None:
-    """Guards against days in somebody's table, and against one that is dropped."""
+    """Guards against days in a table of others, and against one that is dropped."""
     archived(database, settings, EARLY)
     theirs = engine(lake)
     theirs.create_namespace("outbox")
@@ -320,7 +320,7 @@ def test_a_file_or_a_manifest_that_is_lost(database: Database, settings: Setting
 
 
 def test_a_day_that_the_outbox_no_longer_knows(database: Database, settings: Settings, lake: str) -> None:
-    """Guards against a restored database whose table has more days than it, and nobody says so."""
+    """Guards against a restored database whose table has more days than it, without a word."""
     archived(database, settings, EARLY, DAY)
     register(settings)
     database.rows(
