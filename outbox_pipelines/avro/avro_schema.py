@@ -19,7 +19,10 @@ NULL: Final = "null"
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST_DAY: Final = date(1970, 1, 1).toordinal()
 # Of fastavro, which takes much for granted; a ValueError also of a reference to another schema.
-NO_SCHEMA: Final = (fastavro.schema.SchemaParseException, ValueError, KeyError, TypeError, AttributeError)
+NO_SCHEMA: Final = (
+    *(fastavro.schema.SchemaParseException, ValueError, KeyError, TypeError, AttributeError),
+    RecursionError,
+)
 
 
 def parsed(text: str) -> Any:
@@ -46,6 +49,21 @@ def plain(schema: Any) -> Any:
         return part
 
     return fastavro.parse_schema(without(schema))
+
+
+def is_recursive(part: Any, around: tuple[str, ...] = ()) -> bool:
+    """Return whether values of a parsed schema can be nested without a limit.
+
+    Args:
+        around: the names of the records that this part of a schema is in.
+    """
+    if isinstance(part, list):
+        return any(is_recursive(each, around) for each in part)
+    if isinstance(part, dict):
+        if part.get("type") in ("record", "error"):
+            around = (*around, part["name"])
+        return any(is_recursive(part.get(name), around) for name in ("type", "items", "values", "fields"))
+    return part in around
 
 
 def is_empty(schema: Any, names: Container[str] = ()) -> bool:

@@ -3,6 +3,7 @@
 Invariants:
 - Of a payload that `encoding` wrote, it is what `json.loads` gives, but that a time is in UTC, a decimal in a
   string has all digits of its scale, and a null of an optional member is absent: Avro has one for both.
+- Foreign bytes are refused or read: none exhausts the stack of the process.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 import fastavro
+from fastavro._read_py import schemaless_reader as read_in_python
 
 from outbox_pipelines.avro.avro_schema import (
     EPOCH,
@@ -23,6 +25,7 @@ from outbox_pipelines.avro.avro_schema import (
     NO_SCHEMA,
     NULL,
     is_empty,
+    is_recursive,
     parsed,
     plain,
 )
@@ -48,6 +51,8 @@ def reader(text: str) -> Callable[[bytes], Any]:
         schema = parsed(text)
         convert = _reader(schema, {})
         bare = plain(schema)
+        # The reader in C has no limit of depth, and ends the process; Python has one.
+        read = read_in_python if is_recursive(bare) else fastavro.schemaless_reader
     except NO_SCHEMA as error:
         raise ValueError(f"is no Avro schema that can be read alone: {type(error).__name__}") from None
     except NotImplementedError as error:
@@ -56,12 +61,10 @@ def reader(text: str) -> Callable[[bytes], Any]:
     def decode(content: bytes) -> Any:
         stream = io.BytesIO(content)
         try:
-            value = fastavro.schemaless_reader(
-                stream, bare, None, return_named_type=True, return_named_type_override=True
-            )
+            value = read(stream, bare, None, return_named_type=True, return_named_type_override=True)
             found = convert(value) if convert else value
         except RecursionError:
-            raise ValueError(TOO_DEEP) from None
+            raise ValueError(f"the value {TOO_DEEP}") from None
         except Exception as error:  # noqa: BLE001 - whatever foreign bytes make fastavro raise
             raise ValueError(f"the bytes do not fit the schema: {type(error).__name__}") from None
         if stream.tell() != len(content):

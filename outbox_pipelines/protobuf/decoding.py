@@ -61,7 +61,7 @@ def reader(text: str, imports: Mapping[str, str]) -> Callable[[bytes], Any]:
         try:
             return _Reading().payload(known[indexes].FromString(content[begin:]))
         except RecursionError:
-            raise ValueError(TOO_DEEP) from None
+            raise ValueError(f"the value {TOO_DEEP}") from None
         except Exception as error:  # noqa: BLE001 - whatever foreign bytes make the library raise
             raise ValueError(f"the bytes do not fit the schema: {type(error).__name__}") from None
 

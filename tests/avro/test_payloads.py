@@ -220,12 +220,38 @@ def test_schemas_of_others_are_read() -> None:
         '{"type": "object"}',
         '{"type": "record", "name": "a", "fields": [{"name": "b", "type": "C"}]}',
         "7",
+        '{"type": "array", "items": ' * 400 + '"int"' + "}" * 400,
     ],
 )
 def test_what_is_no_schema(text: str) -> None:
     """Guards against an error of fastavro that ends a consumer."""
     with pytest.raises(ValueError, match="is no Avro schema that can be read alone"):
         decoding.reader(text)
+
+
+@pytest.mark.parametrize(
+    "inner", [["null", "n"], "n", {"type": "array", "items": "n"}, {"type": "map", "values": ["null", "n"]}]
+)
+@pytest.mark.parametrize("step", [b"\2", b"\2\0\2"])
+def test_a_value_nested_without_end(inner: Any, step: bytes) -> None:
+    """Guards against bytes of others that exhaust the stack, and so end the process of a consumer."""
+    read = decoding.reader(_dumped("n", inner))
+    with pytest.raises(ValueError, match=r"is nested too deeply|the bytes do not fit the schema"):
+        read(step * 200_000 + b"\0")
+    with pytest.raises(ValueError, match="is nested too deeply"):
+        decoding.reader(_dumped("n", ["null", "n"]))(b"\2" * 200_000 + b"\0")
+
+
+def test_a_value_of_a_recursive_schema_is_read() -> None:
+    """Guards against a usual depth that is refused, of which the depth in a consumer's thread is a part."""
+    found = decoding.reader(_dumped("n", ["null", "n"]))(b"\2" * 100 + b"\0")
+    for _ in range(100):
+        found = found["c"]
+    assert found == {"c": None}
+
+
+def _dumped(name: str, inner: Any) -> str:
+    return json.dumps({"type": "record", "name": name, "fields": [{"name": "c", "type": inner}]})
 
 
 def test_a_union_that_json_does_not_tell_apart() -> None:

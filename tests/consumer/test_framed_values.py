@@ -218,12 +218,15 @@ def test_an_event_loop(registry: FakeRegistry) -> None:
         (b"\0\0\0\0\x09", "retry", "the schema 9 is not in the schema registry http"),
         (b"\0\0\0\0\3", "retry", "the schema 3 is for XML, which is not read"),
         (b"\0\0\0\0\4", "retry", "the schema 4 is no Avro schema that can be read alone"),
+        (b"\0\0\0\0\5" + b"\2" * 200_000 + b"\0", "dead_letter", "is rejected: the value is nested too deeply"),
     ],
 )
 def test_what_cannot_be_read(registry: FakeRegistry, value: bytes, verdict: str, says: str) -> None:
     """Guards against a consumer that ends at such an event, and an attempt at what stays unreadable."""
+    deep = '{"type": "record", "name": "n", "fields": [{"name": "c", "type": ["null", "n"]}]}'
     for text, kind in ((json.dumps(_PLACED), "AVRO"), ("{}", "JSON"), ("p", "XML"), ('"C"', "AVRO")):
         registry.add("orders", text, kind)
+    registry.add("orders", deep, "AVRO")
     consumer = _consumer(registry, [], dict[str, Any])
     event = make_event("order.placed", value=value)
     assert handle(consumer, event, using=None, raises=False) == [verdict]
