@@ -45,8 +45,24 @@ def test_shape_and_format_do_not_change_them(given: dict[str, Any], schema_of: S
     named = [*headers]
     assert named[:3] == [("id", "id-1"), ("event-type", "e"), ("aggregate-type", "order")]
     assert named[-3:] == [("content-type", PAYLOAD.content_type), ("traceparent", "t"), ("a", "b")]
-    with pytest.raises(EncodingError, match=r'^its payload begins with "outbox-bytes" and is not \{'):
-        encode(Event(1, "id-1", "order", "7", "e", '{"outbox-bytes": {"base64": "secret"}}', None))
+    bytes_member = PAYLOAD.text()[1:-1]
+    for wrong in (
+        '{"outbox-bytes": {"base64": "secret"}}',
+        # As jsonb sorts members: by their length first.
+        f'{{"other": 1, {bytes_member}}}',
+        f'{{{bytes_member}, "zzzzzzzzzzzzzz": 1}}',
+        f'{{"n": {"9" * 5000}, {bytes_member}}}',
+        f'{{"outbox-body": {{"key": "2026-11-27/a", "size": 1, "sha256": "{"0" * 64}"}}, {bytes_member}}}',
+        f'{{"a": {"[" * 3000}{"]" * 3000}, {bytes_member}}}',
+    ):
+        with pytest.raises(EncodingError, match=r'^its payload has the member "outbox-bytes" and is not \{'):
+            encode(Event(1, "id-1", "order", "7", "e", wrong, None))
+
+
+@pytest.mark.parametrize("payload", ['{"a": {"outbox-bytes": 1}}', '["outbox-bytes"]', '{"a": "outbox-bytes"}'])
+def test_the_name_elsewhere_is_json(payload: str) -> None:
+    """Guards against an event that is parked because its content mentions the reserved member."""
+    assert Encoder(load_settings()).encode(Event(1, "id-1", "order", "7", "e", payload, None))[0] == payload
 
 
 @pytest.mark.parametrize("has_slot", [False, True])

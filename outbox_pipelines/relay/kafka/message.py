@@ -31,7 +31,7 @@ from outbox_pipelines.config.rules import has_rules, of_types, own
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.misfits import MisfitError
 from outbox_pipelines.settings import MessageSettings
-from outbox_pipelines.writer.bytes_payload import BEGINNING, BytesPayload, read_bytes
+from outbox_pipelines.writer.bytes_payload import QUOTED, BytesPayload, is_bytes, read_bytes
 from outbox_pipelines.writer.references import MEMBER, reference_of
 
 # As confluent-kafka types them; every value here is a str.
@@ -141,10 +141,10 @@ def _by_types(settings: MessageSettings, schema_of: SchemaOf | None, marks: Mapp
     """Each pair of types in the shape and the format that its rules choose."""
 
     @lru_cache(_MOST_TYPES)
-    def of(aggregate_type: str, event_type: str, is_bytes: bool) -> Encode:
+    def of(aggregate_type: str, event_type: str, has_bytes: bool) -> Encode:
         chosen = of_types(settings, aggregate_type, event_type)
         encode = _encode(chosen, marks)
-        if chosen.format == "json" or is_bytes:
+        if chosen.format == "json" or has_bytes:
             return encode
         assert schema_of is not None, "who encodes a format with a schema gives its schemas"
         schema = schema_of(aggregate_type, event_type)
@@ -157,7 +157,7 @@ def _by_types(settings: MessageSettings, schema_of: SchemaOf | None, marks: Mapp
 
     def encode(event: Event) -> tuple[Value, Headers]:
         _, _, aggregate_type, _, event_type, payload, _ = event
-        return of(aggregate_type, event_type, payload.startswith(BEGINNING))(event)
+        return of(aggregate_type, event_type, is_bytes(payload))(event)
 
     return encode
 
@@ -248,7 +248,7 @@ def _plain(names: dict[str, str], settings: MessageSettings) -> Encode:
             (aggregate_type_name, aggregate_type),
         ]
         value: Value = payload
-        if payload.startswith(BEGINNING):
+        if QUOTED in payload and is_bytes(payload):
             value, content_type = _bytes(payload)
             headers.append((CONTENT_TYPE, content_type))
         if metadata is not None:
@@ -282,7 +282,7 @@ def _shaped(names: dict[str, str], settings: MessageSettings, marks: Mapping[str
             metadata = {} if event.metadata is None else _read(event.metadata)
             if tombstones and event.payload == "null":
                 return None, headers + more(metadata)
-            if event.payload.startswith(BEGINNING):
+            if is_bytes(event.payload):
                 content, content_type = _bytes(event.payload)
                 return content, [*headers, (CONTENT_TYPE, content_type), *more(metadata)]
             return shape(event, metadata), headers + about_value + more(metadata)

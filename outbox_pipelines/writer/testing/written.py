@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 from uuid import UUID
 
-from outbox_pipelines.writer.bytes_payload import BEGINNING, read_bytes
+from outbox_pipelines.writer.bytes_payload import is_bytes, read_bytes
 from outbox_pipelines.writer.content import Row
 from outbox_pipelines.writer.statements import Query, Statement
 from outbox_pipelines.writer.targets import Way, way_of
@@ -43,8 +43,7 @@ class WrittenEvent(NamedTuple):
 def written(drawn: UUID, seq: int, row: Row) -> WrittenEvent:
     """Return an event from its columns."""
     headers = None if row.headers is None else json.loads(row.headers)
-    is_bytes = row.payload.startswith(BEGINNING)
-    payload: Any = read_bytes(row.payload) if is_bytes else json.loads(row.payload)
+    payload: Any = read_bytes(row.payload) if is_bytes(row.payload) else json.loads(row.payload)
     columns: tuple[Any, ...] = row._replace(
         payload=payload, headers=headers, later_events_wait=bool(row.later_events_wait)
     )
