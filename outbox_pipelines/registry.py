@@ -85,6 +85,10 @@ class InvalidSchemaError(SetupError):
     """The registry takes a schema for none."""
 
 
+class NoSuchPathError(SetupError):
+    """A server does not have the path: it is no registry, or an older one."""
+
+
 class Registry:
     """The registry that the settings name.
 
@@ -197,7 +201,12 @@ class Registry:
             self._read_imports(found, imports)
             return Document(str(found.schema_type), _text(found, get), imports)
 
-        return self._ask(Subject(name, "", ""), ask)
+        try:
+            return self._ask(Subject(name, "", ""), ask)
+        except NoSuchPathError:
+            # A registry without GUIDs does not have the schema, either; what is no registry has no types.
+            self._ask(Subject(name, "", ""), lambda: [*map(str, self._client.get_schema_types())])
+            return None
 
     def _read_imports(self, schema: Any, texts: dict[str, str]) -> None:
         for each in schema.references or ():
@@ -266,13 +275,18 @@ class Registry:
             return InvalidSchemaError(f"{self._at} takes the schema of {subject} for invalid{said}")
         if status in (408, 429) or status >= 500:
             return UnavailableError(f"{self._at} answers with HTTP {status} about subject {subject}{said}")
-        return SetupError(f"{self._at} {_NO_REGISTRY} (HTTP {status})")
+        kind = NoSuchPathError if status == 404 else SetupError
+        return kind(f"{self._at} {_NO_REGISTRY} (HTTP {status})")
 
 
 _NO_REGISTRY: Final = (
     "does not answer as a schema registry: correct OUTBOX_REGISTRY_URL, also its path (Apicurio's is "
     "/apis/ccompat/v7)"
 )
+
+
+# Ids, and GUIDs.
+_ONLY_SOME: Final = ("", ", in a version that has GUIDs")
 
 
 def frame_name(frame: bytes) -> str:
@@ -331,7 +345,7 @@ class SchemaRegistry:
             if found is None:
                 raise SchemaError(
                     f"the schema {frame_name(frame)} is not in the schema registry {self._url}: name the "
-                    "registry of the producer, and replay the event if it is a dead letter"
+                    f"registry of the producer{_ONLY_SOME[frame[0]]}, and replay the event if it is a dead letter"
                 )
             self._known[frame] = self._reader(frame, found)
         return self._known[frame]

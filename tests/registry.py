@@ -37,6 +37,7 @@ class FakeRegistry:
     """What each answer waits for."""
     kinds: dict[str, str] = field(default_factory=dict)
     """By document."""
+    has_guids: bool = True
     references: dict[str, list[Any]] = field(default_factory=dict)
     """By document."""
 
@@ -54,9 +55,11 @@ class FakeRegistry:
         if method == "POST" and (body or {}).get("references"):
             self.references[text] = body["references"]
         match method, kind, rest:
-            case "GET", "schemas", ["ids" | "guids", name]:
+            case "GET", "schemas", ["ids" | "guids" as way, name] if way == "ids" or self.has_guids:
                 found = [text for text, one in self.ids.items() if name in (str(one), _guid(text))]
                 return (200, self._known(found[0])) if found else _missing("schema")
+            case "GET", "schemas", ["types"]:
+                return 200, ["JSON", "AVRO", "PROTOBUF"]
             case "POST", "subjects", [subject, "versions"]:
                 if self._is_narrower(subject, text):
                     return 409, {"error_code": 409, "message": "is incompatible with an earlier schema"}
@@ -82,7 +85,7 @@ class FakeRegistry:
             case "PUT", "config", [subject]:
                 self.levels[subject] = body["compatibility"]
                 return 200, body
-        return 404, {"message": "no such path"}
+        return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
 
     def _known(self, text: str) -> dict[str, Any]:
         about = {"schemaType": self.kinds[text], "references": self.references.get(text, [])}

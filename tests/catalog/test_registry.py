@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from outbox_pipelines.errors import RefusedError, SetupError, UnavailableError
-from outbox_pipelines.registry import IncompatibleError, InvalidSchemaError, Registry, Subject
+from outbox_pipelines.registry import (
+    IncompatibleError,
+    InvalidSchemaError,
+    NoSuchPathError,
+    Registry,
+    Subject,
+)
 from outbox_pipelines.settings import make_settings
 from tests.registry import FakeRegistry
 
@@ -49,7 +55,7 @@ def test_a_document_is_found_once_it_is_registered(registry: FakeRegistry) -> No
             r"answers with HTTP 401 .*: correct OUTBOX",
         ),
         (403, _HTML, RefusedError, "denies access to subject orders/ö-placed"),
-        (404, _HTML, SetupError, "does not answer as a schema registry.*Apicurio's.*404"),
+        (404, _HTML, NoSuchPathError, "does not answer as a schema registry.*Apicurio's.*404"),
         (
             409,
             '{"error_code": 409, "message": "narrower"}',

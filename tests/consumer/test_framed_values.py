@@ -27,7 +27,7 @@ from outbox_pipelines.consumer.event_reading import Reader
 from outbox_pipelines.consumer.testing import handle, handle_async, make_event
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.protobuf import descriptors
-from outbox_pipelines.registry import SchemaRegistry
+from outbox_pipelines.registry import SchemaError, SchemaRegistry
 from outbox_pipelines.relay import service
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until
@@ -249,6 +249,19 @@ def test_avro_without_a_registry_says_what_to_pass(registry: FakeRegistry) -> No
             _consumer(registry, [], **wrong)
     with pytest.raises(SetupError, match="no schema registry is named: set OUTBOX_REGISTRY_URL"):
         SchemaRegistry()
+
+
+def test_a_registry_without_guids_does_not_have_the_schema(registry: FakeRegistry) -> None:
+    """Guards against an event that pauses its handler without end, and one that a wrong URL makes dead."""
+    registry.has_guids = False
+    event = make_event("order.placed", value=b"\1" * 17 + b"\2")
+    with pytest.raises(SchemaError, match=r"the schema 0101.* is not in .*, in a version that has GUIDs, and"):
+        handle(_consumer(registry, []), event, using=None)
+    assert handle(_consumer(registry, []), event, using=None, raises=False) == ["retry"]
+    for body in ('{"error_code": 404, "message": "HTTP 404 Not Found"}', "<html>"):
+        registry.fails = 404, body
+        with pytest.raises(Exception, match="does not answer as a schema registry"):
+            handle(_consumer(registry, []), event, using=None)
 
 
 @pytest.mark.slow
