@@ -345,7 +345,8 @@ class SchemaRegistry:
             if found is None:
                 raise SchemaError(
                     f"the schema {frame_name(frame)} is not in the schema registry {self._url}: name the "
-                    f"registry of the producer{_ONLY_SOME[frame[0]]}, and replay the event if it is a dead letter"
+                    f"registry of the producer{_ONLY_SOME[frame[0]]}, and replay the event if it is a dead "
+                    "letter"
                 )
             self._known[frame] = self._reader(frame, found)
         return self._known[frame]

@@ -22,7 +22,7 @@ from outbox_pipelines.catalog.document import Catalog, parse
 from outbox_pipelines.catalog.page import page
 from outbox_pipelines.cli.main import cli
 from outbox_pipelines.core import log, metrics_server
-from outbox_pipelines.core.text import markdown, plain, plain_lines, short, to_json
+from outbox_pipelines.core.text import markdown, plain, plain_lines, reason, short, to_json
 from outbox_pipelines.database import schema
 from outbox_pipelines.days.partitions import close
 from outbox_pipelines.existing import check as table_check
@@ -56,6 +56,10 @@ def test_text_of_others_is_no_markup(text: str) -> None:
 def test_what_is_long_does_not_fill_the_screen() -> None:
     assert short("x" * 200) == "x" * 200
     assert short("x" * 60_000) == "x" * 200 + "… (60,000 characters)"
+    assert reason("x" * 800) == "x" * 800
+    assert (
+        reason(ValueError("x" * 800 + "\n")) == f"ValueError: {'x' * 388} … (814 characters) … {'x' * 398}\\n"
+    )
 
 
 def test_json_for_people_is_json_without_control() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 from outbox_pipelines.core.secret import redacted
+from outbox_pipelines.core.text import reason
 from outbox_pipelines.errors import OperatorError
 
 Policy = Literal["retry", "dead_letter", "outage"]
 """What an exception of a handler means; see `on_error`."""
-_LONGEST: Final = 2000
 
 
 class ConsumerError(OperatorError):
@@ -42,7 +42,7 @@ def error_text(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - the exception of a handler can be of any kind
         text = "its text cannot be read"
-    return readable(redacted(" ".join(f"{type(error).__name__}: {text}".split())))[:_LONGEST]
+    return reason(redacted(" ".join(f"{type(error).__name__}: {text}".split())))
 
 
 def readable(text: str) -> str:

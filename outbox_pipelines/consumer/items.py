@@ -13,10 +13,11 @@ from itertools import groupby
 from typing import Any, Final
 
 from outbox_pipelines.consumer.config import Plan
-from outbox_pipelines.consumer.errors import UnreadableError, readable
+from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.consumer.event_reading import NAMESPACE, Event, Reader
 from outbox_pipelines.consumer.figures import Types
 from outbox_pipelines.consumer.handler_registry import Handler, Handlers
+from outbox_pipelines.core.text import reason
 from outbox_pipelines.writer.references import Reference
 
 SECONDS: Final = 0.1
@@ -92,7 +93,7 @@ class ItemReader:
                 if event.replay is None:
                     item.mark = self.mark(event)
             except UnreadableError as error:
-                item.error = readable(str(error))
+                item.error = reason(str(error))
         return item
 
 
@@ -125,7 +126,7 @@ def _reference_of(event: Event, *, is_needed: bool) -> Reference | None:
 def unreadable(message: Any, error: str) -> Item:
     """Return a message that becomes a dead letter, identified by its place because it has no valid id."""
     place = f"{message.topic()}/{message.partition()}/{message.offset()}"
-    return Item(message, str(uuid.uuid5(NAMESPACE, place)), error=readable(error))
+    return Item(message, str(uuid.uuid5(NAMESPACE, place)), error=reason(error))
 
 
 class Pace:

@@ -11,6 +11,8 @@ import json
 from decimal import Decimal
 from typing import Any, Final
 
+from outbox_pipelines.core.text import short
+
 TOO_DEEP: Final = "is nested too deeply"
 # By the class of a parsed value; an integer is a number, too.
 KINDS: Final = {
@@ -32,7 +34,7 @@ class MisfitError(ValueError):
 
     def within(self, step: str) -> MisfitError:
         """Return the same error, one step further from the root."""
-        self.place = step + self.place
+        self.place = short(step) + self.place
         return self
 
     def __str__(self) -> str:

@@ -25,6 +25,7 @@ _MARKUP: Final = re.compile(r"(?P<address>(?:https?://|www\.)[^\s`]+)|[\\\[<`]",
 _CHAT: Final = re.compile(r"<|(?<!\w)@|\](?=[(\[:])")
 _HARMLESS: Final = {"<": "‹", "@": "＠", "]": "] "}
 _LONGEST: Final = 200
+_LONGEST_REASON: Final = 800
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
@@ -36,6 +37,18 @@ def plain(text: str) -> str:
 def short(text: str) -> str:
     """Return the text for one of several columns in a line: what is too long ends with its length."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
+
+
+def reason(error: Exception | str) -> str:
+    """Return why something failed as it is stored, logged and sent: one line of some hundred characters.
+
+    Content, such as the name of a member, can be in it. What is too long is cut in the middle.
+    """
+    text = plain(error if isinstance(error, str) else f"{type(error).__name__}: {error}")
+    if len(text) <= _LONGEST_REASON:
+        return text
+    half = _LONGEST_REASON // 2
+    return f"{text[:half]} … ({len(text):,} characters) … {text[-half:]}"
 
 
 def plain_lines(text: str) -> str:

@@ -21,6 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_pipelines.config.message_names import REPLAY_ID, REPLAYED_AT
 from outbox_pipelines.core.event import Event
+from outbox_pipelines.core.text import reason
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.core.outcomes import Kind
 from outbox_pipelines.relay.kafka import client, client_errors
@@ -138,7 +139,7 @@ class Sender:
             try:
                 value, headers = encode(event)
             except ValueError as error:
-                raise SetupError(f"{event} cannot be sent: {error}") from None
+                raise SetupError(f"{event} cannot be sent: {reason(str(error))}") from None
             while True:
                 try:
                     produce(topic, value, event.aggregate_id, on_delivery=report, headers=headers)

@@ -218,7 +218,11 @@ def test_an_event_loop(registry: FakeRegistry) -> None:
         (b"\0\0\0\0\x09", "retry", "the schema 9 is not in the schema registry http"),
         (b"\0\0\0\0\3", "retry", "the schema 3 is for XML, which is not read"),
         (b"\0\0\0\0\4", "retry", "the schema 4 is no Avro schema that can be read alone"),
-        (b"\0\0\0\0\5" + b"\2" * 200_000 + b"\0", "dead_letter", "is rejected: the value is nested too deeply"),
+        (
+            b"\0\0\0\0\5" + b"\2" * 200_000 + b"\0",
+            "dead_letter",
+            "is rejected: the value is nested too deeply",
+        ),
     ],
 )
 def test_what_cannot_be_read(registry: FakeRegistry, value: bytes, verdict: str, says: str) -> None:
@@ -255,7 +259,9 @@ def test_a_registry_without_guids_does_not_have_the_schema(registry: FakeRegistr
     """Guards against an event that pauses its handler without end, and one that a wrong URL makes dead."""
     registry.has_guids = False
     event = make_event("order.placed", value=b"\1" * 17 + b"\2")
-    with pytest.raises(SchemaError, match=r"the schema 0101.* is not in .*, in a version that has GUIDs, and"):
+    with pytest.raises(
+        SchemaError, match=r"the schema 0101.* is not in .*, in a version that has GUIDs, and"
+    ):
         handle(_consumer(registry, []), event, using=None)
     assert handle(_consumer(registry, []), event, using=None, raises=False) == ["retry"]
     for body in ('{"error_code": 404, "message": "HTTP 404 Not Found"}', "<html>"):

@@ -59,7 +59,9 @@ def test_shape_and_format_do_not_change_them(given: dict[str, Any], schema_of: S
             encode(Event(1, "id-1", "order", "7", "e", wrong, None))
 
 
-@pytest.mark.parametrize("payload", ['{"a": {"outbox-bytes": 1}}', '["outbox-bytes"]', '{"a": "outbox-bytes"}'])
+@pytest.mark.parametrize(
+    "payload", ['{"a": {"outbox-bytes": 1}}', '["outbox-bytes"]', '{"a": "outbox-bytes"}']
+)
 def test_the_name_elsewhere_is_json(payload: str) -> None:
     """Guards against an event that is parked because its content mentions the reserved member."""
     assert Encoder(load_settings()).encode(Event(1, "id-1", "order", "7", "e", payload, None))[0] == payload

@@ -37,7 +37,7 @@ from outbox_pipelines.relay.kafka.schema_ids import SchemaIds
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
 from outbox_pipelines.writer.references import Reference
-from tests.conftest import Outbox, patience, wait_until
+from tests.conftest import Outbox, patience, read_topic, wait_until
 from tests.protobuf.shop import MESSAGE, descriptor_set
 from tests.registry import FakeRegistry
 from tests.relay.parked import parked_rows
@@ -339,6 +339,26 @@ def test_a_payload_that_has_no_avro_parks_alone_until_the_schema_is_corrected(
     read = decoding.reader(corrected)
     values = [(message.value or "").encode() for message in outbox.messages()[1:]]
     assert [read(value[5:]) for value in values] == [{"total": "5"}, {"total": 6}]
+
+
+def test_the_reason_is_short_whatever_the_payload_has(
+    outbox: Outbox, framed: Settings, registry: FakeRegistry
+) -> None:
+    """Guards against a name in a payload that fills logs and tables, or makes a copy lose its value."""
+    settings = framed.model_copy(update={"format": "avro", "max_attempts": 1, "dead_letter_topics": True})
+    _register(registry, settings, "placed")
+    payload = {"total": 1, "\x1b[2J" + "x" * 800_000: 1}
+    _emit(outbox, "placed", payload=payload)
+    with running(settings):
+        wait_until(lambda: [state for _, _, state, _ in parked_rows(outbox)] == ["failed"], what="it is dead")
+    with outbox.connect() as connection:
+        [[why]] = connection.execute("SELECT last_error FROM outbox_parked").fetchall()
+    assert len(why) < 1_000
+    assert "is not in the schema" in why
+    assert "\x1b" not in why
+    [copy] = read_topic(outbox.settings.kafka, f"{outbox.topic()}.dlq")
+    assert copy.headers["dead-letter-reason"] == why
+    assert len(copy.value or "") > 800_000
 
 
 def test_a_registry_that_is_away_is_an_outage(

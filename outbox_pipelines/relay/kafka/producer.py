@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from outbox_pipelines.config.rules import Router
 from outbox_pipelines.config.topics import IllegalTopicError
+from outbox_pipelines.core import text
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.batch import Batch
@@ -179,7 +180,7 @@ class IdempotentProducer:
                 gate.unavailable(str(error))
                 return later + events[n:]
             except (TopicUnavailableError, UnregisteredError) as error:
-                gate.suspect(delivery, event, str(error))
+                gate.suspect(delivery, event, text.reason(str(error)))
             except KafkaException as error:
                 reason: KafkaError = error.args[0]
                 refusal = client_errors.refusal(reason)
@@ -188,7 +189,7 @@ class IdempotentProducer:
                     return later + events[n:]
                 gate.refused(delivery, event, refusal)
             except Exception as error:  # noqa: BLE001 - whatever an event's content makes the encoder raise
-                gate.suspect(delivery, event, f"{type(error).__name__}: {error}")
+                gate.suspect(delivery, event, text.reason(error))
         return later
 
     def _begin(self, topic: str, key: str, report: Report) -> Report:

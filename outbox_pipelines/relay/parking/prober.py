@@ -25,7 +25,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_pipelines.config.rules import Router
 from outbox_pipelines.config.topics import IllegalTopicError
-from outbox_pipelines.core import log
+from outbox_pipelines.core import log, text
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.errors import UnavailableError
@@ -382,11 +382,11 @@ def _judge(attempt: Attempt, error: Exception) -> Tried:
     if isinstance(error, UnavailableError):
         return Tried(attempt, Verdict.UNKNOWN, str(error))
     if isinstance(error, TopicUnavailableError | UnregisteredError):
-        return Tried(attempt, Verdict.UNAVAILABLE, str(error))
+        return Tried(attempt, Verdict.UNAVAILABLE, text.reason(str(error)))
     if isinstance(error, BufferError):
         return Tried(attempt, Verdict.UNKNOWN, str(error))
     if not isinstance(error, KafkaException):
-        return Tried(attempt, Verdict.REFUSED, f"{type(error).__name__}: {error}")
+        return Tried(attempt, Verdict.REFUSED, text.reason(error))
     reason: KafkaError = error.args[0]
     verdict = {Kind.EVENT: Verdict.REFUSED, Kind.TOPIC: Verdict.UNAVAILABLE}.get(client_errors.kind(reason))
     return Tried(attempt, verdict or Verdict.UNKNOWN, client_errors.describe(reason))

@@ -25,6 +25,7 @@ import psycopg
 from outbox_pipelines.core import sequence
 from outbox_pipelines.core.event import LARGE, Event, weigh
 from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.text import reason
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import relay_sql
@@ -252,7 +253,7 @@ def read(
             if not is_about_a_row(error):
                 raise
             if len(part) == 1:
-                yield part[0], f"the database cannot read it: {first_line(error)}"
+                yield part[0], reason(f"the database cannot read it: {first_line(error)}")
             elif len(part) > 1:
                 # Rows come in order, so it is mostly the first of those that are left.
                 half = len(part) // 2 + 1
