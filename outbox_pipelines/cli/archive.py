@@ -65,6 +65,8 @@ def archive_day(settings: Settings, day: date, again: bool, as_json: bool) -> No
         click.echo(archived.manifest.to_bytes(), nl=False)
     else:
         click.echo(_line(archived.manifest) + ("" if archived.written else ", already archived"))
+        if again and settings.iceberg:
+            click.echo("the Iceberg table has the former file: run `outbox archive register`")
     _report(day, proof.differences)
 
 

@@ -415,6 +415,9 @@ def test_the_command(database: Database, settings: Settings, lake: str) -> None:
     done = database.outbox("archive", "register", **given)
     assert (done.exit_code, done.output) == (0, "outbox.events: 2 days added, 0 replaced, 0 unchanged\n")
     assert database.outbox("archive", "verify", str(DAY), **given).exit_code == 0
+    again = database.outbox("archive", "day", str(DAY), "--again", **given)
+    assert again.stdout.endswith("the Iceberg table has the former file: run `outbox archive register`\n")
+    assert database.outbox("archive", "register", **given).exit_code == 0
     table(lake).delete(f"aggregate_id = '{EARLY}'")
     done = database.outbox("archive", "register", "--json", **given)
     assert done.exit_code == 1
