@@ -250,7 +250,9 @@ BEGIN
     UPDATE outbox_replays r
     SET sent = CASE WHEN outbox_replay_advance.seq > r.position THEN outbox_replay_advance.events ELSE r.sent END,
         position = greatest(r.position, outbox_replay_advance.seq), state = outbox_replay_advance.state,
-        error = outbox_replay_advance.error, progress_at = clock_timestamp()
+        -- Why it stopped is also why it was canceled.
+        error = CASE WHEN outbox_replay_advance.state = 'canceled' THEN r.error ELSE outbox_replay_advance.error END,
+        progress_at = clock_timestamp()
     WHERE r.id = outbox_replay_advance.replay AND r.state IN ('running', 'stopped');
     SELECT r.state INTO current_state FROM outbox_replays r WHERE r.id = outbox_replay_advance.replay;
     RETURN current_state;

@@ -54,8 +54,11 @@ def routes(
     }
 
 
-def require(settings: MessageSettings, pairs: Iterable[tuple[str, str]], *, creates: bool) -> None:
+def require(settings: MessageSettings, pairs: Iterable[tuple[str, str]], *, creates: bool) -> dict[str, int]:
     """Check that each target has as many partitions as its original topic; create missing ones if allowed.
+
+    Returns:
+        How many partitions each target has.
 
     Raises:
         SetupError: a topic is missing, or has another number of partitions.
@@ -87,6 +90,7 @@ def require(settings: MessageSettings, pairs: Iterable[tuple[str, str]], *, crea
                 f"topic {target} has {counted(sizes[target], 'partition')}, and {original} has "
                 f"{sizes[original]}: keys would change their partition; choose another topic"
             )
+    return {target: sizes[original] for original, target in pairs}
 
 
 def _sizes(settings: MessageSettings, admin: AdminClient, topics: set[str]) -> Mapping[str, int]:

@@ -100,7 +100,7 @@ def begin(
         parts = reader.parts()
         found = _count(settings, reader, target)
         routes = _routes(settings, found, selection.topics, target)
-        replay_topics.require(settings, routes.values(), creates=creates)
+        partitions = replay_topics.require(settings, routes.values(), creates=creates)
         given = {
             "selection": Jsonb(selection.to_json()),
             "target": target,
@@ -111,7 +111,8 @@ def begin(
             "on_behalf_of": actor,
         }
         ((replay_id,),) = connection.execute(replay_sql.BEGIN, given)
-        return _run(settings, reader, get(connection, replay_id), routes, rate, is_stopped, progress)
+        replay = get(connection, replay_id)
+        return _run(settings, reader, replay, routes, partitions, rate, is_stopped, progress)
 
 
 def resume(
@@ -131,8 +132,8 @@ def resume(
         reader = Reader(settings, connection, selection)
         counts = _count(settings, reader, found.target)
         routes = _routes(settings, counts, selection.topics, found.target)
-        replay_topics.require(settings, routes.values(), creates=False)
-        return _run(settings, reader, found, routes, rate, is_stopped, progress)
+        partitions = replay_topics.require(settings, routes.values(), creates=False)
+        return _run(settings, reader, found, routes, partitions, rate, is_stopped, progress)
 
 
 def _run(
@@ -140,6 +141,7 @@ def _run(
     reader: Reader,
     replay: Replay,
     routes: Mapping[replay_topics.Kind, tuple[str, str]],
+    partitions: Mapping[str, int],
     rate: float,
     is_stopped: Callable[[], bool],
     progress: Progress,
@@ -164,7 +166,7 @@ def _run(
 
     topics = {kind: topic for kind, (_, topic) in routes.items()}
     try:
-        sender = _sender(settings, connection, replay, topics, rate, is_ended)
+        sender = _sender(settings, connection, replay, topics, partitions, rate, is_ended)
         with collecting_rarely():
             is_complete = _send(reader, sender, replay, is_ended)
         if is_complete:
@@ -174,7 +176,7 @@ def _run(
         why = str(error) if isinstance(error, SetupError) else f"Kafka's client fails: {error.args[0].str()}"
         save("stopped", why)
         kind = type(error) if isinstance(error, SetupError) else SetupError
-        raise kind(f"{why}. Correct it, then run `outbox replay --resume {replay.id}`") from None
+        raise kind(f"{why}. Correct the cause, then run `outbox replay --resume {replay.id}`") from None
     finally:
         if sender is not None:
             sender.close()
@@ -186,13 +188,16 @@ def _sender(
     connection: Connection,
     replay: Replay,
     topics: Mapping[replay_topics.Kind, str],
+    partitions: Mapping[str, int],
     rate: float,
     is_ended: Callable[[], bool],
 ) -> Sender:
     if settings.delivery == "exactly_once":
-        return TransactionalSender(settings, connection, replay, topics, rate=rate, is_stopped=is_ended)
+        return TransactionalSender(
+            settings, connection, replay, topics, partitions, rate=rate, is_stopped=is_ended
+        )
     return Sender(
-        *(settings, replay.id, topics),
+        *(settings, replay.id, topics, partitions),
         rate=rate,
         is_stopped=is_ended,
         position=replay.position,

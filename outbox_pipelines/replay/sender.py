@@ -2,7 +2,8 @@
 
 Invariants:
 - The position passes an event only when it and all before it are acknowledged.
-- A refused message ends the replay: none behind it of its partition is sent.
+- A refused event ends the replay right behind the event before it; none behind it of its partition is sent.
+- Kafka refuses whole batches. What it has not acknowledged is sent again alone, in order, to find the event.
 - What is in flight is bounded, in events and in bytes: memory does not grow while Kafka is unavailable.
 - Messages are encoded by the relay's encoder.
 """
@@ -12,17 +13,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NoReturn
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_pipelines.config.message_names import REPLAY_ID, REPLAYED_AT
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.core.text import reason
+from outbox_pipelines.core.text import counted, reason
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
 from outbox_pipelines.relay.core.outcomes import Kind
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.message import Encoder, is_framed
@@ -39,8 +43,10 @@ _BURST_SECONDS: Final = 0.02
 @dataclass(slots=True)
 class _Batch:
     last_seq: int
-    events: int
-    left: int
+    events: int | None
+    """None until it is known how many are sent."""
+    acknowledged: list[int]
+    """Their seq."""
 
 
 class StoppedError(Exception):
@@ -56,6 +62,7 @@ class Sender:
 
     Args:
         routes: the topic of each kind of event; events of other kinds are passed over.
+        partitions: how many each of these topics has.
         rate: events a second at most.
         is_stopped: asked while Kafka is waited for.
         position: everything up to this `seq` was acknowledged before, `sent` events.
@@ -66,6 +73,7 @@ class Sender:
         settings: MessageSettings,
         replay: UUID,
         routes: Mapping[Types, str],
+        partitions: Mapping[str, int],
         *,
         rate: float,
         is_stopped: Callable[[], bool],
@@ -78,10 +86,20 @@ class Sender:
         """What the client says of its connection."""
         self._settings = settings
         self._routes = routes
+        self._partitions = partitions
         self._rate = rate
         self._is_stopped = is_stopped
-        self._refused = ""
+        self._refused: tuple[Kind, str] | None = None
+        """The first refusal of this client: its kind, and the topic and the reason."""
         self._batches: deque[_Batch] = deque()
+        self._passed_seq = self._alone_until = 0
+        """Up to which seq events were passed to a client, and up to which each is sent alone."""
+        self._alone: Event | None = None
+        """The one that is being sent alone."""
+        self._ahead: set[int] = set()
+        """Those behind the position that were acknowledged when Kafka refused another one."""
+        self._begun: set[str] = set()
+        """Topics that need no `FirstAcknowledgments`: each partition has acknowledged something."""
         self._due = 0.0
         """When the next events may be sent. After an outage, the rate is not exceeded to catch up."""
         self._marks = {REPLAY_ID: str(replay)}
@@ -89,6 +107,7 @@ class Sender:
         self._producer = self._new()
 
     def _new(self) -> Producer:
+        self._first, self._begun = FirstAcknowledgments(), set()
         return client.producer(self._settings, self._on_error, **QUEUE)
 
     def send(self, events: list[Event]) -> None:
@@ -100,9 +119,13 @@ class Sender:
         """
         self._marks[REPLAYED_AT] = datetime.now(UTC).isoformat(timespec="milliseconds")
         most = max(1, int(min(self._rate * _BURST_SECONDS, len(events))))
-        for start in range(0, len(events), most):
-            some = events[start : start + most]
-            passed = self._send(some)
+        start = 0
+        while start < len(events):
+            is_alone = events[start].seq <= self._alone_until
+            some = events[start : start + (1 if is_alone else most)]
+            start += len(some)
+            self._passed_seq = some[-1].seq
+            passed = self._send_alone(some[0]) if is_alone else self._send(some)
             self.settle()
             self._due = max(self._due, time.monotonic() - _BURST_SECONDS) + passed / self._rate
             while (ahead := self._due - time.monotonic()) > 0:
@@ -113,25 +136,44 @@ class Sender:
 
     def _send(self, events: list[Event]) -> int:
         """Pass events to the client, as a batch; return how many have a topic."""
-        # More than can be reported, until it is known how many are sent.
-        batch = _Batch(events[-1].seq, 0, len(events) + 1)
+        first, begun, partitions = self._first, self._begun, self._partitions
+        batch = _Batch(events[-1].seq, None, [])
         self._batches.append(batch)
 
-        def report(error: KafkaError | None, message: Message) -> None:
+        def report(event: Event, error: KafkaError | None, message: Message) -> None:
             if error is None:
-                batch.left -= 1
+                batch.acknowledged.append(event.seq)
+                if len(begun) < len(partitions):
+                    topic = str(message.topic())
+                    first.acknowledge(topic, event.aggregate_id, message.partition() or 0)
+                    if first.are_complete(topic, partitions[topic]):
+                        begun.add(topic)
             else:
                 self._refuse(error, message)
 
         batch.events = self._hand_over(events, report)
-        batch.left -= len(events) + 1 - batch.events
         return batch.events
+
+    def _send_alone(self, event: Event) -> int:
+        """Send an event, unless it was acknowledged, and wait for its report; return whether it was sent."""
+        if event.seq in self._ahead:
+            self.position, self.sent = event.seq, self.sent + 1
+            return 0
+        self._alone = event
+        passed = self._send([event])
+        while len(self._producer):
+            if self._is_stopped():
+                raise StoppedError
+            self._flush()
+        self.settle()
+        self._alone = None
+        return passed
 
     def _hand_over(self, events: list[Event], report: Callable[..., None]) -> int:
         """Pass events to the client; return how many have a topic."""
         # The hot loop.
         produce, encode, routes = self._producer.produce, self._encode, self._routes
-        passed = 0
+        passed, begun = 0, self._begun
         for event in events:
             topic = routes.get((event.aggregate_type, event.event_type))
             if topic is None:
@@ -139,16 +181,22 @@ class Sender:
             try:
                 value, headers = encode(event)
             except ValueError as error:
-                raise SetupError(f"{event} cannot be sent: {reason(str(error))}") from None
+                self._end(Kind.EVENT, f"it cannot be encoded: {reason(str(error))}")
+            if topic not in begun:
+                while self._first.is_awaited(topic, event.aggregate_id):
+                    self._wait()
+                self._first.sent(topic, event.aggregate_id)
+            reported = partial(report, event)
             while True:
                 try:
-                    produce(topic, value, event.aggregate_id, on_delivery=report, headers=headers)
+                    produce(topic, value, event.aggregate_id, on_delivery=reported, headers=headers)
                     break
                 except BufferError:
                     self._wait()
                 except KafkaException as error:
                     self._require_refusal(error.args[0])
-                    raise SetupError(f"{event} is refused by topic {topic}: {error.args[0].str()}") from None
+                    refusal = client_errors.refusal(error.args[0])
+                    self._end(refusal.kind, f"topic {topic}: {refusal.reason}")
             passed += 1
         return passed
 
@@ -166,12 +214,40 @@ class Sender:
             SetupError: Kafka has refused a message.
         """
         self._poll(0)
-        while self._batches and self._batches[0].left == 0:
+        self._advance()
+        if self._refused is not None:
+            self._end(*self._refused)
+
+    def _advance(self) -> None:
+        while self._batches and self._batches[0].events == len(self._batches[0].acknowledged):
             done = self._batches.popleft()
-            self.position, self.sent = done.last_seq, self.sent + done.events
+            self.position, self.sent = done.last_seq, self.sent + len(done.acknowledged)
             self.trouble = ""
-        if self._refused:
-            raise SetupError(f"Kafka refuses an event behind seq {self.position}: {self._refused}")
+
+    def _end(self, kind: Kind, why: str) -> NoReturn:
+        """Raise the error of a refusal, or `AgainError` until it is known which event it is about."""
+        if kind is not Kind.EVENT:
+            self._drain()
+            raise SetupError(f"{why}{_repeated(sum(len(each.acknowledged) for each in self._batches))}")
+        event = self._alone
+        if event is None:
+            self._drain()
+            self._alone_until = self._passed_seq
+            raise AgainError
+        raise SetupError(
+            f"{event}, {counted(len(event.payload.encode()), 'byte')}, is refused: {why}"
+            f"{_repeated(sum(seq > event.seq for seq in self._ahead))}. Another replay leaves it out with "
+            f"--where \"seq > {self.position} AND id <> '{event.id}'\""
+        )
+
+    def _drain(self) -> None:
+        """Wait for the last reports, and note what is acknowledged."""
+        deadline = time.monotonic() + _LAST_SECONDS
+        while len(self._producer) and time.monotonic() < deadline and not self._is_stopped():
+            with suppress(KafkaException):
+                client.flush(self._producer, 0.1)
+        self._advance()
+        self._ahead = {seq for each in self._batches for seq in each.acknowledged}
 
     def finish(self) -> bool:
         """Wait until all is acknowledged; return False if the replay was stopped before."""
@@ -181,22 +257,28 @@ class Sender:
                 deadline = deadline or time.monotonic() + _LAST_SECONDS
                 if time.monotonic() > deadline:
                     break
-            try:
-                client.flush(self._producer, 0.1)
-            except KafkaException:
-                self._explain()
-            self.settle()
+            self._flush()
         self.settle()
         return not self._batches
 
     def restart(self) -> None:
-        """Take a new client, and the position from which to go on."""
-        raise NotImplementedError
+        """Take a new client; what is behind the position is passed to it again."""
+        self._producer.purge()
+        self._batches.clear()
+        self._refused = self._alone = None
+        self._producer = self._new()
 
     def close(self) -> None:
         """Give up what is not acknowledged, and end the client."""
         self._producer.purge()
         del self._producer
+
+    def _flush(self) -> None:
+        try:
+            client.flush(self._producer, 0.1)
+        except KafkaException:
+            self._explain()
+        self.settle()
 
     def _poll(self, seconds: float) -> None:
         try:
@@ -207,7 +289,7 @@ class Sender:
     def _explain(self) -> None:
         """Wait for the report of the message that made the client fail; without one, raise the failure."""
         deadline = time.monotonic() + _EXPLAIN_SECONDS
-        while not self._refused:
+        while self._refused is None:
             try:
                 self._producer.poll(0.1)
             except KafkaException:
@@ -221,11 +303,16 @@ class Sender:
             self.settle()
 
     def _refuse(self, error: KafkaError, message: Message) -> None:
-        if client_errors.refusal(error).kind is not Kind.CONSEQUENCE:
-            self._refused = self._refused or f"topic {message.topic()}: {error.str()}"
+        refusal = client_errors.refusal(error)
+        if refusal.kind is not Kind.CONSEQUENCE and self._refused is None:
+            self._refused = refusal.kind, f"topic {message.topic()}: {refusal.reason}"
 
     def _on_error(self, error: KafkaError) -> None:
         self.trouble = error.str()
+
+
+def _repeated(events: int) -> str:
+    return f"; {counted(events, 'later event')} sent as well: a resume repeats them" if events else ""
 
 
 def _ids(settings: MessageSettings) -> Any:

@@ -17,7 +17,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Final, NoReturn
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -86,6 +86,7 @@ class TransactionalSender(Sender):
         connection: Connection,
         replay: Replay,
         routes: Mapping[Types, str],
+        partitions: Mapping[str, int],
         *,
         rate: float,
         is_stopped: Callable[[], bool],
@@ -97,12 +98,15 @@ class TransactionalSender(Sender):
         self._place = Place(f"outbox-{identity}-replay", f"outbox-progress-{identity}-replay", 0)
         self._ends = TransactionEnds()
         self._failures = 0
+        self._refused_seq = 0
+        """Of an event that Kafka has refused alone: it then comes first in a transaction."""
         self._forget()
         progress_topic.create_topic(settings, self._place.topic, 1)
         super().__init__(
             settings,
             replay.id,
             routes,
+            partitions,
             rate=rate,
             is_stopped=is_stopped,
             position=replay.position,
@@ -111,12 +115,15 @@ class TransactionalSender(Sender):
 
     def _forget(self) -> None:
         """Nothing is in a transaction."""
+        self._refused = self._alone = None
         self._is_open = self._is_partial = self._has_failed = False
         self._last_seq = self._count = self._size = 0
         self._opened = 0.0
 
     def _new(self) -> Producer:
         """Fence every replay before, and move the last one to where Kafka's record is."""
+        # What overtakes a refused event is aborted with it.
+        self._begun = set(self._routes.values())
         producer = begin(
             self._relay_settings,
             self._place,
@@ -169,6 +176,11 @@ class TransactionalSender(Sender):
             self._commit()
         return passed
 
+    def _send_alone(self, event: Event) -> int:
+        if event.seq == self._refused_seq and self._is_open:
+            self._commit()
+        return super()._send_alone(event)
+
     def _wait(self) -> None:
         if self._is_stopped():
             raise StoppedError
@@ -182,10 +194,19 @@ class TransactionalSender(Sender):
             self._commit()
 
     def _check(self) -> None:
-        if self._refused:
-            super().settle()
+        if self._refused is not None:
+            self._end(*self._refused)
         if self._has_failed:
             raise AgainError
+
+    def _end(self, kind: Kind, why: str) -> NoReturn:
+        if self._alone is not None and self._alone.seq != self._refused_seq:
+            self._refused_seq = self._alone.seq
+            raise AgainError
+        super()._end(kind, why)
+
+    def _drain(self) -> None:
+        """All of it is aborted."""
 
     def _commit(self) -> None:
         """Commit what is in the transaction, with the position."""
@@ -229,7 +250,7 @@ class TransactionalSender(Sender):
             self._ends.abort(self._producer, _ABORT_SECONDS)
         super().close()
 
-    def _report(self, error: KafkaError | None, message: Message) -> None:
+    def _report(self, event: Event, error: KafkaError | None, message: Message) -> None:
         if error is None:
             return
         try:

@@ -53,21 +53,26 @@ def create(kafka: str, name: str, partitions: int, **config: str) -> None:
 
 def change_topic(outbox: Outbox, *, of: str = "order", **config: str) -> None:
     """Other settings of the topic of an aggregate type; the broker applies them later than it says."""
+    change(outbox.settings.kafka, outbox.topic(of), **config)
+
+
+def change(kafka: str, name: str, **config: str) -> None:
+    """The same of any topic."""
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         for name, value in config.items()
     ]
-    resource = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(of), incremental_configs=entries)
-    asked = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(of))
+    resource = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=entries)
+    asked = ConfigResource(ConfigResource.Type.TOPIC, name)
 
-    with lent(administrator, outbox.settings.kafka) as admin:
+    with lent(administrator, kafka) as admin:
         admin.incremental_alter_configs([resource])[resource].result(600)
 
         def is_applied() -> bool:
             now = admin.describe_configs([asked])[asked].result(30)
             return all(now[name].value == value for name, value in config.items())
 
-        wait_until(is_applied, what=f"{config} of {outbox.topic(of)}")
+        wait_until(is_applied, what=f"{config} of {name}")
 
 
 def deny(broker: Kafka, name: str, operation: AclOperation) -> None:

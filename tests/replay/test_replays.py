@@ -45,7 +45,7 @@ from tests.conftest import (
 )
 from tests.reconciliation.place import DAY, Place
 from tests.registry import FakeRegistry
-from tests.relay.topic import create
+from tests.relay.topic import change, create
 
 NEXT = DAY + timedelta(1)
 CATALOG = """
@@ -317,9 +317,10 @@ def test_an_outage_is_told_and_a_cancel_ends_it(
     service.relay(outbox.settings, until_empty=True)
     require = replay_topics.require
 
-    def then_frozen(*arguments: Any, **options: Any) -> None:
-        require(*arguments, **options)
+    def then_frozen(*arguments: Any, **options: Any) -> dict[str, int]:
+        found = require(*arguments, **options)
         kafka.freeze()
+        return found
 
     monkeypatch.setattr(replay_topics, "require", then_frozen)
     monkeypatch.setattr(sender, "QUEUE", {"queue_buffering_max_messages": 10})
@@ -420,21 +421,61 @@ def raw(place: Place) -> list[tuple[Any, Any, dict[str, Any]]]:
         ]
 
 
-def test_a_refused_event_ends_the_replay_and_can_be_corrected(place: Place) -> None:
-    """Guards against a replay that goes on behind an event that is missing, in both deliveries."""
-    place.write(1, payload=json.dumps({"text": uuid.uuid4().hex * 100}))
-    place.write(3)
+NARROW = {"max.message.bytes": "2000", "compression.type": "uncompressed"}
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_refused_event_is_named_and_nothing_behind_it_is_unknown(place: Place, delivery: str) -> None:
+    """Guards against a record that counts less than was sent, and a refusal that blames another event."""
+    written = place.write(20, keys=9)
+    (large,) = place.write(1, payload=json.dumps({"text": uuid.uuid4().hex * 250}))
+    written += [large, *place.write(18, keys=9)]
     place.relay()
     narrow = f"{place.topic}-narrow"
-    create(
-        place.settings.kafka, narrow, 3, **{"max.message.bytes": "1000", "compression.type": "uncompressed"}
+    create(place.settings.kafka, narrow, 3, **NARROW)
+    environment = {"OUTBOX_DELIVERY": delivery, "OUTBOX_KAFKA_CONFIG": "compression.type=none"}
+    refused = typed(place, "--since", str(DAY), "--to-topic", narrow, *WHY, **environment)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    seqs = dict(place.rows("SELECT id::text, seq FROM outbox ORDER BY seq"))
+    assert f"event {large} (seq {seqs[large]}, order.placed of order 0), 8,012 bytes" in refused.stderr
+    assert f"refused: topic {narrow}: MSG_SIZE_TOO_LARGE: larger than" in refused.stderr
+    ((replay, sent, position, why),) = place.rows(
+        "SELECT id::text, sent, position, error FROM outbox_replays"
     )
-    for delivery in ("at_least_once", "exactly_once"):
-        environment = {"OUTBOX_DELIVERY": delivery, "OUTBOX_KAFKA_CONFIG": "compression.type=none"}
-        refused = typed(place, "--since", str(DAY), "--to-topic", narrow, *WHY, **environment)
-        assert refused.returncode == 2
-        assert f"topic {narrow}: Broker: Message size too large. Correct it, then run" in refused.stderr
-        assert refused.stderr.count("\n") == 1
+    # Everything before it was sent, in order, although batches of them were refused too.
+    assert (sent, position) == (20, seqs[large] - 1)
+    there = [each.headers["id"] for each in replayed(place, narrow)]
+    behind = written[21:]
+    assert {*written[:20]} <= {*there}
+    later = [each for each in there if each in behind]
+    assert len(there) == 20 + len(later)
+    assert (f"; {len(later)} later event" in why) == bool(later)
+    assert delivery == "at_least_once" or not later
+    without = f"seq > {position} AND id <> '{large}'"
+    assert without in why
+    canceled = typed(place, "cancel", replay)
+    assert "20 of 39 sent" in canceled.stdout
+    assert f"event {large}" in canceled.stdout
+    rest = ("--since", str(DAY), "--where", without, "--to-topic", narrow)
+    assert "18 of 18 sent" in typed(place, *rest, *WHY, **environment).stdout
+
+
+def test_none_behind_a_refused_event_overtakes_it(place: Place) -> None:
+    """Guards against the next requests of a new producer, which Kafka accepts behind a refused one."""
+    payload = json.dumps({"text": uuid.uuid4().hex * 250})
+    written = place.write(1, keys=1, payload=payload) + place.write(30, keys=1)
+    place.relay()
+    narrow = f"{place.topic}-narrow"
+    create(place.settings.kafka, narrow, 3, **NARROW)
+    environment = {"OUTBOX_KAFKA_CONFIG": "compression.type=none,batch.num.messages=1,linger.ms=0"}
+    refused = typed(place, "--since", str(DAY), "--to-topic", narrow, *WHY, **environment)
+    assert f"event {written[0]} (seq" in refused.stderr
+    assert replayed(place, narrow) == []
+    change(place.settings.kafka, narrow, **{"max.message.bytes": "100000"})
+    ((replay,),) = place.rows("SELECT id::text FROM outbox_replays")
+    assert "done  31 of 31 sent" in typed(place, "--resume", replay, **environment).stdout
+    assert [each.headers["id"] for each in replayed(place, narrow)] == written
 
 
 def test_a_database_that_ends_the_session_stops_the_replay(place: Place) -> None:
