@@ -26,7 +26,7 @@ from outbox_pipelines import Error
 from outbox_pipelines.config.message_names import REPLAY_ID
 from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.config import SchemaReader
-from outbox_pipelines.consumer.event_reading import framed, json_of
+from outbox_pipelines.consumer.event_values import framed, json_of
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.core import scripts
 from outbox_pipelines.errors import SetupError

@@ -27,9 +27,16 @@ from confluent_kafka import Message
 
 from outbox_pipelines.config.message_names import REPLAY, REPLAY_ID, REPLAYED_AT
 from outbox_pipelines.consumer.errors import UnreadableError
+from outbox_pipelines.consumer.event_values import (
+    CONTENT_TYPE,
+    framed,
+    is_cloudevent,
+    is_envelope,
+    json_of,
+    parsed,
+)
 from outbox_pipelines.consumer.kafka_messages import as_time, described, headers_of
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.writer.bytes_payload import is_json_text
 from outbox_pipelines.writer.references import MEMBER, Reference, is_json, reference_of
 
 if TYPE_CHECKING:
@@ -42,9 +49,6 @@ else:
 
     Payload = TypeVar("Payload", covariant=True)
 
-ENVELOPE: Final = frozenset(
-    ("event_id", "event_type", "aggregate_type", "aggregate_id", "payload", "timestamp")
-)
 # An id that is written as PostgreSQL and str() write a UUID: it needs no parsing.
 _CANONICAL: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
 # For what is no UUID: the same parts always give the same one.
@@ -60,13 +64,9 @@ _ATTRIBUTES: Final = {
     "aggregate-id": "subject",
     **{name: name.replace("-", "") for name in _METADATA},
 }
-_CONTENT_TYPE: Final = "content-type"
-# As Confluent's clients write the id, or the GUID, of a schema: the header, and sizes by the first byte.
-_SCHEMA_ID: Final = "__value_schema_id"
-_FRAMES: Final = {b"\0": 5, b"\1": 17}
 _MEMBER: Final = MEMBER.encode()
 # Headers that have one name everywhere.
-_FIXED: Final = (_CONTENT_TYPE, *REPLAY)
+_FIXED: Final = (CONTENT_TYPE, *REPLAY)
 _CLOUDEVENT: Final = "application/cloudevents+json"
 
 
@@ -162,25 +162,13 @@ class Event(Generic[Payload]):
         # Not a cached_property: until Python 3.12 it takes a lock for each event.
         known = self.__dict__
         if "payload" not in known:
-            known["payload"] = self._parsed()
+            try:
+                known["payload"] = parsed(self)
+            except ValueError as error:
+                if self.framed is None:
+                    raise
+                raise ValueError(f"{error}: for Avro or Protobuf, pass registry=SchemaRegistry(…)") from None
         return cast(Payload, known["payload"])
-
-    def _parsed(self) -> Any:
-        if self.value is None or not _is_json(self.content_type):
-            return self.value
-        try:
-            body = json.loads(json_of(self.value))
-        except RecursionError:
-            raise ValueError("the value is nested too deeply") from None
-        except ValueError as error:
-            if self.framed is None:
-                raise
-            raise ValueError(f"{error}: for Avro or Protobuf, pass registry=SchemaRegistry(…)") from None
-        if is_cloudevent(body) and body["id"] == self.id:
-            return body.get("data")
-        if is_envelope(body) and body["event_id"] == self.id:
-            return body["payload"]
-        return body
 
     @property
     def framed(self) -> tuple[bytes, bytes] | None:
@@ -196,7 +184,7 @@ class Event(Generic[Payload]):
         """
         if self.value is None or _MEMBER not in self.value:
             return None
-        return reference_of(self._parsed())
+        return reference_of(parsed(self))
 
     def with_body(self, content: bytes, content_type: str) -> Event[Any]:
         """Return the event as if its body had been in the message; bytes if it is not JSON.
@@ -213,7 +201,7 @@ class Event(Generic[Payload]):
         except RecursionError:
             raise ValueError("the body is nested too deeply") from None
         # Those that the relay adds in the shape `flat`.
-        added = {name: value for name, value in self._parsed().items() if name != MEMBER}
+        added = {name: value for name, value in parsed(self).items() if name != MEMBER}
         return self.with_payload({**body, **added} if added and isinstance(body, dict) else body)
 
     def with_payload(self, payload: object) -> Event[Any]:
@@ -288,46 +276,6 @@ def _named(*parts: object) -> UUID:
     return uuid.uuid5(NAMESPACE, json.dumps(parts, sort_keys=True))
 
 
-def json_of(value: bytes) -> bytes:
-    """Return a value without the 5 bytes with the id of its schema, if it begins with them.
-
-    It needs neither a registry nor a setting: JSON in UTF-8 never begins with the byte 0.
-    """
-    return value[5:] if value[:1] == b"\0" else value
-
-
-def framed(value: bytes | None, headers: Mapping[str, str | None]) -> tuple[bytes, bytes] | None:
-    """Return what names the schema of a value in a registry, and its body; None for a value without a schema.
-
-    An id is the byte 0 and 4 bytes, a GUID the byte 1 and 16, in a header or before the body.
-    """
-    if value is None:
-        return None
-    given = headers.get(_SCHEMA_ID)
-    if given is not None:
-        frame = given.encode(errors="surrogateescape")
-        size = _FRAMES.get(frame[:1], 0)
-        # What follows is the index of a message of Protobuf, which in a value follows the frame, too.
-        return (frame[:size], frame[size:] + value) if 0 < size <= len(frame) else None
-    if not _is_json(headers.get(_CONTENT_TYPE)):
-        return None
-    size = _FRAMES.get(value[:1], 0)
-    return (value[:size], value[size:]) if 0 < size <= len(value) else None
-
-
-def _is_json(content_type: str | None) -> bool:
-    """Return whether a value can be JSON, as most are, which have no content type."""
-    return not content_type or is_json_text(content_type)
-
-
-def is_envelope(body: object) -> bool:
-    return isinstance(body, dict) and body.keys() == ENVELOPE
-
-
-def is_cloudevent(body: object) -> bool:
-    return isinstance(body, dict) and "specversion" in body and {"id", "type", "source"} <= body.keys()
-
-
 class Reader:
     """Reads messages whose headers have these names.
 
@@ -373,7 +321,7 @@ class Reader:
                 found[name] = text
                 is_ascii = is_ascii and (text is None or text.isascii())
         value = message.value()
-        content_type = found.pop(_CONTENT_TYPE, None)
+        content_type = found.pop(CONTENT_TYPE, None)
         replay_id, replayed_at = found.pop(REPLAY_ID, None), found.pop(REPLAYED_AT, None)
         if (content_type and content_type.startswith(_CLOUDEVENT)) or not (
             found["id"] and found["event-type"] and found["aggregate-type"]

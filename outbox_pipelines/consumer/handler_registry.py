@@ -263,11 +263,15 @@ def giver(function: Callable[..., object], batch: int | None, payload: type | No
 
     def give(event: Event) -> Any:
         try:
-            payload = convert(event.payload)
+            found = event.payload
+        except ValueError as error:
+            raise UnreadableError(f"{event} is rejected: {error}") from None
+        try:
+            payload = convert(found)
         except MisfitError as error:
             raise UnreadableError(f"{event} is rejected: {error}") from None
-        except ValueError:
-            raise UnreadableError(f"{event} is rejected: its value is not JSON") from None
+        except (ValueError, RecursionError) as error:
+            raise UnreadableError(f"{event} is rejected: {type(error).__name__}") from None
         return event.with_payload(payload) if has_event else payload
 
     return give

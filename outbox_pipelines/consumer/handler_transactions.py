@@ -25,6 +25,7 @@ from outbox_pipelines.consumer.consumer_database import ENDED, Database, Transac
 from outbox_pipelines.consumer.database_retry import DatabaseRetry
 from outbox_pipelines.consumer.errors import OutageError, UnreadableError
 from outbox_pipelines.consumer.event_reading import Event
+from outbox_pipelines.consumer.event_values import parsed
 from outbox_pipelines.consumer.figures import Figures
 from outbox_pipelines.consumer.handler_registry import Handler
 from outbox_pipelines.consumer.inbox import Inbox
@@ -201,13 +202,13 @@ class HandlerTransactions:
             read = await self.plan.schema_of(frame)
         except SetupError as error:
             raise OutageError(str(error)) from None
+        try:
+            event = item.event.with_payload(read(body) if read else parsed(item.event))
+        except ValueError as error:
+            raise UnreadableError(f"{item.event} is rejected: {error}") from None
         if read is None:
-            prepare(item, item.event, handler, self.plan)
+            prepare(item, event, handler, self.plan)
         else:
-            try:
-                event = item.event.with_payload(read(body))
-            except ValueError as error:
-                raise UnreadableError(f"{item.event} is rejected: {error}") from None
             item.given = handler.give(event)
         item.is_framed = False
 

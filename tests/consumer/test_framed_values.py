@@ -212,7 +212,10 @@ def test_an_event_loop(registry: FakeRegistry) -> None:
     ("value", "verdict", "says"),
     [
         (b"\0\0\0\0\1\2", "dead_letter", "is rejected: the bytes do not fit the schema"),
-        (b"\0\0\0\0\2{", "dead_letter", "is rejected: its value is not JSON"),
+        (b"\0\0\0\0\2{", "dead_letter", r"is rejected: its value is not JSON: .*\(char 1\)$"),
+        (b"\0\0\0\0\2" + b"9" * 50_000, "dead_letter", "an integer with more digits than Python reads$"),
+        (b"\0\0\0\0\2\xff", "dead_letter", "its value is not JSON: it is not UTF-8$"),
+        (b"", "dead_letter", "is rejected: its value is empty, and is not JSON"),
         (b"\0\0", "dead_letter", "is rejected: its value is not JSON"),
         (b"\0\0\0\0\1\2\0\2\xff", "dead_letter", "is rejected: the bytes do not fit the schema"),
         (b"\0\0\0\0\x09", "retry", "the schema 9 is not in the schema registry http"),

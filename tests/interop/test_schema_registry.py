@@ -24,7 +24,8 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message_factory import GetMessageClass
 
 from outbox_pipelines.cli.main import cli
-from outbox_pipelines.consumer.event_reading import Reader, framed
+from outbox_pipelines.consumer.event_reading import Reader
+from outbox_pipelines.consumer.event_values import framed
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import jars
 from outbox_pipelines.protobuf import descriptors
