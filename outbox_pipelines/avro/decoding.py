@@ -29,11 +29,14 @@ from outbox_pipelines.avro.avro_schema import (
     parsed,
     plain,
 )
-from outbox_pipelines.core.misfits import TOO_DEEP
 
 # None converts nothing.
 _Convert = Callable[[Any], Any]
 _PER_SECOND: Final = {"millis": 3, "micros": 6, "nanos": 9}
+
+
+class UnreadableSchemaError(ValueError):
+    """A schema is one of Avro, and its values cannot become JSON."""
 
 
 def reader(text: str) -> Callable[[bytes], Any]:
@@ -45,6 +48,7 @@ def reader(text: str) -> Callable[[bytes], Any]:
         text: any Avro schema, the one that the bytes were written with.
 
     Raises:
+        UnreadableSchemaError: its values cannot become JSON.
         ValueError: it is no Avro schema.
     """
     try:
@@ -53,10 +57,10 @@ def reader(text: str) -> Callable[[bytes], Any]:
         bare = plain(schema)
         # The reader in C has no limit of depth, and ends the process; Python has one.
         read = read_in_python if is_recursive(bare) else fastavro.schemaless_reader
+    except UnreadableSchemaError:
+        raise
     except NO_SCHEMA as error:
         raise ValueError(f"is no Avro schema that can be read alone: {type(error).__name__}") from None
-    except NotImplementedError as error:
-        raise ValueError(str(error)) from None
 
     def decode(content: bytes) -> Any:
         stream = io.BytesIO(content)
@@ -64,7 +68,7 @@ def reader(text: str) -> Callable[[bytes], Any]:
             value = read(stream, bare, None, return_named_type=True, return_named_type_override=True)
             found = convert(value) if convert else value
         except RecursionError:
-            raise ValueError(f"the value {TOO_DEEP}") from None
+            raise ValueError("the value is nested too deeply") from None
         except Exception as error:  # noqa: BLE001 - whatever foreign bytes make fastavro raise
             raise ValueError(f"the bytes do not fit the schema: {type(error).__name__}") from None
         if stream.tell() != len(content):
@@ -106,7 +110,7 @@ def _reader(schema: Any, names: dict[str, _Type]) -> _Convert | None:
         each = _reader(schema["items" if kind == "array" else "values"], names)
         if kind == "array" and is_empty(schema["items"], _empty(names)):
             # A few bytes could say that there are billions of them.
-            raise NotImplementedError("has an array of items that take no bytes")
+            raise UnreadableSchemaError("has an array of items that take no bytes")
         if each is None:
             return None
         if kind == "array":
@@ -152,7 +156,7 @@ def _union_reader(schema: list[Any], names: dict[str, _Type]) -> _Convert | None
     for each in (each for each in converts if each not in named):
         values = _READ_CLASSES[each] if each in _READ_CLASSES else names[each].values
         if by_class.setdefault(values, converts[each]) is not converts[each]:
-            raise NotImplementedError("has a union of types that JSON does not tell apart")
+            raise UnreadableSchemaError("has a union of types that JSON does not tell apart")
 
     def read(value: Any) -> Any:
         if type(value) is tuple:

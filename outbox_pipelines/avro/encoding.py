@@ -17,10 +17,20 @@ from typing import Any, Final
 
 import fastavro
 
-from outbox_pipelines.avro.avro_schema import EPOCH, FIRST_DAY, NULL, parsed, plain
-from outbox_pipelines.core.misfits import KINDS, TOO_DEEP, MisfitError, exact_double, misfit, parse
+from outbox_pipelines.avro.avro_schema import EPOCH, FIRST_DAY, NULL, is_recursive, parsed, plain
+from outbox_pipelines.core.misfits import (
+    KINDS,
+    TOO_DEEP,
+    MisfitError,
+    exact_double,
+    misfit,
+    parse,
+    too_deep,
+)
 
 _Convert = Callable[[Any], Any]
+# Of an integer with an exponent, which could be of any length.
+_MOST_DIGITS: Final = 20
 _MICROSECOND: Final = timedelta(microseconds=1)
 _TIME: Final = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.(\d+))?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
@@ -41,11 +51,15 @@ def writer(text: str) -> Callable[[str], bytes]:
     schema = parsed(text)
     convert = _writer(schema, {})
     bare = plain(schema)
+    has_depth = is_recursive(schema)
     write = fastavro.schemaless_writer
 
     def encode(payload: str) -> bytes:
         try:
-            value = convert(parse(payload))
+            given = parse(payload)
+            if has_depth and (refusal := too_deep(given)):
+                raise refusal
+            value = convert(given)
             content = io.BytesIO()
             write(content, bare, value)
         except MisfitError:
@@ -217,19 +231,17 @@ def _string(value: Any) -> str:
 
 
 def _long(value: Any) -> int:
-    if type(value) is Decimal and value == value.to_integral_value():
+    if type(value) is Decimal and value.adjusted() < _MOST_DIGITS:
+        if value != value.to_integral_value():
+            raise MisfitError("has decimals, and is an integer")
         value = int(value)
-    if type(value) is not int:
-        raise (
-            MisfitError("has decimals, and is an integer")
-            if type(value) is Decimal
-            else misfit(value, "an integer")
-        )
-    if not -(1 << 63) <= value < 1 << 63:
+    if type(value) not in (int, Decimal):
+        raise misfit(value, "an integer")
+    if type(value) is Decimal or not -(1 << 63) <= value < 1 << 63:
         raise MisfitError(
             "does not fit the 64 bits of an integer: describe it as a number with multipleOf: 1"
         )
-    return value
+    return int(value)
 
 
 def _double(value: Any) -> float:

@@ -17,20 +17,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message_factory import GetMessageClass
 
-from outbox_pipelines.core.misfits import TOO_DEEP
+from outbox_pipelines.protobuf import message_fields
 from outbox_pipelines.protobuf.descriptors import NoMessageError, message_of, parsed
-from outbox_pipelines.protobuf.message_fields import (
-    NULL_VALUE,
-    TEXTS,
-    VALUES,
-    WRAPPERS,
-    fields_of,
-    is_map,
-    is_repeated,
-    shortest,
-)
 
-_TYPE: Final = FieldDescriptor
 _DEEPEST_INDEX: Final = 100
 _MOST_BITS: Final = 32
 _MOST_MEMBERS: Final = 1_000_000
@@ -61,7 +50,7 @@ def reader(text: str, imports: Mapping[str, str]) -> Callable[[bytes], Any]:
         try:
             return _Reading().payload(known[indexes].FromString(content[begin:]))
         except RecursionError:
-            raise ValueError(f"the value {TOO_DEEP}") from None
+            raise ValueError("the value is nested too deeply") from None
         except Exception as error:  # noqa: BLE001 - whatever foreign bytes make the library raise
             raise ValueError(f"the bytes do not fit the schema: {type(error).__name__}") from None
 
@@ -100,22 +89,22 @@ class _Reading:
     def payload(self, message: Any) -> Any:
         descriptor = message.DESCRIPTOR
         name = descriptor.full_name
-        if name in TEXTS or name in VALUES:
+        if name in message_fields.TEXTS or name in message_fields.VALUES:
             return MessageToDict(message)
-        if name in WRAPPERS:
+        if name in message_fields.WRAPPERS:
             return _scalar(descriptor.fields_by_name["value"], message.value)
         found = {}
-        for member, field in fields_of(descriptor).items():
+        for member, field in message_fields.fields_of(descriptor).items():
             if not field.has_presence or message.HasField(field.name):
                 found[member] = self._value(field, getattr(message, field.name))
         self._count(len(found))
         return found
 
     def _value(self, field: FieldDescriptor, value: Any) -> Any:
-        if not is_repeated(field):
+        if not message_fields.is_repeated(field):
             return _scalar(field, value) if field.message_type is None else self.payload(value)
         self._count(len(value))
-        if is_map(field):
+        if message_fields.is_map(field):
             inner = field.message_type.fields_by_name["value"]
             return {_key(key): self._value(inner, value[key]) for key in value}
         if field.message_type is None:
@@ -134,13 +123,13 @@ def _key(key: Any) -> str:
 
 def _scalar(field: FieldDescriptor, value: Any) -> Any:
     kind = field.cpp_type
-    if kind == _TYPE.CPPTYPE_ENUM:
-        if field.enum_type.full_name == NULL_VALUE:
+    if kind == FieldDescriptor.CPPTYPE_ENUM:
+        if field.enum_type.full_name == message_fields.NULL_VALUE:
             return None
         found = field.enum_type.values_by_number.get(value)
         return value if found is None else found.name
-    if kind in (_TYPE.CPPTYPE_DOUBLE, _TYPE.CPPTYPE_FLOAT):
+    if kind in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):
         if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        return shortest(value) if kind == _TYPE.CPPTYPE_FLOAT else value
+        return message_fields.shortest(value) if kind == FieldDescriptor.CPPTYPE_FLOAT else value
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value

@@ -20,7 +20,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, EncodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from outbox_pipelines.core.misfits import TOO_DEEP, MisfitError, exact_double, misfit, parse
+from outbox_pipelines.core.misfits import MisfitError, deepest, exact_double, misfit, parse
 from outbox_pipelines.protobuf.descriptors import indexes_of
 from outbox_pipelines.protobuf.message_fields import (
     NOT_FINITE,
@@ -42,6 +42,11 @@ _BITS: Final = {
     _TYPE.CPPTYPE_UINT64: (0, 1 << 64, 64),
 }
 """Of integers: the least, what follows the largest, and how many bits they have."""
+# A reader's limit; what is any JSON has several messages for each of its levels.
+_TOO_DEEP: Final = (
+    "is nested too deeply: readers of Protobuf accept 100 messages in each other, and a level of a "
+    "google.protobuf.Value counts up to three times"
+)
 # Of an integer with an exponent, which could be of any length.
 _MOST_DIGITS: Final = 20
 
@@ -54,9 +59,10 @@ def writer(descriptor: Descriptor) -> Callable[[str], bytes]:
     create = GetMessageClass(descriptor)
 
     def encode(payload: str) -> bytes:
+        given = None
         try:
-            message = create()
-            _fill(message, parse(payload))
+            message, given = create(), parse(payload)
+            _fill(message, given)
             content: bytes = message.SerializeToString(deterministic=True)
             # Readers have a limit of depth.
             create.FromString(content)
@@ -65,7 +71,7 @@ def writer(descriptor: Descriptor) -> Callable[[str], bytes]:
         except EncodeError:
             raise MisfitError("lacks a required field, or one within it does") from None
         except (RecursionError, DecodeError):
-            raise MisfitError(TOO_DEEP) from None
+            raise deepest(given, _TOO_DEEP) from None
         except ValueError as error:
             # No JSON, a number of thousands of digits, a character that is half of one.
             raise MisfitError(f"cannot be written ({type(error).__name__}): is it JSON?") from None

@@ -115,9 +115,11 @@ def test_what_is_too_deep_or_no_json_is_refused() -> None:
         '{"any":' + "[" * 100_000,
         '{"any":' + "[" * 60 + "]" * 60 + "}",
     ):
-        with pytest.raises(MisfitError, match="is nested too deeply"):
+        with pytest.raises(MisfitError, match=r"^payload(\.of|\.any)? is nested too deeply: readers .* 100 "):
             write(text)
-    for text in ("{", '{"price": NaN}', '{"n": ' + "1" * 5000 + "}"):
+    with pytest.raises(MisfitError, match=r"^payload\.\w+ (does not fit the|is no field)"):
+        write('{"n": ' + "1" * 5000 + "}")
+    for text in ("{", '{"price": NaN}'):
         with pytest.raises(MisfitError, match="cannot be written"):
             write(text)
 
