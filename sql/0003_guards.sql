@@ -47,6 +47,7 @@ END $$;
 CREATE FUNCTION outbox_check_row() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     size        int;
+    content     int;
     column_name text;
     reserved    text;
 BEGIN
@@ -83,8 +84,15 @@ BEGIN
     -- itself is measured: a few bytes of JSON can be a long text (the number 1e131071 is stored in 12 bytes).
     -- Bytes count as Kafka gets them; base64, perhaps with line breaks, is at most half as long again.
     size := octet_length(NEW.payload::text);
-    IF size BETWEEN 1000001 AND 1500000 THEN
-        size := coalesce(octet_length(decode(NEW.payload #>> '{outbox-bytes,base64}', 'base64')), size);
+    IF size > 1000000 THEN
+        BEGIN
+            content := octet_length(decode(NEW.payload #>> '{outbox-bytes,base64}', 'base64'));
+        EXCEPTION WHEN invalid_parameter_value THEN
+            -- No base64: the relay parks what is not larger.
+        END;
+        IF content > 1000000 OR size <= 1500000 THEN
+            size := coalesce(content, size);
+        END IF;
     END IF;
     IF size > 1000000 THEN
         RAISE EXCEPTION 'outbox: the payload of % has % bytes, more than 1000000', left(NEW.event_type, 100), size

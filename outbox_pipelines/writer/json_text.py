@@ -33,7 +33,12 @@ def to_json(what: str, value: object, encode: Callable[[object], str] | None = N
     except UnicodeEncodeError as error:
         raise OutboxError(f"{what} has half of a surrogate pair, which is not text: {error}") from error
     except (TypeError, ValueError, RecursionError) as error:
-        where = _culprit(what, value, encode or _ENCODE)
+        where, part = _culprit(what, value, encode or _ENCODE)
+        if _is_whole(part):
+            raise OutboxError(
+                f"{where} is a {type(part).__name__}, which must be the whole payload: pass it alone, the "
+                "rest as headers or in an event of its own"
+            ) from error
         raise OutboxError(f"{where} does not serialize to JSON: {error}") from error
     # The first check is cheap, but also matches an escaped backslash before "u0000".
     if "\\u0000" in text and _NUL.search(text):
@@ -78,27 +83,34 @@ def jsonable(value: Any) -> object:
     raise TypeError(f"a {kind} has no JSON form: pass its members, or its text")
 
 
-def _culprit(where: str, value: object, encode: Callable[[object], str]) -> str:
-    """Return the path of the innermost part that has no JSON form, such as ``payload.lines[2].price``."""
+def _is_whole(value: object) -> bool:
+    """Return whether a value is a `BytesPayload` or a `LargePayload`, which give their text themselves."""
+    return isinstance(value, tuple) and callable(getattr(type(value), "text", None))
+
+
+def _culprit(where: str, value: object, encode: Callable[[object], str]) -> tuple[str, object]:
+    """Return the path of the innermost part that has no JSON form, as ``payload.lines[2].price``, and it."""
     for _ in range(_DEEPEST):
+        if _is_whole(value):
+            return where, value
         try:
             plain = value if isinstance(value, dict | list | tuple) else jsonable(value)
         except (TypeError, ValueError):
-            return where
+            return where, value
         if isinstance(plain, dict):
             members = [(_step(key), one) for key, one in plain.items()]
         elif isinstance(plain, list | tuple):
             members = [(f"[{number}]", one) for number, one in enumerate(plain)]
         else:
-            return where
+            return where, value
         for step, member in members:
             if not _encodes(member, encode):
                 where, value = where + step, member
                 break
         else:
             # The cause is a key, or a circular reference.
-            return where
-    return where
+            return where, value
+    return where, value
 
 
 def _step(key: object) -> str:

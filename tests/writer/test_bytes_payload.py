@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import uuid
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from outbox_pipelines.bodies import Bodies
 from outbox_pipelines.catalog.document import Catalog, compiled
 from outbox_pipelines.writer import (
     BytesPayload,
@@ -22,6 +24,7 @@ from outbox_pipelines.writer import (
 )
 from outbox_pipelines.writer.bytes_payload import read_bytes
 from outbox_pipelines.writer.content import LIMIT
+from outbox_pipelines.writer.json_text import to_json
 from outbox_pipelines.writer.sqlalchemy import OutboxEvent
 from outbox_pipelines.writer.testing import assert_emitted, captured
 from tests.schema.servers import Connection, Database
@@ -68,8 +71,14 @@ def test_the_limit_counts_bytes(connection: Connection) -> None:
     )
     [text] = connection.execute(write, [b"\xfe" * LIMIT]).fetchone() or []
     assert read_bytes(text) == BytesPayload(b"\xfe" * LIMIT, PROTOBUF)
+    for size in (LIMIT + 1, 2 * LIMIT):
+        with (
+            pytest.raises(psycopg.errors.ProgramLimitExceeded, match=f"has {size} bytes"),
+            connection.transaction(),
+        ):
+            connection.execute(write, [b"x" * size])
     for refused in (
-        BytesPayload(b"x" * (LIMIT + 1), PROTOBUF).text(),
+        '{"outbox-bytes": {"base64": "' + "?" * 1_200_000 + '"}}',
         '{"outbox-bytes": {"base64": "' + " " * 1_500_000 + '"}}',
         '{"outbox-bytes": {"base64": 1}, "x": "' + "x" * 1_500_000 + '"}',
         '"' + "x" * LIMIT + '"',
@@ -165,3 +174,16 @@ def test_line_breaks_are_none_of_the_content() -> None:
     lines = base64.encodebytes(PAYLOAD.content).decode().replace("\n", "\\r\\n")
     text = f'{{"outbox-bytes": {{"base64": "{lines}", "content-type": "{PROTOBUF}"}}}}'
     assert read_bytes(text) == PAYLOAD
+
+
+def test_a_part_of_a_payload_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """Guards against advice to make another part of the payload what must be the whole of it."""
+    for part, name in ((PAYLOAD, "BytesPayload"), (Bodies(str(tmp_path)).large({}), "LargePayload")):
+        with pytest.raises(
+            OutboxError, match=rf"^payload\.inner is a {name}, which must be the whole payload: "
+        ):
+            to_json("payload", {"inner": part})
+    with pytest.raises(
+        OutboxError, match=r"^payload\.raw does not serialize to JSON: bytes have no JSON form"
+    ):
+        to_json("payload", {"raw": b""})
