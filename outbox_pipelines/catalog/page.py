@@ -22,7 +22,8 @@ def markdown(catalog: Catalog, *, topics_url: str | None = None) -> str:
     Args:
         topics_url: what the address of a topic's page begins with.
     """
-    return "\n".join(_lines(catalog, topics_url)) + "\n"
+    # A backslash would be undone by one before it.
+    return "\n".join(_lines(catalog, topics_url, less_than="&lt;")) + "\n"
 
 
 def page(catalog: Catalog, *, topics_url: str | None = None) -> str:
@@ -42,12 +43,17 @@ def page(catalog: Catalog, *, topics_url: str | None = None) -> str:
             return f'<h{level} id="{html.escape(anchor)}">{text}</h{level}>\n'
 
     body = mistune.create_markdown(renderer=Renderer(escape=True), plugins=["table"])(
-        markdown(catalog, topics_url=topics_url)
+        "\n".join(_lines(catalog, topics_url, less_than="<"))
     )
     return _DOCUMENT.format(body=body)
 
 
-def _lines(catalog: Catalog, topics_url: str | None) -> Iterator[str]:
+def _lines(catalog: Catalog, topics_url: str | None, *, less_than: str) -> Iterator[str]:
+    """Yield the page.
+
+    Args:
+        less_than: what replaces < in a description, which may have other markup, such as a link.
+    """
     yield "# Event types"
     yield ""
     yield "| event type | what happened | producer | consumers | owner | lifecycle |"
@@ -58,13 +64,13 @@ def _lines(catalog: Catalog, topics_url: str | None) -> Iterator[str]:
         yield f"| [{_code(name)}](#{_anchor(name)}) | {' | '.join(_cell(cell) for cell in cells)} |"
     for name, each in catalog.events.items():
         yield ""
-        yield from _section(name, each, topics_url)
+        yield from _section(name, each, topics_url, less_than)
 
 
-def _section(name: str, each: EventType, topics_url: str | None) -> Iterator[str]:
+def _section(name: str, each: EventType, topics_url: str | None, less_than: str) -> Iterator[str]:
     yield f"## {_code(name)}"
     yield ""
-    yield each.description.strip()
+    yield each.description.strip().replace("<", less_than)
     yield ""
     since = f" since {each.retired_on}" if each.retired_on else ""
     yield f"- lifecycle: **{each.lifecycle}**{since}"

@@ -79,6 +79,15 @@ def test_what_is_documented_cannot_break_the_page(write: Write) -> None:
     assert text.count("<td>a|b</td>") == 1
 
 
+def test_the_markdown_page_has_no_html_of_a_description(write: Write) -> None:
+    """Guards against a script in the page that a site renders without escaping."""
+    hostile = "'A `b` <script>x</script> \\<img src=x> a < b [c](https://d)'"
+    path = write(CATALOG.replace("A customer has placed an order.", hostile, 1))
+    section = markdown(read_catalog(path)).partition("## `order.placed`")[2].partition("##")[0]
+    assert "A `b` &lt;script>x&lt;/script> \\&lt;img src=x> a &lt; b [c](https://d)" in section
+    assert "&amp;lt;" not in page(read_catalog(path))
+
+
 def test_a_schema_that_contains_itself_has_an_end(write: Write) -> None:
     """Guards against a tree of categories that renders without end."""
     tree = """
