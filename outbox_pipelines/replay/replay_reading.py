@@ -203,14 +203,18 @@ class Reader:
             try:
                 if files:
                     listed = ", ".join(map(quoted, files))
-                    source = f"SELECT * FROM read_parquet([{listed}], union_by_name = true)"
+                    source = (
+                        f"SELECT * FROM read_parquet([{listed}], union_by_name = true, "
+                        "hive_partitioning = false)"
+                    )
                     if any(
                         each.manifest is not None and each.manifest.statuses.get("FAILED") for each in parts
                     ):
                         asked = replay_sql.DEAD.format(source=source, **given)
                         source = self._revived(source, connection.sql(asked).fetchall())
                     sources.append(source)
-                asked = query.format(source=" UNION ALL BY NAME ".join(sources), **given)
+                source = replay_sql.DATED.format(source=" UNION ALL BY NAME ".join(sources))
+                asked = query.format(source=source, **given)
                 batches = _checked(connection.sql(asked).to_arrow_reader(_rows_at_once(files)))
             except duckdb.Error as error:
                 raise rejected(error) from None

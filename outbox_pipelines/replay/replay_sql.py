@@ -54,6 +54,8 @@ WHERE NOT EXISTS (SELECT FROM outbox_parked p WHERE p.seq = f.seq AND p.id = f.i
 
 # --- DuckDB ---------------------------------------------------------------------------------------------
 
+# An archive has the day by the names of its directories; here also of days in the table.
+DATED: Final = "SELECT *, created_at::DATE AS event_date FROM ({source})"
 # The fields of an event. Metadata as the relay reads it: in the order in which jsonb has the names.
 SELECTED: Final = """
 SELECT seq, id, aggregate_type, aggregate_id, event_type, payload, '{{' || nullif(concat_ws(', ',

@@ -23,6 +23,11 @@ from outbox_pipelines.replay.selection import Selection
         ({"where": "true) OR (true"}, "--where is not a condition in SQL"),
         ({"where": "true; DROP TABLE events"}, "--where is not a condition in SQL"),
         ({"where": "event_type ="}, "--where is not a condition in SQL"),
+        ({"where": "Random() < 0.5"}, "--where has random, whose value changes: a resume would"),
+        ({"where": "created_at > now() - INTERVAL 1 HOUR"}, "--where has now, whose"),
+        ({"where": "created_at < CURRENT_TIMESTAMP"}, "--where has current_timestamp, whose"),
+        ({"where": "age(created_at) > INTERVAL 1 DAY"}, "--where has current_date, whose"),
+        ({"where": "id <> ALL (SELECT uuid()::TEXT)"}, "--where has uuid, whose"),
     ],
 )
 def test_what_selects_nothing_is_refused(given: dict[str, Any], says: str) -> None:
