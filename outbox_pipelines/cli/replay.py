@@ -18,7 +18,7 @@ from outbox_pipelines.cli.options import TEXT, settings_of
 from outbox_pipelines.core import log
 from outbox_pipelines.core.signals import set_from_handler
 from outbox_pipelines.core.text import counted, plain
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def replay(context: click.Context, /, **given: Any) -> None:
 
     Attached days are read from the table, dropped days from the archive. Consumers skip replayed events,
     unless a handler asks for them. Ctrl-C stops; after a crash, events of the last second may be sent twice,
-    with OUTBOX_DELIVERY=exactly_once none. Exits with 1 if it was stopped or canceled.
+    with OUTBOX_DELIVERY=exactly_once none. Exits with 1 if nothing is selected, or if it was stopped or
+    canceled.
     """
     if context.invoked_subcommand is not None:
         return
@@ -83,13 +84,14 @@ def replay(context: click.Context, /, **given: Any) -> None:
     target = given["to_topic"] or SAME
     check(target)
     if given["dry_run"]:
-        _show(replays.preview(settings, selection, target), with_topic=bool(targets))
+        with _selecting():
+            _show(replays.preview(settings, selection, target), with_topic=bool(targets))
         return
     if given["reason"] is None:
         raise SetupError("say why: --reason is required, it is recorded")
     from outbox_pipelines.cli.dead_letters import actor
 
-    with _stopping() as stop:
+    with _stopping() as stop, _selecting():
         _end(
             replays.begin(
                 settings,
@@ -110,7 +112,7 @@ def _resume(context: click.Context, settings: Settings, given: dict[str, Any]) -
 
     if others := [name for name, value in given.items() if value and name not in ("resume", "rate")]:
         raise SetupError(f"--resume continues with what is recorded: omit {_OPTIONS[others[0]]}")
-    with _stopping() as stop:
+    with _stopping() as stop, _selecting():
         _end(
             replays.resume(
                 settings, given["resume"], rate=given["rate"], is_stopped=stop.is_set, progress=_say
@@ -178,6 +180,17 @@ def _end(found: Replay) -> None:
         click.echo(f"outbox: stopped: continue with `outbox replay --resume {found.id}`", err=True)
     if found.state != "done":
         sys.exit(1)
+
+
+@contextmanager
+def _selecting() -> Iterator[None]:
+    """Let the command exit with 1 if nothing is selected."""
+    from outbox_pipelines.replay.replays import NothingSelectedError
+
+    try:
+        yield
+    except NothingSelectedError as error:
+        raise NotReadyError(str(error)) from None
 
 
 @contextmanager

@@ -148,7 +148,7 @@ def _run(
 ) -> Replay:
     connection = reader.connection
     sender: Sender | None = None
-    state, saved_at, said_at = "running", 0.0, time.monotonic()
+    state, saved_at, said_at, said_sent = "running", 0.0, time.monotonic(), -1
 
     def save(wanted: str, error: str | None = None) -> str:
         position, sent = (sender.position, sender.sent) if sender is not None else (0, 0)
@@ -156,12 +156,14 @@ def _run(
 
     def is_ended() -> bool:
         """Save and tell how far it is, also while Kafka is waited for; return whether to end."""
-        nonlocal state, saved_at, said_at
+        nonlocal state, saved_at, said_at, said_sent
         if time.monotonic() > saved_at + _SAVE_SECONDS:
             state, saved_at = save("running"), time.monotonic()
         if sender is not None and time.monotonic() > said_at + _SAY_SECONDS:
-            progress(replay, sender.sent, sender.trouble)
-            said_at = time.monotonic()
+            # A broker that hangs is no error of the client for a long time.
+            is_silent = sender.sent == said_sent and sender.is_waiting
+            progress(replay, sender.sent, sender.trouble or ("no answer" if is_silent else ""))
+            said_at, said_sent = time.monotonic(), sender.sent
         return is_stopped() or state != "running"
 
     topics = {kind: topic for kind, (_, topic) in routes.items()}

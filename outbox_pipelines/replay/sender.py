@@ -261,6 +261,11 @@ class Sender:
         self.settle()
         return not self._batches
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is in flight."""
+        return len(self._producer) > 0
+
     def restart(self) -> None:
         """Take a new client; what is behind the position is passed to it again."""
         self._producer.purge()

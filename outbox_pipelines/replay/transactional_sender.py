@@ -147,7 +147,7 @@ class TransactionalSender(Sender):
     def restart(self) -> None:
         self._failures += 1
         if self._failures > _MOST_FAILURES:
-            raise SetupError(f"Kafka aborts every transaction: {self.trouble}")
+            raise SetupError(f"Kafka aborts every transaction: {self.trouble or 'no reason given'}")
         self._producer.purge()
         while True:
             try:
@@ -256,7 +256,10 @@ class TransactionalSender(Sender):
         try:
             self._require_refusal(error)
         except AgainError:
-            self._has_failed, self.trouble = True, error.str()
+            self._has_failed = True
+            # That the rest of a transaction is discarded is no reason.
+            if client_errors.kind(error) is not Kind.CONSEQUENCE:
+                self.trouble = error.str()
         else:
             self._refuse(error, message)
 

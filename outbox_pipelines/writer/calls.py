@@ -271,6 +271,7 @@ def cancel(target: Target | AsyncTarget, id: UUID) -> bool | Coroutine[Any, Any,
 
     Raises:
         AutocommitError: no transaction is open, and none begins.
+        OutboxError: `id` is no UUID; nothing was sent.
         Exception: the driver's own exception. In REPEATABLE READ and SERIALIZABLE, a serialization failure
             (40001) if the event was moved into the outbox since: retry the whole transaction.
     """

@@ -103,10 +103,10 @@ def row(event: NewEvent, around: Surroundings) -> Row:
         None if deliver_after is None else _due(deliver_after),
         True if later_events_wait is not False else None,
     )
-    if made.later_events_wait and (later_events_wait is not True or made.deliver_after is None):
-        raise OutboxError(
-            f"later_events_wait is {later_events_wait!r}: give True, with deliver_after, or False"
-        )
+    if made.later_events_wait and later_events_wait is not True:
+        raise OutboxError(f"later_events_wait is {later_events_wait!r}: give True or False")
+    if made.later_events_wait and made.deliver_after is None:
+        raise OutboxError("later_events_wait is True, but the event is not delayed: give deliver_after too")
     refuse_exchanged(made.aggregate_type, made.aggregate_id, made.event_type)
     if validation.check is not None:
         content = payload.content if isinstance(payload, BytesPayload | LargePayload) else None

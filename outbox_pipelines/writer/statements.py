@@ -16,6 +16,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 from uuid import UUID
 
 from outbox_pipelines.writer.content import Row
+from outbox_pipelines.writer.errors import OutboxError
 
 
 class Statement(NamedTuple):
@@ -115,8 +116,16 @@ def waiting(query: Query) -> Query:
 
 
 def cancel(id: UUID) -> Query:
-    """Return the query that removes a delayed event."""
-    return Query(CANCEL, (str(id),), ())
+    """Return the query that removes a delayed event.
+
+    Raises:
+        OutboxError: this is no id.
+    """
+    try:
+        wanted = UUID(str(id))
+    except ValueError:
+        raise OutboxError(f"cancel was given {id!r}: give the id that emit has returned") from None
+    return Query(CANCEL, (str(wanted),), ())
 
 
 def many(rows: Sequence[Row], schema: str | None = None) -> Iterator[Query]:

@@ -96,7 +96,7 @@ def test_typed_events_and_another_time_zone(connection: Connection) -> None:
         ({"deliver_after": datetime(2999, 1, 1)}, "no time zone"),
         ({"deliver_after": 60}, "give a datetime with a zone, or a timedelta"),
         ({"deliver_after": timedelta(days=4000)}, "at most ten years"),
-        ({"later_events_wait": True}, "with deliver_after"),
+        ({"later_events_wait": True}, "not delayed: give deliver_after too"),
         ({"deliver_after": HOUR, "later_events_wait": "no"}, "give True"),
     ],
 )
@@ -106,6 +106,14 @@ def test_what_is_refused_before_anything_is_sent(options: dict[str, Any], says: 
     with captured() as events, pytest.raises(OutboxError, match=says):
         emit(nothing, "order", 1, "e", {}, **options)
     assert events == []
+
+
+@pytest.mark.parametrize("id", ["nope", None, 7])
+def test_what_is_no_id_is_refused_before_anything_is_sent(connection: Connection, id: Any) -> None:
+    """Guards against a mistake that aborts the transaction."""
+    with pytest.raises(OutboxError, match="give the id that emit has returned"):
+        cancel(connection, id)
+    assert connection.execute("SELECT 1").fetchall() == [(1,)]
 
 
 def test_captured_events_are_those_of_a_database(connection: Connection) -> None:
