@@ -26,7 +26,7 @@ def delayed() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def list_delayed(settings: Settings, overdue: bool, limit: int, as_json: bool) -> None:
-    """List delayed events, the next due first, and why an event could not be moved."""
+    """List delayed events, the next due first, and why an event could not be moved or who holds it."""
     from outbox_pipelines.relay.parking import delayed_events
 
     parsed.refuse_existing_table(settings)
@@ -36,7 +36,7 @@ def list_delayed(settings: Settings, overdue: bool, limit: int, as_json: bool) -
         return
     for row in found.rows:
         waits = "  later events wait" if row.later_events_wait else ""
-        reason = f"  {row.last_error}" if row.last_error else ""
+        reason = f"  in {row.held_by}" if row.held_by else f"  {row.last_error}" if row.last_error else ""
         line = (
             f"{row.due:%Y-%m-%d %H:%M:%S}  {row.id}  {short(row.event_type)}  {short(row.aggregate_type)} "
             f"{short(row.aggregate_id)}{waits}{reason}"
@@ -79,8 +79,10 @@ def move(settings: Settings) -> None:
 
     parsed.refuse_existing_table(settings)
     moved, left = delayed_events.move(settings)
-    click.echo(
-        f"{counted(moved, 'event')} moved" + (f", {left:,} left: see `outbox delayed list`" if left else "")
-    )
-    if left:
-        sys.exit(1)
+    if not left:
+        click.echo(f"{counted(moved, 'event')} moved")
+        return
+    due = delayed_events.find(settings, overdue=True, limit=50).rows
+    held = next((f"; {row.id} is in {row.held_by}" for row in due if row.held_by), "")
+    click.echo(plain(f"{counted(moved, 'event')} moved, {left:,} left: see `outbox delayed list`{held}"))
+    sys.exit(1)

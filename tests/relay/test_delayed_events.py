@@ -11,9 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from outbox_pipelines.errors import LockedError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service
+from outbox_pipelines.relay.parking import delayed_events
 from outbox_pipelines.relay.read.slot import slot_setup
 from outbox_pipelines.writer import NewEvent, emit_many
 from tests.conftest import Outbox, wait_until
@@ -186,3 +188,35 @@ def test_kill_9_of_relay_and_postgresql_in_the_middle_of_moves(
     assert (rows, ids) == (count, count)
     assert order == [([*range(count // 30)],)] * 30
     assert {message.value for message in outbox.messages()} != set()
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_who_holds_an_event_is_named(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, is_prepared: bool
+) -> None:
+    """Guards against a command that waits without a word, and an event that is left without a reason."""
+    monkeypatch.setattr(delayed_events, "LOCK_PATIENCE", 0.2)
+    _delay(outbox, "1")
+    gid = f"holder-{outbox.topic()}"
+    with outbox.connect(autocommit=False) as holder, outbox.connect() as connection:
+        [(id,)] = holder.execute("SELECT id FROM outbox_delayed").fetchall()
+        holder.execute("DELETE FROM outbox_delayed")
+        who = f"session {holder.info.backend_pid} of role"
+        if is_prepared:
+            holder.execute(f"PREPARE TRANSACTION '{gid}'".encode())
+            who = f"prepared transaction {gid}: COMMIT PREPARED or"
+        try:
+            assert f"  in {'the ' if is_prepared else 'a transaction of '}{who}" in (
+                outbox.outbox("delayed", "list", "--overdue").stdout
+            )
+            moved = outbox.outbox("delayed", "move")
+            assert moved.returncode == 1
+            assert f"0 events moved, 1 left: see `outbox delayed list`; {id} is in" in moved.stdout
+            assert who in moved.stdout
+            with pytest.raises(LockedError, match=rf"waited 0.2 s: {id} is in .*{who}.*Nothing was"):
+                delayed_events.cancel(outbox.settings, [id], reason="why", actor="me")
+        finally:
+            if is_prepared:
+                connection.execute(f"ROLLBACK PREPARED '{gid}'".encode())
+            else:
+                holder.rollback()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 from uuid import UUID
@@ -22,9 +22,10 @@ from psycopg.rows import class_row
 from outbox_pipelines.core.outages import code_of
 from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.database import connect
+from outbox_pipelines.core.table_locks import LOCK_PATIENCE
+from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.errors import LockedError, SetupError
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking import parking_sql
@@ -98,6 +99,8 @@ class Delayed:
     """Why it could not be moved."""
     created_at: datetime
     """When it was written."""
+    held_by: str | None = None
+    """Which other transaction has it, so that it is neither moved nor canceled, and what helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +117,11 @@ def find(settings: OutboxSettings, *, overdue: bool, limit: int) -> Found:
     given = {"overdue": overdue, "limit": limit}
     with connect(settings, name="outbox delayed") as connection:
         ((total,),) = connection.execute(parking_sql.COUNT_DELAYED, given).fetchall()
-        return Found(
-            total,
-            connection.cursor(row_factory=class_row(Delayed)).execute(parking_sql.DELAYED, given).fetchall(),
+        rows = (
+            connection.cursor(row_factory=class_row(Delayed)).execute(parking_sql.DELAYED, given).fetchall()
         )
+        held = _holders(connection, [row.id for row in rows])
+        return Found(total, [replace(row, held_by=held.get(row.id)) for row in rows])
 
 
 def cancel(settings: OutboxSettings, ids: Sequence[UUID], *, reason: str, actor: str) -> int:
@@ -125,15 +129,34 @@ def cancel(settings: OutboxSettings, ids: Sequence[UUID], *, reason: str, actor:
 
     Raises:
         SetupError: the role is no operator, or there is no reason.
+        LockedError: another transaction has one of them for longer than a command waits.
     """
     require_schema(settings)
     given = {"ids": list({*ids}), "reason": reason, "actor": actor}
     try:
         with connect(settings, name="outbox delayed") as connection:
-            ((canceled,),) = connection.execute(parking_sql.CANCEL_DELAYED, given).fetchall()
+            connection.execute(f"SET lock_timeout = {int(LOCK_PATIENCE * 1000)}".encode())
+            try:
+                ((canceled,),) = connection.execute(parking_sql.CANCEL_DELAYED, given).fetchall()
+            except psycopg.errors.LockNotAvailable as error:
+                held = _holders(connection, ids)
+                who = next((f"{id} is in {who}" for id, who in held.items()), first_line(error))
+                raise LockedError(f"waited {LOCK_PATIENCE:g} s: {who}. Nothing was canceled") from None
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.CheckViolation) as error:
         raise SetupError(f"{first_line(error)}: run it as an operator, with a reason") from None
     return int(canceled)
+
+
+def _holders(connection: Connection, ids: Sequence[UUID]) -> dict[UUID, str]:
+    """Return which other transactions have changed or locked delayed events, and what helps."""
+    held = {}
+    for id, gid, pid, role, name, since in connection.execute(parking_sql.HOLDERS, {"ids": [*ids]}):
+        if pid is None:
+            held[id] = f"the prepared transaction {gid}: COMMIT PREPARED or ROLLBACK PREPARED it"
+        else:
+            who = f"session {pid} of role {role} ({name or 'unnamed'})" + (f" since {since}" if since else "")
+            held[id] = f"a transaction of {who}: wait for its end, or SELECT pg_terminate_backend({pid})"
+    return held
 
 
 def move(settings: OutboxSettings) -> tuple[int, int]:

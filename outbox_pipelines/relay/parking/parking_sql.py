@@ -257,4 +257,14 @@ COUNT_DELAYED: Final = "SELECT count(*) FROM outbox_delayed WHERE NOT %(overdue)
 DELAYED: Final = """
 SELECT id, aggregate_type, aggregate_id, event_type, due, later_events_wait, last_error, created_at
 FROM outbox_delayed WHERE NOT %(overdue)s OR due <= clock_timestamp() ORDER BY due, seq LIMIT %(limit)s"""
+# Who has changed or locked these rows and has not ended. A prepared transaction has no process.
+HOLDERS: Final = """
+SELECT d.id, p.gid, l.pid, a.usename, a.application_name,
+       to_char(a.xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
+FROM outbox_delayed d
+JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = d.xmax
+LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL
+     AND p.transaction::text IN (l.transactionid::text, split_part(l.virtualtransaction, '/', 2))
+WHERE d.id = ANY (%(ids)s) AND l.pid IS DISTINCT FROM pg_backend_pid()"""
 CANCEL_DELAYED: Final = "SELECT outbox_cancel_delayed(%(ids)s, %(reason)s, %(actor)s)"
