@@ -31,13 +31,14 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.days.archive import identity, proof
+from outbox_pipelines.days.archive.condition import locked, quoted, rejected
 from outbox_pipelines.days.archive.manifest import SCHEMA, Manifest
 from outbox_pipelines.days.archive.store import Store, key, open_store
 from outbox_pipelines.days.partitions.calendar import bounds_of
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.kafka.message import needs_time
 from outbox_pipelines.replay import replay_sql
-from outbox_pipelines.replay.selection import Selection, quoted, rejected
+from outbox_pipelines.replay.selection import Selection
 from outbox_pipelines.replay.seq_order import in_order
 from outbox_pipelines.settings import ProcessSettings
 
@@ -49,15 +50,6 @@ _ROWS: Final = 1_000
 _BYTES: Final = 1_000_000
 # Of a batch of DuckDB, if all of its rows were as large as those of the largest row group.
 _BATCH_BYTES: Final = 8_000_000
-_CONFIG: Final[dict[str, Any]] = {
-    # Each thread keeps a row group.
-    "threads": 1,
-    "memory_limit": "160MB",
-    "preserve_insertion_order": False,
-    "python_enable_replacements": False,
-    "autoload_known_extensions": False,
-    "autoinstall_known_extensions": False,
-}
 Rows = list[tuple[Any, ...]]
 
 
@@ -194,7 +186,7 @@ class Reader:
                     except FileNotFoundError:
                         raise _MovedError from None
             folder = stack.enter_context(TemporaryDirectory(prefix="outbox-replay-"))
-            connection = stack.enter_context(_duckdb(files, folder))
+            connection = stack.enter_context(locked(files, folder))
             given = {"first": first, "last": last, "condition": self.selection.condition}
             sources = []
             if table is not None:
@@ -283,14 +275,3 @@ def _checked(batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     return zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-@contextmanager
-def _duckdb(files: Sequence[str], folder: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a DuckDB that can read these files and nothing else."""
-    with duckdb.connect(config={**_CONFIG, "temp_directory": folder}) as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        connection.execute(f"SET allowed_paths = [{', '.join(map(quoted, files))}]")
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
-        yield connection

@@ -2,33 +2,23 @@
 
 Invariants:
 - A selection without any condition, and one that no event can meet, is refused: it is a mistake.
-- A condition in SQL is one expression; what it may do is limited where it is evaluated.
+- A condition in SQL is one expression: see `condition`.
 - It selects the same events whenever it is evaluated: a resume asks again.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
-import duckdb
-
-from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.days.archive.question import refusal
+from outbox_pipelines.days.archive import condition
+from outbox_pipelines.days.archive.condition import quoted
 from outbox_pipelines.errors import SetupError
 
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
-# DuckDB knows this of functions, but not of its macros, and not of names without parentheses.
-_UNSTABLE: Final = """
-SELECT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'
-UNION SELECT unnest(['ago', 'current_localtime', 'current_localtimestamp', 'current_time',
-                     'current_timestamp', 'localtime', 'localtimestamp', 'pg_conf_load_time',
-                     'pg_postmaster_start_time'])"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +52,7 @@ class Selection:
             except ValueError:
                 raise SetupError(f"--id {each} is not a UUID: copy the id of an event") from None
         if self.where:
-            try:
-                duckdb.SQLExpression(self.where)
-            except duckdb.Error as error:
-                raise SetupError(
-                    f"--where is not a condition in SQL ({first_line(error)}): write for example "
-                    "\"payload->>'total' = '5'\""
-                ) from None
-            if found := _unstable(self.where):
-                raise SetupError(
-                    f"--where has {found}, whose value changes: a resume would select other events. Write "
-                    "a value, such as TIMESTAMPTZ '2026-11-21 08:30Z'"
-                )
+            condition.require(self.where)
 
     @property
     def start(self) -> datetime:
@@ -121,42 +100,6 @@ class Selection:
             name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
         }
         return Selection(**given)
-
-
-def quoted(text: str) -> str:
-    """Return a text as a literal of SQL."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def rejected(error: Exception) -> SetupError:
-    """Return the error of a condition that DuckDB does not evaluate, or of events that it does not read."""
-    if not isinstance(error, duckdb.Error):
-        return SetupError(f"the selected events cannot be read: {first_line(error)}. Check --where")
-    return SetupError(str(refusal(error)).replace("the query failed", "--where cannot be evaluated"))
-
-
-def _unstable(where: str) -> str:
-    """Return a function in a condition that gives another value at another time; empty if there is none."""
-    with duckdb.connect() as connection:
-        unstable = {name for (name,) in connection.execute(_UNSTABLE).fetchall()}
-        ((parsed,),) = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {where}\n"]).fetchall()
-    return next((name for name in _names(json.loads(parsed)) if name in unstable), "")
-
-
-def _names(node: Any) -> Iterator[str]:
-    """Yield the functions and columns of a statement as DuckDB gives it."""
-    if isinstance(node, list):
-        for each in node:
-            yield from _names(each)
-    elif isinstance(node, dict):
-        name = str(node.get("function_name", "")).casefold()
-        # Of one time: up to today.
-        arguments = node.get("arguments") or node.get("children") or ()
-        yield "current_date" if name == "age" and len(arguments) == 1 else name
-        if node.get("type") == "COLUMN_REF":
-            yield node["column_names"][-1].casefold()
-        for each in node.values():
-            yield from _names(each)
 
 
 def _time(option: str, given: str) -> datetime:

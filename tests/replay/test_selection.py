@@ -23,7 +23,7 @@ from outbox_pipelines.replay.selection import Selection
         ({"where": "true) OR (true"}, "--where is not a condition in SQL"),
         ({"where": "true; DROP TABLE events"}, "--where is not a condition in SQL"),
         ({"where": "event_type ="}, "--where is not a condition in SQL"),
-        ({"where": "Random() < 0.5"}, "--where has random, whose value changes: a resume would"),
+        ({"where": "Random() < 0.5"}, "--where has random, whose value changes: repeated, it would"),
         ({"where": "created_at > now() - INTERVAL 1 HOUR"}, "--where has now, whose"),
         ({"where": "created_at < CURRENT_TIMESTAMP"}, "--where has current_timestamp, whose"),
         ({"where": "age(created_at) > INTERVAL 1 DAY"}, "--where has current_date, whose"),
