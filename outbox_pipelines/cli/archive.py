@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date
 from itertools import chain
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from outbox_pipelines.cli.options import DAY
+from outbox_pipelines.config import parsed
 from outbox_pipelines.core import log
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import counted, plain, plain_lines
@@ -239,6 +241,54 @@ def query(
         from outbox_pipelines.days.archive.question import refusal
 
         raise refusal(error) from None
+
+
+@archive.command("report")
+@click.option("--since", type=DAY, help="The first day (default: the first archived one).")
+@click.option("--until", type=DAY, help="The last day (default: the last archived one).")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="report.html",
+    show_default=True,
+    help="The HTML file.",
+)
+@click.pass_obj
+def write_report(settings: Settings, since: date | None, until: date | None, out: Path) -> None:
+    """Write a page of the archive: one HTML file, which loads nothing.
+
+    It has events, sizes, lag and dead letters by day and event type, the largest payloads, and the number of
+    aggregates; of many days by week, month or year. The database is only asked whether the archive belongs
+    to the outbox; unset OUTBOX_DSN if it does not answer.
+    """
+    from outbox_pipelines.days.archive import identity, report, report_page
+    from outbox_pipelines.days.archive.store import named
+
+    url = named(settings)
+    _refuse_archived(settings, out)
+    if settings.dsn and parsed.mapping(settings) is None:
+        identity.require_own(settings)
+    opened = report.opened(url)
+    # Opened first: an archive can take long to read.
+    begun = out.with_name(f".{out.name}.begun")
+    try:
+        with begun.open("w", encoding="utf-8") as file:
+            found = report.read(opened, since, until)
+            file.write(
+                report_page.page(found, report.largest(opened, found), report.aggregates(opened, found))
+            )
+        begun.replace(out)
+    except OSError as error:
+        raise SetupError(
+            f"{out} cannot be written: {first_line(error)}: name another file in --out"
+        ) from None
+    finally:
+        with suppress(OSError):
+            begun.unlink()
+    click.echo(
+        f"{counted(found.total.events, 'event')} of {counted(found.archived, 'archived day')}, "
+        f"{found.since} to {found.until}, in {plain(str(out))}"
+    )
 
 
 @archive.command()

@@ -29,7 +29,15 @@ REFUSED = (
 OTHERS = {
     "migrate",
     *("init", "config", "relay", "status", "dead-letters", "alerts", "consumer", "table", "adopt", "local"),
-    *("debezium", "lint-writes", "archive query", "quality day", "catalog render", "catalog diff"),
+    *(
+        "debezium",
+        "lint-writes",
+        "archive query",
+        "archive report",
+        "quality day",
+        "catalog render",
+        "catalog diff",
+    ),
     *("catalog classes", "catalog register", "catalog schemas"),
 }
 STATE = """

@@ -76,6 +76,13 @@ def require(store: Store, connection: Connection) -> None:
     )
 
 
+def require_own(settings: DaySettings) -> None:
+    """Raise `SetupError` if OUTBOX_ARCHIVE is not the archive of the outbox's archived days."""
+    require_schema(settings)
+    with connect(settings, name="outbox archive") as connection:
+        require(open_store(settings), connection)
+
+
 def require_or_make(store: Store, connection: Connection) -> uuid.UUID:
     """Return the identity of the archive; create it if the outbox has none yet and the location is free.
 

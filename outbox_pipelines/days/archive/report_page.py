@@ -1,0 +1,193 @@
+"""A report as one HTML page, which loads nothing, and its pictures, which Dagster shows, too.
+
+Invariants:
+- Names are the users' data: each is one line, and escaped.
+- A browser loads nothing for the page and runs nothing in it, whatever a name is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
+from html import escape
+from typing import Final
+
+from outbox_pipelines.core.text import counted, plain, size
+from outbox_pipelines.days.archive.bars import MOST, bars
+from outbox_pipelines.days.archive.report import Aggregates, Figures, Payload, Report
+
+# Colors of the browser's light or dark scheme.
+_STYLE: Final = """
+:root { color-scheme: light dark }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 76rem; margin: auto; padding: 1rem }
+body { background: Canvas; color: CanvasText }
+h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+.pictures { display: grid; gap: 1.5rem }
+.pictures { grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)) }
+svg { width: 100% } svg text { fill: CanvasText }
+dl { display: flex; flex-wrap: wrap; gap: .5rem 2rem } dt { opacity: .75 }
+dd { margin: 0; font-size: 1.25rem }
+div.table { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .2rem .7rem .2rem 0; text-align: right; vertical-align: top; white-space: nowrap }
+th { font-weight: normal; opacity: .75 } tr { border-bottom: 1px solid #8884 }
+.text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 9rem }
+"""
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+_FORMATS: Final = {"day": "%Y-%m-%d", "week": "%Y-%m-%d", "month": "%Y-%m", "year": "%Y"}
+_COLUMNS: Final = (
+    *("Events", "Payloads", "Mean payload", "Largest", "Dead letters", "Discarded"),
+    *("Lag, median", "Lag, p99"),
+)
+_SECONDS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def page(report: Report, largest: Sequence[Payload], aggregates: Sequence[Aggregates]) -> str:
+    """Return the HTML."""
+    title = f"Outbox archive, {report.since} to {report.until}"
+    missing = (report.until - report.since).days + 1 - report.archived
+    note = f" {counted(missing, 'day')} of the range not archived." if missing else ""
+    total = report.total
+    files = report.file_bytes.total()
+    key = {
+        "Events": _number(total.events),
+        "Event types": _number(report.types),
+        "Aggregates": _number(aggregates[0].of_all_types if aggregates else 0),
+        "Payloads": size(total.payload_bytes),
+        "Files": size(files),
+        "Lag, median and p99": f"{_lag(total.lag_median)}, {_lag(total.lag_p99)}",
+        "Dead letters": _number(total.dead_letters),
+    }
+    by_period = [
+        (_label(report, each), *_cells(found), size(report.file_bytes[each]))
+        for each, found in sorted(report.by_period.items())
+    ]
+    return "".join(
+        [
+            "<!doctype html><html lang='en'><meta charset='utf-8'>",
+            f"<meta http-equiv='Content-Security-Policy' content=\"{_POLICY}\">",
+            "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+            f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>",
+            f"<p>Of {_escaped(report.source)}. {counted(report.archived, 'day')} (UTC), by {report.unit}."
+            f"{note} Made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.</p><dl>",
+            *(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in key.items()),
+            "</dl>",
+            f"<div class='pictures'>{''.join(f'<div>{each}</div>' for each in pictures(report))}</div>",
+            _table("Event types", ["Type", *_COLUMNS], _of_types(report), {0}),
+            _table(f"By {report.unit}", ["First day", *_COLUMNS, "Files"], by_period, {0}),
+            _table(
+                "Largest payloads",
+                ["Bytes", "Type", "Aggregate", "Day", "Id"],
+                _of_payloads(largest),
+                {1, 2, 3, 4},
+            ),
+            _table("Aggregates", ["Type", "Aggregates", "Events"], _of_aggregates(aggregates), {0}),
+            "<p>Payloads: bytes of the JSON text; a body in a store is not counted. Lag: from created_at to "
+            "published_at, which is known to the second; quantiles are approximate. Dead letters and "
+            "discarded events: as of the archiving.</p></html>\n",
+        ]
+    )
+
+
+def pictures(report: Report) -> list[str]:
+    """Return the charts, each as SVG."""
+    labels = [_label(report, each) for each in report.periods]
+    lags = [report.by_period.get(each, Figures()) for each in report.periods]
+    factor, unit = _unit(max((each.lag_p99 or 0.0 for each in lags), default=0.0))
+    medians = [(each.lag_median or 0.0) / factor for each in lags]
+    # The bars end at the 99th percentile.
+    above = [(each.lag_p99 or 0.0) / factor - median for each, median in zip(lags, medians, strict=True)]
+
+    def drawn(title: str, series: Mapping[str, Sequence[float]], shown: Callable[[float], str]) -> str:
+        return bars(f"{title} per {report.unit}", labels, series, shown)
+
+    return [
+        drawn("Events", _by_type(report, lambda each: each.events), _number),
+        drawn("Payload bytes", _by_type(report, lambda each: each.payload_bytes), size),
+        drawn("File bytes", {"files": [report.file_bytes[each] for each in report.periods]}, size),
+        drawn("Lag", {"median": medians, "from there to p99": above}, lambda lag: f"{lag:,.3g} {unit}"),
+        drawn("Dead letters", _by_type(report, lambda each: each.dead_letters), _number),
+    ]
+
+
+def _by_type(report: Report, value: Callable[[Figures], float]) -> dict[str, list[float]]:
+    """Return the values of each period, by the types that have most, and of the others."""
+    ranked = sorted(
+        (kind for kind, found in report.by_type.items() if kind is not None and value(found)),
+        key=lambda kind: -value(report.by_type[kind]),
+    )
+    named = ranked if len(ranked) <= MOST and None not in report.by_type else ranked[: MOST - 1]
+
+    def of(period: date, kind: str | None) -> float:
+        return value(report.by_both.get((period, kind), Figures()))
+
+    found = {plain(kind): [of(period, kind) for period in report.periods] for kind in named}
+    rest = [
+        value(report.by_period.get(period, Figures())) - sum(values)
+        for period, *values in zip(report.periods, *found.values(), strict=True)
+    ]
+    return {**found, **({f"{report.types - len(named):,} others": rest} if any(rest) else {})}
+
+
+def _of_types(report: Report) -> Iterator[tuple[str, ...]]:
+    for kind, found in sorted(report.by_type.items(), key=lambda each: (each[0] is None, -each[1].events)):
+        others = report.types - len(report.by_type) + 1
+        yield counted(others, "other") if kind is None else kind, *_cells(found)
+
+
+def _of_payloads(largest: Iterable[Payload]) -> Iterator[tuple[str, ...]]:
+    for each in largest:
+        aggregate = f"{each.aggregate_type} {each.aggregate_id}"
+        yield _number(each.size), each.event_type, aggregate, str(each.day), each.id
+
+
+def _of_aggregates(aggregates: Sequence[Aggregates]) -> Iterator[tuple[str, ...]]:
+    for each in aggregates:
+        yield each.aggregate_type, _number(each.aggregates), _number(each.events)
+
+
+def _cells(found: Figures) -> tuple[str, ...]:
+    return (
+        _number(found.events),
+        size(found.payload_bytes),
+        size(found.payload_bytes / found.events if found.events else None),
+        size(found.largest),
+        _number(found.dead_letters),
+        _number(found.discarded),
+        _lag(found.lag_median),
+        _lag(found.lag_p99),
+    )
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], texts: set[int]) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "".join(
+            f"<{tag}{' class=text' if place in texts else ''}>{_escaped(cell)}</{tag}>"
+            for place, cell in enumerate(cells)
+        )
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return f"<h2>{title}</h2><div class='table'><table><tr>{line(columns, 'th')}</tr>{body}</table></div>"
+
+
+def _label(report: Report, period: date) -> str:
+    return f"{period:{_FORMATS[report.unit]}}"
+
+
+def _escaped(text: str) -> str:
+    return escape(plain(text))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.10g}"
+
+
+def _lag(seconds: float | None) -> str:
+    """Return a duration in its largest unit."""
+    if seconds is None:
+        return "unknown"
+    factor, unit = _unit(seconds)
+    return f"{seconds / factor:,.3g} {unit}"
+
+
+def _unit(seconds: float) -> tuple[int, str]:
+    return next((each for each in _SECONDS if seconds >= 2 * each[0]), _SECONDS[-1])
