@@ -31,13 +31,12 @@ topic_partitions = 12      # the same as OUTBOX_TOPIC_PARTITIONS=12
   [several outboxes](outboxes.md).
 - An entry is the variable's name in lower case, without `OUTBOX_`, in the section named below.
 - A table (`event_types`, `header_names`, `warn_at`, …) is in a variable `name=value,name=value` or a JSON object.
-- A path in the file is relative to it. An empty variable counts as not set. A variable whose name is almost that
-  of a setting is logged.
+- A path in the file is relative to it. An empty variable counts as not set.
 
 Commands:
 - `outbox init` writes a first file, with what it finds in the database, and its JSON Schema
-- `outbox config check` shows all mistakes, also missing files and settings that contradict each other; exit code 1 if there are
-  any, 2 if the file is not TOML
+- `outbox config check` shows all mistakes, also missing files and settings that contradict each other; exit code 1 if there
+  are any, 2 if the file is not TOML
 - `outbox config show` shows the value of each setting, and where it comes from
 - `outbox config schema` prints the JSON Schema for editors; it has the limits of numbers
 
@@ -53,9 +52,9 @@ sasl.password = { file = "/run/secrets/kafka" }    # read again for each new cli
 ```
 
 ## Secrets
-Settings that hold a password, a token or a command are secrets. The file names where each is: `dsn = { env = "ORDERS_DSN" }`, or `dsn = { file = "/run/secrets/orders" }`. A `dsn`,
-`consumer_dsn` or `connect` without a password may be written as it is. Passwords and tokens never appear in messages, and
-passwords in other settings are refused.
+Settings that hold a password, a token or a command are secrets. The file names where each is: `dsn = { env = "ORDERS_DSN" }`,
+or `dsn = { file = "/run/secrets/orders" }`. A `dsn`, `consumer_dsn` or `connect` without a password may be written as it is.
+Secrets never appear in messages, and passwords in other settings are refused.
 
 [In Dagster](dagster.md), an outbox can override each setting. Below, each has its default in parentheses, then other values.
 """

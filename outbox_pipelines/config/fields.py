@@ -64,7 +64,7 @@ class Outbox(BaseModel):
         description="Name of the outbox in Dagster, metrics, logs and alerts: lower case, digits, `_`.",
     )
     dsn: Dsn = Field(default=Secret(), description="The database: a connection string or URL of libpq.")
-    kafka: Brokers = Field(default="", description="Bootstrap servers `host:port`, separated by commas.")
+    kafka: Brokers = Field(default="", description="Bootstrap servers: `host:port,host:port`.")
     kafka_config: KafkaConfig = Field(
         default={},
         description="Settings of librdkafka; in the file the section `[kafka]`. Those that would break a "
@@ -109,7 +109,7 @@ class Topics(BaseModel):
     )
     create_topics: bool = Field(
         default=False,
-        description="Whether the relay creates missing topics.",
+        description="The relay creates missing topics.",
     )
     create_topics_pattern: TopicPatterns = Field(
         default="",
@@ -165,8 +165,8 @@ class Messages(BaseModel):
     )
     tombstones: bool = Field(
         default=False,
-        description="Whether an event whose payload is `null` has no value in Kafka: a compacted topic "
-        "deletes its key.",
+        description="An event whose payload is `null` has no value in Kafka: a compacted topic deletes its "
+        "key.",
     )
     cloudevents_source: UriReference = Field(
         default="/outbox", description="The attribute `source` of CloudEvents, a URI reference."
@@ -261,7 +261,7 @@ class Relay(Lease):
         default=5000,
         ge=1,
         le=20_000,
-        description="Maximum number of events of a batch.",
+        description="Maximum events of a batch.",
     )
     batch_bytes: int = Field(
         default=8_000_000,
@@ -278,7 +278,7 @@ class Relay(Lease):
 
     max_attempts: Attempts = Field(
         default=5,
-        description="Number of rejections after which an event becomes a dead letter. Outages do not count.",
+        description="Rejections after which an event becomes a dead letter.",
     )
     retry_seconds: RetrySeconds = Field(
         default=10.0,
@@ -286,11 +286,11 @@ class Relay(Lease):
     )
     on_dead_letter: AfterDeadLetter = Field(
         default="continue",
-        description="Whether an aggregate continues after its dead letter, or stays blocked until it is "
-        "published or discarded.",
+        description="An aggregate continues after its dead letter, or stays blocked until it is published "
+        "or discarded.",
     )
     dead_letter_topics: bool = Field(
-        default=False, description="Whether dead letters are also copied to `<topic>.dlq`."
+        default=False, description="Dead letters are also copied to `<topic>.dlq`."
     )
     dead_letter_command: SecretCommand = Field(
         default=Secret(),
@@ -307,7 +307,7 @@ class Telemetry(BaseModel):
         default=None,
         ge=0,
         le=65535,
-        description="Port on which `outbox relay` serves Prometheus metrics; 0 is any free port.",
+        description="Port of Prometheus metrics of `outbox relay`; 0 is any free port.",
     )
     metrics_address: str = Field(
         default="127.0.0.1",
@@ -324,7 +324,7 @@ class Telemetry(BaseModel):
     )
     tracing: bool = Field(
         default=False,
-        description="Whether events with a sampled `traceparent` get a [span](metrics.md#traces).",
+        description="Events with a sampled `traceparent` get a [span](metrics.md#traces).",
     )
 
 
@@ -335,7 +335,7 @@ class Days(BaseModel):
         default=14,
         ge=8,
         le=400,
-        description="Number of days in the future that have a partition.",
+        description="Future days that have a partition.",
     )
     close_after_minutes: float = Field(
         default=60.0,
@@ -350,8 +350,8 @@ class Days(BaseModel):
     )
     archive_readers: Readers = Field(
         default="owner",
-        description="Who may read archive files in a directory: `owner` (modes 0600 and 0700), `group` "
-        "(0640 and 0750), `everyone` (0644 and 0755).",
+        description="Who may read archive files in a directory: `owner` (mode 0600), `group` (0640), "
+        "`everyone` (0644).",
     )
     iceberg: IcebergCatalog = Field(
         default=Secret(),
@@ -362,7 +362,7 @@ class Days(BaseModel):
         default=30,
         ge=0,
         le=36_500,
-        description="Number of days that stay in the table; with 0, a day stays until it is archived.",
+        description="Days that stay in the table; with 0, a day stays until it is archived.",
     )
     bodies: StorePlace = Field(
         default="",
@@ -376,15 +376,15 @@ class Days(BaseModel):
         default=None,
         ge=0.0,
         le=1_000_000.0,
-        description="For an existing table: hours after which published rows are archived and "
+        description="Existing table: hours after which published rows are archived and "
         "[removed](existing-tables.md#clean-up).",
     )
     months_ahead: int | None = Field(
         default=None,
         ge=1,
         le=120,
-        description="For an existing table with monthly partitions: months after the current one that "
-        "are [made](existing-tables.md#clean-up).",
+        description="Existing table with monthly partitions: future months that are "
+        "[made](existing-tables.md#clean-up).",
     )
     expectations: HomePath | None = Field(
         default=None,
@@ -405,14 +405,14 @@ class Checks(BaseModel):
     )
     alerts: AlertAddresses = Field(
         default=Secret(),
-        description="Who is notified when a check fails and recovers: addresses of "
+        description="Addresses that are notified when a check fails and recovers, of "
         "[apprise](https://appriseit.com/services/), separated by spaces.",
     )
     alert_after_seconds: float = Field(
         default=30.0,
         ge=0.0,
         le=1_000_000.0,
-        description="How long a problem must last, or be gone, before a notification is sent.",
+        description="How long a problem must last, or be gone, before the notification.",
     )
     ui_url: Link = Field(default="", description="Address of Dagster's pages, for links in messages.")
     runbook_url: Link = Field(
@@ -457,8 +457,8 @@ class Dagster(BaseModel):
         default=14,
         ge=1,
         le=36_500,
-        description="Days for which Dagster keeps relay sessions and other runs that recur all day. Runs of "
-        "days, and the newest run of each job, always stay.",
+        description="Days for which Dagster keeps relay sessions and other runs that recur all day. Runs "
+        "of days stay.",
     )
 
 
@@ -474,13 +474,13 @@ class Local(BaseModel):
     )
     local_postgres: Path | None = Field(
         default=None,
-        description="Directory of PostgreSQL programs (with `initdb`). If not set: the Python package's.",
+        description="Directory of PostgreSQL's programs. If not set: the Python package's.",
     )
     local_grace_seconds: float = Field(
         default=60.0,
         ge=0.0,
         le=1_000_000.0,
-        description="The local stack stops when it has not been used for this long.",
+        description="The local stack stops when it was not used for this long.",
     )
 
 
