@@ -11,10 +11,11 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from psycopg.conninfo import make_conninfo
 
 from outbox_pipelines.catalog.document import read_catalog
@@ -24,6 +25,7 @@ from outbox_pipelines.days.archive import drop
 from outbox_pipelines.days.archive.day import archive
 from outbox_pipelines.days.archive.manifest import EVENT_DATE, SCHEMA, Manifest
 from outbox_pipelines.days.partitions import close
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service
@@ -482,6 +484,40 @@ def test_none_behind_a_refused_event_overtakes_it(place: Place) -> None:
     ((replay,),) = place.rows("SELECT id::text FROM outbox_replays")
     assert "done  31 of 31 sent" in typed(place, "--resume", replay, **environment).stdout
     assert [each.headers["id"] for each in replayed(place, narrow)] == written
+
+
+def test_a_refusal_by_the_topic_blames_no_event(place: Place) -> None:
+    """Guards against advice to leave out an event, and then the next, of a topic that accepts none."""
+    place.write(3)
+    place.relay()
+    strict = f"{place.topic}-strict"
+    create(place.settings.kafka, strict, 3, **{"message.timestamp.before.max.ms": "0"})
+    refused = typed(place, "--since", str(DAY), "--to-topic", strict, *WHY)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert f"topic {strict}: INVALID_TIMESTAMP: " in refused.stderr
+    assert "event " not in refused.stderr
+    assert place.rows("SELECT sent FROM outbox_replays") == [(0,)]
+
+
+def test_what_follows_from_a_refusal_is_not_its_reason(place: Place) -> None:
+    """Guards against a message about what is behind the refused event, if the client reports that first."""
+    made = sender.Sender(
+        place.settings,
+        uuid.uuid4(),
+        {},
+        {},
+        rate=1e9,
+        is_stopped=lambda: False,
+        position=0,
+        sent=0,
+    )
+    message: Any = SimpleNamespace(topic=lambda: "orders")
+    made._refuse(KafkaError(KafkaError._GAPLESS_GUARANTEE), message)
+    made.settle()
+    made._refuse(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), message)
+    with pytest.raises(SetupError, match=r"topic orders: .* grant WRITE"):
+        made.settle()
+    made.close()
 
 
 def test_a_database_that_ends_the_session_stops_the_replay(place: Place) -> None:
