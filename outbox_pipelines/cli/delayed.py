@@ -27,10 +27,10 @@ def delayed() -> None:
 @click.pass_obj
 def list_delayed(settings: Settings, overdue: bool, limit: int, as_json: bool) -> None:
     """List delayed events, the next due first, and why an event could not be moved or who holds it."""
-    from outbox_pipelines.relay.parking import delayed_events
+    from outbox_pipelines.relay.parking import delayed_event_store
 
     parsed.refuse_existing_table(settings)
-    found = delayed_events.find(settings, overdue=overdue, limit=limit)
+    found = delayed_event_store.find(settings, overdue=overdue, limit=limit)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(found), indent=2, default=str))
         return
@@ -58,10 +58,10 @@ def cancel(settings: Settings, ids: tuple[UUID, ...], reason: str) -> None:
     Exits with 1 if one of them is not delayed (any more); the others are canceled.
     """
     from outbox_pipelines.cli.dead_letters import actor
-    from outbox_pipelines.relay.parking import delayed_events
+    from outbox_pipelines.relay.parking import delayed_event_store
 
     parsed.refuse_existing_table(settings)
-    canceled = delayed_events.cancel(settings, ids, reason=reason, actor=actor())
+    canceled = delayed_event_store.cancel(settings, ids, reason=reason, actor=actor())
     click.echo(f"{counted(canceled, 'delayed event')} canceled")
     if canceled < len({*ids}):
         sys.exit(1)
@@ -75,14 +75,14 @@ def move(settings: Settings) -> None:
     Each active relay does this about once a second. Run it every minute where Debezium publishes. Exits with
     1 if events are left that are due.
     """
-    from outbox_pipelines.relay.parking import delayed_events
+    from outbox_pipelines.relay.parking import delayed_event_store
 
     parsed.refuse_existing_table(settings)
-    moved, left = delayed_events.move(settings)
+    moved, left = delayed_event_store.move(settings)
     if not left:
         click.echo(f"{counted(moved, 'event')} moved")
         return
-    due = delayed_events.find(settings, overdue=True, limit=50).rows
+    due = delayed_event_store.find(settings, overdue=True, limit=50).rows
     held = next((f"; {row.id} is in {row.held_by}" for row in due if row.held_by), "")
     click.echo(plain(f"{counted(moved, 'event')} moved, {left:,} left: see `outbox delayed list`{held}"))
     sys.exit(1)

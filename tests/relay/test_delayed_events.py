@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psycopg
 import pytest
 
-from outbox_pipelines.errors import LockedError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service
+from outbox_pipelines.relay.core.outcomes import ShardLostError
+from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking import delayed_events
 from outbox_pipelines.relay.read.slot import slot_setup
-from outbox_pipelines.writer import NewEvent, emit_many
 from tests.conftest import Outbox, wait_until
 from tests.relay import faults
+from tests.relay.delayed import delay, pass_time
 from tests.relay.parked import keys, numbers_by_key
 from tests.relay.slot import slots
 from tests.relay.threads import quick, running
@@ -32,26 +32,6 @@ $$ BEGIN PERFORM pg_sleep(0.0005); RETURN NEW; END $$;
 CREATE TRIGGER slow BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION slow()"""
 
 
-def _delay(outbox: Outbox, *aggregates: object, is_due: bool = True, **options: Any) -> None:
-    with outbox.connect(autocommit=False) as connection:
-        emit_many(
-            connection,
-            [
-                NewEvent("order", aggregate, "e", {"n": n}, deliver_after=timedelta(hours=1), **options)
-                for n, aggregate in enumerate(aggregates)
-            ],
-        )
-        if is_due:
-            _pass(connection)
-
-
-def _pass(connection: psycopg.Connection[Any]) -> None:
-    """As if their time had come."""
-    connection.execute(
-        "UPDATE outbox_delayed SET due = due - interval '1 hour' WHERE due > clock_timestamp()"
-    )
-
-
 def _left(outbox: Outbox) -> int:
     with outbox.connect() as connection:
         [(left,)] = connection.execute(LEFT).fetchall()
@@ -60,8 +40,8 @@ def _left(outbox: Outbox) -> int:
 
 def test_a_run_until_empty_publishes_what_is_due_and_nothing_else(outbox: Outbox) -> None:
     """Guards against a run that says "empty" while something is due, or waits for what is not."""
-    _delay(outbox, *["due"] * 600)
-    _delay(outbox, "later", is_due=False)
+    delay(outbox, *["due"] * 600)
+    delay(outbox, "later", is_due=False)
     outbox.write("at once")
     assert service.relay(outbox.settings, until_empty=True).events == 601
     assert numbers_by_key(outbox.messages()) == {"at once": [0], "due": [*range(600)]}
@@ -76,11 +56,11 @@ def test_a_relay_publishes_it_when_it_is_due(outbox: Outbox, more: dict[str, Any
     if has_slot:
         slots.make(outbox)
     with running(quick(outbox, **more)):
-        _delay(outbox, "a", is_due=False, later_events_wait=True)
+        delay(outbox, "a", is_due=False, later_events_wait=True)
         outbox.write("a", "b")
         wait_until(lambda: keys(outbox) == ["b"], what="the one that does not wait")
         with outbox.connect() as connection:
-            _pass(connection)
+            pass_time(connection)
         wait_until(lambda: len(keys(outbox)) == 3, seconds=20, what="the others")
     assert numbers_by_key(outbox.messages()) == {"a": [0, 0], "b": [1]}
     if has_slot:
@@ -95,14 +75,14 @@ def test_another_shard_moves_the_events_of_one_without_a_relay(outbox: Outbox) -
             "INSERT INTO outbox_shards (shard, shards, done, system_identifier, database) "
             "SELECT 1, 2, done, system_identifier, database FROM outbox_shards"
         )
-    _delay(outbox, *range(20))
+    delay(outbox, *range(20))
     assert 0 < service.relay(outbox.settings, shard=1, until_empty=True).events < 20
     assert _left(outbox) == 0
 
 
 def test_what_cannot_be_moved_delays_no_others(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
     """Guards against a relay that ends, or loses its shard, because a lock or an event prevents the move."""
-    _delay(outbox, "due")
+    delay(outbox, "due")
     with outbox.connect(autocommit=False) as other:
         # The move waits for this lock, ordinary events do not.
         other.execute("LOCK TABLE outbox_delayed IN SHARE MODE")
@@ -116,36 +96,45 @@ def test_what_cannot_be_moved_delays_no_others(outbox: Outbox, caplog: pytest.Lo
     assert "delayed events are moved again" in caplog.text
 
 
-def test_the_commands(outbox: Outbox) -> None:
-    """Guards against an operator who cannot see, cancel or move delayed events."""
-    assert outbox.outbox("delayed", "list").stdout == "none\n"
-    _delay(outbox, "1", later_events_wait=True)
-    _delay(outbox, "2", is_due=False)
-    outbox.write("1")
-    shown = outbox.outbox("delayed", "list", "--limit", "2").stdout.splitlines()
-    assert "e  order 1  later events wait" in shown[0]
-    assert shown[2] == "… and 1 more (--limit)"
-    found = json.loads(outbox.outbox("delayed", "list", "--overdue", "--json").stdout)
-    assert found["total"] == 2
-    assert [row["last_error"] for row in found["rows"]] == [None, None]
-    with outbox.connect() as connection:
-        connection.execute("ALTER TABLE outbox ADD CONSTRAINT not_this CHECK (event_type <> 'e')")
-        moved = outbox.outbox("delayed", "move")
-        assert (moved.returncode, moved.stdout) == (1, "0 events moved, 2 left: see `outbox delayed list`\n")
-        assert "not_this" in outbox.outbox("delayed", "list").stdout
-        connection.execute("ALTER TABLE outbox DROP CONSTRAINT not_this")
-    moved = outbox.outbox("delayed", "move")
-    assert (moved.returncode, moved.stdout) == (0, "2 events moved\n")
-    [row] = json.loads(outbox.outbox("delayed", "list", "--json").stdout)["rows"]
-    assert outbox.outbox("delayed", "cancel", row["id"]).returncode == 2
-    for status, said in ((0, "1 delayed event canceled\n"), (1, "0 delayed events canceled\n")):
-        canceled = outbox.outbox("delayed", "cancel", row["id"], "--reason", "not wanted")
-        assert (canceled.returncode, canceled.stdout) == (status, said)
-    with outbox.connect() as connection:
-        [(reason, about)] = connection.execute(
-            "SELECT reason, filter -> 0 ->> 'id' FROM outbox_audit WHERE action = 'cancel'"
-        ).fetchall()
-    assert (reason, about) == ("not wanted", row["id"])
+class _Shard:
+    """Answers each move with a number of events or an error; a move takes 0.15 s."""
+
+    def __init__(self, *answers: int | Exception) -> None:
+        self.left = [*answers]
+        self.seconds = 0.0
+
+    def execute(self, *_: object) -> list[tuple[int]]:
+        self.seconds += 0.15
+        answer = self.left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return [(answer,)]
+
+
+def test_a_look_takes_a_moment_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a settler that moves without end, and a backlog of which a part is moved each second."""
+    shard = _Shard(500, 500, 500, 499, 0)
+    monkeypatch.setattr(delayed_events, "time", SimpleNamespace(monotonic=lambda: shard.seconds))
+    delayed = delayed_events.DelayedEvents(cast("Shard", shard))
+    left = []
+    for now in (0.0, 0.1, 0.1, 1.0, 1.1):
+        delayed.look(now)
+        left.append(len(shard.left))
+    assert left == [3, 1, 1, 1, 0]
+
+
+def test_only_a_passing_error_does_not_end_the_relay() -> None:
+    """Guards against a relay that goes on in an ended session, or ends because of a lock."""
+    lost = ShardLostError("lost")
+    lost.__cause__ = psycopg.errors.AdminShutdown("terminated")
+    passing = ShardLostError("lost")
+    passing.__cause__ = psycopg.errors.LockNotAvailable("locked")
+    shard = _Shard(passing, psycopg.errors.InsufficientPrivilege("no right"), lost)
+    delayed = delayed_events.DelayedEvents(cast("Shard", shard))
+    delayed.move_all()
+    delayed.move_all()
+    with pytest.raises(ShardLostError):
+        delayed.move_all()
 
 
 def test_kill_9_of_relay_and_postgresql_in_the_middle_of_moves(
@@ -157,7 +146,7 @@ def test_kill_9_of_relay_and_postgresql_in_the_middle_of_moves(
         connection.execute(SLOW)
     count = 6_000
     for number in range(30):
-        _delay(outbox, *[number] * (count // 30), later_events_wait=number % 2 == 0)
+        delay(outbox, *[number] * (count // 30), later_events_wait=number % 2 == 0)
 
     def has_moved(below: int) -> Callable[[], bool]:
         def is_below() -> bool:
@@ -188,35 +177,3 @@ def test_kill_9_of_relay_and_postgresql_in_the_middle_of_moves(
     assert (rows, ids) == (count, count)
     assert order == [([*range(count // 30)],)] * 30
     assert {message.value for message in outbox.messages()} != set()
-
-
-@pytest.mark.parametrize("is_prepared", [False, True])
-def test_who_holds_an_event_is_named(
-    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, is_prepared: bool
-) -> None:
-    """Guards against a command that waits without a word, and an event that is left without a reason."""
-    monkeypatch.setattr(delayed_events, "LOCK_PATIENCE", 0.2)
-    _delay(outbox, "1")
-    gid = f"holder-{outbox.topic()}"
-    with outbox.connect(autocommit=False) as holder, outbox.connect() as connection:
-        [(id,)] = holder.execute("SELECT id FROM outbox_delayed").fetchall()
-        holder.execute("DELETE FROM outbox_delayed")
-        who = f"session {holder.info.backend_pid} of role"
-        if is_prepared:
-            holder.execute(f"PREPARE TRANSACTION '{gid}'".encode())
-            who = f"prepared transaction {gid}: COMMIT PREPARED or"
-        try:
-            assert f"  in {'the ' if is_prepared else 'a transaction of '}{who}" in (
-                outbox.outbox("delayed", "list", "--overdue").stdout
-            )
-            moved = outbox.outbox("delayed", "move")
-            assert moved.returncode == 1
-            assert f"0 events moved, 1 left: see `outbox delayed list`; {id} is in" in moved.stdout
-            assert who in moved.stdout
-            with pytest.raises(LockedError, match=rf"waited 0.2 s: {id} is in .*{who}.*Nothing was"):
-                delayed_events.cancel(outbox.settings, [id], reason="why", actor="me")
-        finally:
-            if is_prepared:
-                connection.execute(f"ROLLBACK PREPARED '{gid}'".encode())
-            else:
-                holder.rollback()
