@@ -207,13 +207,15 @@ def _version(value: object) -> int:
 
 # A day more than ten years can have.
 _LATEST: Final = timedelta(days=3654)
+_NOW: Final = timedelta()
 
 
 def _due(value: object) -> str:
     if isinstance(value, timedelta):
         if value > _LATEST:
             raise OutboxError(f"deliver_after is {value.days:,} days from now: at most ten years")
-        return f"PT{value.total_seconds():.6f}S"
+        # Any past means at once, also one that PostgreSQL's interval cannot have.
+        return f"PT{max(value, _NOW).total_seconds():.6f}S"
     if not isinstance(value, datetime):
         raise OutboxError(f"deliver_after is {value!r}: give a datetime with a zone, or a timedelta")
     if value.utcoffset() is None:

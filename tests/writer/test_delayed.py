@@ -122,13 +122,29 @@ def test_captured_events_are_those_of_a_database(connection: Connection) -> None
     def application(target: Any) -> list[bool]:
         first = emit(target, "order", 1, "e", {}, deliver_after=NOON)
         [second, _] = emit_many(target, [NewEvent("order", 1, "f", {}, deliver_after=HOUR)] * 2)
-        return [cancel(target, each) for each in (first.id, second.id, second.id, uuid.uuid4())]
+        past = emit(target, "order", 2, "p", {}, deliver_after=timedelta.min)
+        emit(target, "order", 2, "p", {}, deliver_after=timedelta(), later_events_wait=True)
+        waited_for = emit(target, "order", 2, "w", {}, deliver_after=HOUR, later_events_wait=True)
+        behind, other = (emit(target, "order", n, "b", {}) for n in (2, 1))
+        canceled = [
+            cancel(target, each)
+            for each in (first.id, second.id, second.id, uuid.uuid4(), past.id, behind.id, waited_for.id)
+        ]
+        free = emit(target, "order", 2, "free", {})
+        return [
+            *canceled,
+            *(each.seq is None for each in (first, second, past, waited_for, behind, other, free)),
+        ]
 
     with captured() as events:
-        assert application(None) == [True, True, False, False]
-    assert application(connection) == [True, True, False, False]
-    [[ours], [theirs]] = events, events_of(connection)
-    assert ours[2:-2] == theirs[2:-2]
-    assert ours.deliver_after is not None
-    assert theirs.deliver_after is not None
-    assert abs(ours.deliver_after - theirs.deliver_after) < timedelta(minutes=5)
+        answers = application(None)
+    assert answers[:7] == [True, True, False, False, False, True, True]
+    assert answers[7:] == [True, True, False, True, True, False, False]
+    assert application(connection) == answers
+    ours, theirs = events, events_of(connection)
+    assert [each[2:-2] for each in ours] == [each[2:-2] for each in theirs]
+    assert [each.later_events_wait for each in ours] == [each.later_events_wait for each in theirs]
+    assert [each.deliver_after is None for each in ours] == [each.deliver_after is None for each in theirs]
+    assert ours[0].deliver_after is not None
+    assert theirs[0].deliver_after is not None
+    assert abs(ours[0].deliver_after - theirs[0].deliver_after) < timedelta(minutes=5)

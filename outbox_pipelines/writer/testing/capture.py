@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
@@ -53,6 +54,8 @@ class _Recorder:
     def __init__(self, asynchronous: bool) -> None:
         self.events: Final[list[WrittenEvent]] = []
         self._keys: Final[dict[str, UUID]] = {}
+        self._delayed: Final[dict[UUID, WrittenEvent]] = {}
+        self._waited_for: Final[dict[UUID, tuple[str, str]]] = {}
         self._lock: Final = threading.Lock()
         self._number = 0
         self._asynchronous = asynchronous
@@ -80,16 +83,25 @@ class _Recorder:
             return self._keys[key], None, True
         self._number += 1
         event = written(_uuid7(), self._number, row)
+        if event.deliver_after is not None and event.deliver_after <= datetime.now(UTC):
+            event = event._replace(deliver_after=None, later_events_wait=False)
+        aggregate = event.aggregate_type, event.aggregate_id
+        is_delayed = event.deliver_after is not None or aggregate in self._waited_for.values()
         self.events.append(event)
+        if is_delayed:
+            self._delayed[event.id] = event
+        if event.later_events_wait:
+            self._waited_for[event.id] = aggregate
         if key is not None:
             self._keys[key] = event.id
-        return event.id, None if event.deliver_after else event.seq, False
+        return event.id, None if is_delayed else event.seq, False
 
     def _cancel(self, id: UUID) -> bool:
-        found = [event for event in self.events if event.id == id and event.deliver_after]
-        for event in found:
-            self.events.remove(event)
-        return bool(found)
+        self._waited_for.pop(id, None)
+        if (event := self._delayed.pop(id, None)) is None:
+            return False
+        self.events.remove(event)
+        return True
 
 
 def _uuid7() -> UUID:
