@@ -35,9 +35,9 @@ def check_bodies(
 ) -> None:
     """Check that the body of each event that has a reference is in the store, with the right size.
 
-    Reads days in the table from their rows, and dropped days from OUTBOX_ARCHIVE. Prints the events whose
-    bodies are missing or differ, and exits with 1 if there are any, or if a day cannot be read. Requires the
-    role that owns the outbox.
+    Reads delayed events, days in the table from their rows, and dropped days from OUTBOX_ARCHIVE. Prints the
+    events whose bodies are missing or differ, also those of references within a payload, and exits with 1 if
+    there are any, or if a day cannot be read. Requires the role that owns the outbox.
     """
     from outbox_pipelines.days.bodies.check import check
 
@@ -103,9 +103,8 @@ def _show_checked(each: Checked) -> None:
     result = f"{len(each.problems):,} missing or different" if each.problems else "all there"
     if each.why_not:
         result = f"not checked: {each.why_not}"
-    click.echo(
-        plain(f"{each.day}  {counted(each.references, 'body', 'bodies')} ({size(each.size)}), {result}")
-    )
+    bodies = f"{counted(each.references, 'body', 'bodies')} ({size(each.size)})"
+    click.echo(plain(f"{each.day or 'delayed'}  {bodies}, {result}"))
     for problem in each.problems:
         key = "" if problem.key is None else f"{problem.key}: "
         click.echo(plain(f"  event {problem.event_id}: {key}{problem.what}"))

@@ -20,17 +20,10 @@ WHERE i.inhparent = 'outbox'::regclass
                          WHERE to_regclass('outbox_' || to_char(day, 'YYYYMMDD')) IS NOT NULL)
 ORDER BY 1"""
 
-# A text or an array with this word is an ordinary payload.
-REFERENCES: Final = """
-SELECT id::text, payload -> 'outbox-body' ->> 'key', (payload -> 'outbox-body')::text
-FROM {table} WHERE payload ? 'outbox-body' AND jsonb_typeof(payload) = 'object'"""
-FILE_REFERENCES: Final = """
-SELECT id, payload ->> '$."outbox-body".key', payload -> '$."outbox-body"'
-FROM read_parquet($file)
-WHERE contains(payload, '"outbox-body"') AND (payload -> '$."outbox-body"') IS NOT NULL"""
 # Whatever may mean a body, wherever the word stands: a mistake in a reference must not cost its body.
-MENTIONS: Final = "SELECT payload::text FROM {table} WHERE payload::text LIKE '%outbox-body%'"
-FILE_MENTIONS: Final = "SELECT payload FROM read_parquet($file) WHERE contains(payload, 'outbox-body')"
+MENTIONS: Final = """
+SELECT id::text, payload::text FROM {table} WHERE payload::text LIKE '%outbox-body%'"""
+FILE_MENTIONS: Final = "SELECT id, payload FROM read_parquet($file) WHERE contains(payload, 'outbox-body')"
 
 TODAY: Final = "SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date"
 

@@ -6,7 +6,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date, timedelta
@@ -20,7 +19,7 @@ from outbox_pipelines.days.bodies.day_references import Found, StaysError
 from outbox_pipelines.days.bodies.store import available, open_bodies
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.settings import DaySettings
-from outbox_pipelines.writer.references import MEMBER, reference_of
+from outbox_pipelines.writer.references import MEMBER, Reference, reference_of
 
 DAYS: Final = 7
 """The number of past days that are checked unless others are chosen."""
@@ -28,9 +27,10 @@ DAYS: Final = 7
 
 @dataclass(slots=True)
 class Checked:
-    """The result of one day of events."""
+    """The result of one day of events, or of delayed events."""
 
-    day: date
+    day: date | None
+    """None for delayed events."""
     references: int = 0
     size: int = 0
     """Of the bodies, in bytes."""
@@ -55,6 +55,8 @@ def check(
 ) -> Iterator[Checked]:
     """Compare each reference of the events of these days with its body; yield each day that has references.
 
+    First delayed events, which are of no day yet.
+
     Args:
         since: the first day; by default seven days before today.
         until: the last day; by default today.
@@ -69,18 +71,24 @@ def check(
     with connect(settings, name="outbox bodies check") as connection, available():
         ((today,),) = connection.execute(bodies_sql.TODAY)
         first, last = since or today - timedelta(DAYS), until or today
+        # Those that are moved into the outbox at this moment are read twice, and not missed.
+        found = day_references.read_delayed(connection)
+        yield from _checked(bodies, Checked(None), found, digest=digest)
         for place in day_references.places(connection):
-            if place.day is None or not first <= place.day <= last:
-                continue
-            checked = Checked(place.day)
-            sizes = _Sizes(bodies)
-            try:
-                for found in day_references.read(settings, connection, place):
-                    _compare(bodies, sizes, found, checked, digest=digest)
-            except NotReadyError as error:
-                checked.why_not, checked.is_expected = str(error), isinstance(error, StaysError)
-            if checked.references or checked.why_not:
-                yield checked
+            if place.day is not None and first <= place.day <= last:
+                found = day_references.read(settings, connection, place)
+                yield from _checked(bodies, Checked(place.day), found, digest=digest)
+
+
+def _checked(bodies: Bodies, checked: Checked, every: Iterator[Found], *, digest: bool) -> Iterator[Checked]:
+    sizes = _Sizes(bodies)
+    try:
+        for found in every:
+            _compare(bodies, sizes, found, checked, digest=digest)
+    except NotReadyError as error:
+        checked.why_not, checked.is_expected = str(error), isinstance(error, StaysError)
+    if checked.references or checked.why_not:
+        yield checked
 
 
 class _Sizes:
@@ -104,23 +112,28 @@ class _Sizes:
 
 def _compare(bodies: Bodies, sizes: _Sizes, found: Found, checked: Checked, *, digest: bool) -> None:
     checked.references += 1
-    what = ""
+    what = found.unreadable
     try:
-        reference = reference_of({MEMBER: json.loads(found.member)})
-        assert reference is not None
-    except (ValueError, RecursionError) as error:
-        what = "its JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)
-    else:
-        checked.size += reference.size
-        size = sizes.of(reference.key)
-        if size is None:
-            what = "the body is missing"
-        elif size != reference.size:
-            what = f"the body has {size:,} bytes in place of {reference.size:,}"
-        elif digest:
-            try:
-                bodies.get(reference)
-            except BodyError as error:
-                what = str(error)
+        if not what and (reference := reference_of({MEMBER: found.member})):
+            checked.size += reference.size
+            what = _difference(bodies, sizes, reference, digest=digest)
+    except ValueError as error:
+        what = str(error)
     if what:
-        checked.problems.append(Problem(found.event_id, found.key, what))
+        where = " (a part of the payload, which consumers do not fetch)" if found.is_nested else ""
+        checked.problems.append(Problem(found.event_id, found.key, what + where))
+
+
+def _difference(bodies: Bodies, sizes: _Sizes, reference: Reference, *, digest: bool) -> str:
+    """Return what is wrong with a body; empty if nothing is."""
+    size = sizes.of(reference.key)
+    if size is None:
+        return "the body is missing"
+    if size != reference.size:
+        return f"the body has {size:,} bytes in place of {reference.size:,}"
+    if digest:
+        try:
+            bodies.get(reference)
+        except BodyError as error:
+            return str(error)
+    return ""

@@ -1,4 +1,4 @@
-"""Read the references of the events of a day: from its rows, or from its archive file if it is dropped.
+"""Read references: of the events of a day, from rows or the archive file; of delayed and of parked events.
 
 Invariants:
 - All references of a day are read, or it is an error. Rows are read from the partition itself, which is
@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import date, datetime
@@ -23,6 +24,7 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.days.bodies import bodies_sql
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.settings import DaySettings
+from outbox_pipelines.writer.references import MEMBER, reference_of
 
 # A payload may have a megabyte.
 _BATCH: Final = 500
@@ -53,13 +55,19 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The reserved member of an event's payload."""
+    """A reserved member in an event's payload, or a payload that cannot be read."""
 
     event_id: str
-    key: str | None
-    """None if it has none."""
-    member: str
-    """JSON."""
+    member: object
+    is_nested: bool = False
+    """Whether it is a part of the payload, which a consumer does not fetch."""
+    unreadable: str = ""
+
+    @property
+    def key(self) -> str | None:
+        """None if it has none."""
+        key = self.member.get("key") if isinstance(self.member, dict) else None
+        return key if isinstance(key, str) else None
 
 
 def places(connection: Connection) -> list[Place]:
@@ -74,24 +82,32 @@ def read(settings: DaySettings, connection: Connection, place: Place) -> Iterato
         NotReadyError: they cannot be read completely; `StaysError` if no action is needed.
         UnavailableError: the archive does not answer.
     """
-    rows = _rows_of(settings, connection, place, bodies_sql.REFERENCES, bodies_sql.FILE_REFERENCES)
-    yield from (Found(*row) for row in rows)
+    for event_id, payload in _rows_of(settings, connection, place):
+        yield from _members(event_id, payload)
+
+
+def read_delayed(connection: Connection) -> Iterator[Found]:
+    """Yield those of delayed events; errors as `read`, and the order as `delayed`."""
+    for event_id, payload in _rows_in(connection, "outbox_delayed"):
+        yield from _members(event_id, payload)
 
 
 def mentioned(settings: DaySettings, connection: Connection, place: Place) -> Iterator[str]:
     """Yield names in lower case: of each body that events of a place may mean, and others; see `read`."""
-    for (payload,) in _rows_of(settings, connection, place, bodies_sql.MENTIONS, bodies_sql.FILE_MENTIONS):
+    for _, payload in _rows_of(settings, connection, place):
         yield from _names(payload)
 
 
 def parked(connection: Connection) -> Iterator[str]:
     """Yield the same of parked events and dead letters, which outlive their days."""
-    yield from _mentioned_in(connection, "outbox_parked")
+    for _, payload in _rows_in(connection, "outbox_parked"):
+        yield from _names(payload)
 
 
 def delayed(connection: Connection) -> Iterator[str]:
-    """Yield the same of events that are not due yet; to be read before places, into which they move."""
-    yield from _mentioned_in(connection, "outbox_delayed")
+    """Yield the same of delayed events; to be read before places, into which they move."""
+    for _, payload in _rows_in(connection, "outbox_delayed"):
+        yield from _names(payload)
 
 
 def name_of(key: str) -> str:
@@ -105,20 +121,43 @@ def _names(payload: str) -> Iterator[str]:
         yield from _NAME.findall(unquote(payload).lower())
 
 
-def _mentioned_in(connection: Connection, table: str) -> Iterator[str]:
-    for (payload,) in _rows(connection, sql.SQL(bodies_sql.MENTIONS).format(table=sql.Identifier(table))):
-        yield from _names(payload)
+def _members(event_id: str, payload: str) -> Iterator[Found]:
+    """Yield the member of a payload, whatever it is, and those of its parts that are references."""
+    try:
+        whole = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        is_deep = isinstance(error, RecursionError)
+        yield Found(event_id, None, unreadable="its JSON is nested too deeply" if is_deep else str(error))
+        return
+    left = [whole]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            if MEMBER in part and (part is whole or _is_reference(part)):
+                yield Found(event_id, part[MEMBER], is_nested=part is not whole)
+            left += part.values()
+        elif isinstance(part, list):
+            left += part
 
 
-def _rows_of(
-    settings: DaySettings, connection: Connection, place: Place, query: str, file_query: str
-) -> Iterator[tuple[Any, ...]]:
+def _is_reference(part: dict[str, object]) -> bool:
+    try:
+        return reference_of(part) is not None
+    except ValueError:
+        return False
+
+
+def _rows_in(connection: Connection, table: str) -> Iterator[tuple[Any, ...]]:
+    return _rows(connection, sql.SQL(bodies_sql.MENTIONS).format(table=sql.Identifier(table)))
+
+
+def _rows_of(settings: DaySettings, connection: Connection, place: Place) -> Iterator[tuple[Any, ...]]:
     if place.schema is None or place.table is None:
-        yield from _archived(settings, connection, place, file_query)
+        yield from _archived(settings, connection, place)
         return
     table = sql.Identifier(place.schema, place.table)
     try:
-        yield from _rows(connection, sql.SQL(query).format(table=table))
+        yield from _rows(connection, sql.SQL(bodies_sql.MENTIONS).format(table=table))
     except psycopg.errors.UndefinedTable:
         raise NotReadyError(f"{place.name} was dropped at the same time: run the command again") from None
 
@@ -135,9 +174,7 @@ def _rows(connection: Connection, query: sql.Composed) -> Iterator[tuple[Any, ..
         ) from None
 
 
-def _archived(
-    settings: DaySettings, connection: Connection, place: Place, query: str
-) -> list[tuple[Any, ...]]:
+def _archived(settings: DaySettings, connection: Connection, place: Place) -> list[tuple[Any, ...]]:
     # Of the extra of the archive, which writers of bodies need not have.
     from outbox_pipelines.days.archive import identity, proof
     from outbox_pipelines.days.archive.store import key, open_store
@@ -157,7 +194,7 @@ def _archived(
         if loaded is None or not found.equal:
             raise NotReadyError(f"the archive file of {day} is not proven: {'; '.join(found.differences)}")
         with store.local(key(day, loaded[0].file)) as file:
-            return proof.read_file(query, file, {})
+            return proof.read_file(bodies_sql.FILE_MENTIONS, file, {})
     except (NotReadyError, UnavailableError):
         raise
     except (FileNotFoundError, SetupError, proof.UnreadableError) as error:

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from outbox_pipelines.days.archive import day as archive
 from outbox_pipelines.days.archive import drop
 from outbox_pipelines.days.bodies import check as checking
 from outbox_pipelines.days.bodies.check import Checked, check
-from tests.days.archive.days import manifest_path, writing
+from tests.days.archive.days import at, manifest_path, writing
 from tests.days.bodies.stored import DAY, NEXT, Stored
 
 
@@ -71,6 +72,40 @@ def test_bodies_that_are_missing_or_differ(stored: Stored) -> None:
     found = what_is_wrong(checked(stored, digest=True))
     assert "another sha256" in found[other]
     assert len(found) == 5
+
+
+def test_references_within_a_payload(stored: Stored) -> None:
+    """Guards against a lost body that only a sweep knew, and an alarm about a part that is no reference."""
+    there, lost = (json.loads(stored.put()) for _ in range(2))
+    (Path(stored.settings.bodies) / lost["outbox-body"]["key"]).unlink()
+    deep = "[" * 1_500 + "]" * 1_500
+    with writing(stored.database) as connection:
+        for payload in ([{"invoice": there}], {"a": [1, {"b": lost}]}, {"text": {"outbox-body": {"key": 1}}}):
+            stored.insert(connection, json.dumps(payload))
+        for member in (deep, "9" * 5_000):
+            connection.execute(
+                "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at) "
+                "VALUES ('order', '1', 'e', %s::text::jsonb, %s)",
+                [f'{{"outbox-body": {member}}}', at(DAY, 1)],
+            )
+    found = checked(stored)
+    assert found.references == 4
+    [part, *unreadable] = sorted(found.problems, key=lambda each: each.key is None)
+    assert part.key == lost["outbox-body"]["key"]
+    assert part.what.startswith("the body is missing (a part of the payload")
+    assert sorted(each.what[:12] for each in unreadable) == ["Exceeds the ", "its JSON is "]
+
+
+def test_delayed_events(stored: Stored) -> None:
+    """Guards against a lost body that is found when its event is due."""
+    payload = json.loads(stored.put())
+    emit = "SELECT outbox_emit('order', '1', 'e', %s, deliver_after => now() + interval '1 hour')"
+    stored.database.rows(emit, Jsonb(payload))
+    shown = stored.outbox("bodies", "check")
+    assert (shown.exit_code, shown.output) == (0, "delayed  1 body (7 bytes), all there\n")
+    (Path(stored.settings.bodies) / payload["outbox-body"]["key"]).unlink()
+    (found,) = check(stored.settings, DAY, DAY)
+    assert (found.day, what_is_wrong(found)) == (None, {payload["outbox-body"]["key"]: "the body is missing"})
 
 
 def test_a_body_that_is_newer_than_the_list(stored: Stored) -> None:
