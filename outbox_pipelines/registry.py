@@ -29,6 +29,10 @@ _Answer = TypeVar("_Answer")
 _NOT_THERE: Final = frozenset({40401, 40402, 40403, 40408})
 _LONGEST: Final = 500
 _BASE64: Final = re.compile("[A-Za-z0-9+/]+=*")
+# What a server says of a client's certificate, or of a missing one, by OpenSSL's names of TLS alerts.
+_NO_CERTIFICATE: Final = re.compile(
+    "ALERT_(BAD_CERT|CERT|UNSUPPORTED_CERT|UNKNOWN_CA|DECRYPT_ERROR|ACCESS_DENIED|HANDSHAKE_FAIL)"
+)
 # Of one schema; more than any has.
 _MOST_IMPORTS: Final = 1000
 
@@ -119,13 +123,24 @@ class Registry:
                 "bearer.auth.logical.cluster": "",
                 "bearer.auth.identity.pool.id": "",
             }
-        if settings.registry_ca is not None:
-            given["ssl.ca.location"] = str(settings.registry_ca)
+        files = (
+            ("registry_ca", "ssl.ca"),
+            ("registry_certificate", "ssl.certificate"),
+            ("registry_key", "ssl.key"),
+        )
+        named = {}
+        for name, option in files:
+            if (path := getattr(settings, name)) is not None:
+                given[f"{option}.location"] = named[name] = str(path)
+        if settings.registry_certificate is not None:
+            # Otherwise OpenSSL asks the terminal for the password of an encrypted key.
+            given["ssl.key.password"] = ""
         try:
             self._client = SchemaRegistryClient(given)
         except (OSError, ValueError) as error:
             # `ssl.SSLError` is an OSError.
-            raise SetupError(f"OUTBOX_REGISTRY_CA cannot be used: {first_line(error)}") from None
+            names = " or ".join(f"OUTBOX_{name.upper()}" for name in named) or "SSL_CERT_FILE"
+            raise SetupError(f"{names} cannot be used: {first_line(error)}") from None
         self._schema, self._reference = Schema, SchemaReference
         self._at = f"{REGISTRY} ({settings.registry_url})"
 
@@ -255,6 +270,11 @@ class Registry:
                     f"{self._at} has a certificate that cannot be verified: name those of its authority in "
                     "OUTBOX_REGISTRY_CA"
                 ) from None
+            if _NO_CERTIFICATE.search(cause):
+                raise RefusedError(
+                    f"{self._at} refuses the TLS connection ({cause}): name a client certificate that it "
+                    "trusts in OUTBOX_REGISTRY_CERTIFICATE"
+                ) from None
             raise UnavailableError(f"{self._at} is unavailable: {cause or type(error).__name__}") from None
 
     def _refusal(self, subject: str, error: Any) -> SetupError:
@@ -302,6 +322,8 @@ class SchemaRegistry:
         user_info: user and password, `user:password`.
         token: its bearer token.
         ca: the file with certificates (PEM) that verify its certificate.
+        certificate: the file with the client's certificate (PEM).
+        key: the file with its private key (PEM), if that is not in the same file.
         timeout: seconds after which a request fails.
 
     Raises:
@@ -315,10 +337,17 @@ class SchemaRegistry:
         user_info: str | None = None,
         token: str | None = None,
         ca: Path | str | None = None,
+        certificate: Path | str | None = None,
+        key: Path | str | None = None,
         timeout: float = 5.0,
     ) -> None:
         settings = load_settings(
-            registry_url=url, registry_user_info=user_info, registry_token=token, registry_ca=ca
+            registry_url=url,
+            registry_user_info=user_info,
+            registry_token=token,
+            registry_ca=ca,
+            registry_certificate=certificate,
+            registry_key=key,
         )
         self._registry = Registry(settings, seconds=timeout)
         # They need packages that others do not have.

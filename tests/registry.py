@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -115,8 +116,8 @@ def _missing(what: str) -> tuple[int, Any]:
 
 
 @contextmanager
-def serving() -> Iterator[FakeRegistry]:
-    """Serve a registry on the loopback address for as long as the block runs."""
+def serving(context: ssl.SSLContext | None = None) -> Iterator[FakeRegistry]:
+    """Serve a registry on the loopback address for as long as the block runs; with a context, by TLS."""
     registry = FakeRegistry()
 
     class Handler(BaseHTTPRequestHandler):
@@ -141,13 +142,22 @@ def serving() -> Iterator[FakeRegistry]:
 
         do_GET = do_POST = do_PUT = do  # noqa: N815
 
+        def handle(self) -> None:
+            with suppress(ssl.SSLError, ConnectionError):
+                super().handle()
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         server.block_on_close = False
-        registry.url = f"http://127.0.0.1:{server.server_port}"
+        registry.url = f"http{'s' if context else ''}://127.0.0.1:{server.server_port}"
+        if context is not None:
+            # The thread of a connection does the handshake: one that fails ends no other.
+            server.socket = context.wrap_socket(
+                server.socket, server_side=True, do_handshake_on_connect=False
+            )
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         try:

@@ -204,6 +204,13 @@ class Registry(BaseModel):
     registry_ca: HomePath | None = Field(
         default=None, description="Certificates (PEM) that verify its certificate. If not set: certifi's."
     )
+    registry_certificate: HomePath | None = Field(
+        default=None, description="Client certificate (PEM), for a registry that requires one."
+    )
+    registry_key: HomePath | None = Field(
+        default=None,
+        description="Its private key (PEM), not encrypted. If not set: in the file of the certificate.",
+    )
     registry_subjects: Literal["topic_record", "topic", "record"] = Field(
         default="topic_record",
         description="Subject of a type: `<topic>-<event type>`, `<topic>-value` or `<event type>`.",
@@ -230,6 +237,13 @@ class Registry(BaseModel):
     def _is_alone(cls, value: Secret, info: ValidationInfo) -> Secret:
         if value and info.data.get("registry_user_info"):
             raise ValueError("is set beside OUTBOX_REGISTRY_USER_INFO: remove one of them")
+        return value
+
+    @field_validator("registry_key")
+    @classmethod
+    def _has_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and info.data.get("registry_certificate") is None:
+            raise ValueError("is set without OUTBOX_REGISTRY_CERTIFICATE: set that, too")
         return value
 
 
