@@ -58,7 +58,7 @@ _GAUGES: Final = {
     "unmatched_type": ["1 for a type with a handler that has received no event in this run", "event_type"],
     "lag_messages": ["Messages of a partition of this process that are not yet read", "topic", "partition"],
     "inbox_waiting_events": ["Events waiting in the inbox, counted up to 100000"],
-    "inbox_oldest_age_seconds": ["Age of the oldest event waiting in the inbox, 0 if it is empty"],
+    "inbox_oldest_age_seconds": ["Age of the oldest event waiting in the inbox"],
     "dead_letters": ["Dead letters that are not yet replayed or discarded"],
 }
 

@@ -33,4 +33,13 @@ def test_files_that_a_page_names_exist(page: str) -> None:
 
 
 def test_the_architecture_is_read_at_once() -> None:
-    assert len((ROOT / "docs/architecture.md").read_text().split()) <= 2_700
+    assert _words(ROOT / "docs/architecture.md") <= 2_700
+
+
+def test_the_pages_stay_short() -> None:
+    """Guards against a documentation that is too long to be read: shorten it by what you add."""
+    assert sum(_words(page) for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]) <= 45_000
+
+
+def _words(page: Path) -> int:
+    return len(page.read_text().split())

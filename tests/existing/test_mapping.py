@@ -73,10 +73,9 @@ def test_the_examples_in_the_documentation() -> None:
         read_mapping(tomllib.loads(example)["table"])
         for example in re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     ]
-    assert [mapping.has_status for mapping in found] == [False, True, False, True, False]
-    assert [mapping.order for mapping in found] == ["seq", "seq", *["created_at"] * 3]
-    assert [mapping.is_shared for mapping in found] == [*[False] * 4, True]
-    assert found[3].aggregate_type == (("", "first"),)
+    assert [mapping.has_status for mapping in found] == [False, True, False]
+    assert [mapping.order for mapping in found] == ["seq", "seq", "created_at"]
+    assert found[2].aggregate_type == (("", "first"),)
 
 
 @pytest.mark.parametrize(

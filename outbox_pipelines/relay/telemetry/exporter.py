@@ -62,7 +62,7 @@ class Families:
         )
         self.rejected = Counter(
             "outbox_rejected_total",
-            "Refusals of events that were tried alone; each counts as an attempt",
+            "Refusals of events that were tried alone (attempts)",
             [*shard, "reason"],
             registry=registry,
         )
@@ -71,14 +71,14 @@ class Families:
         )
         self.batch = Histogram(
             "outbox_batch_events",
-            "Events per batch passed to the Kafka client",
+            "Events per batch",
             shard,
             buckets=_EVENTS,
             registry=registry,
         )
         self.publish = Histogram(
             "outbox_publish_seconds",
-            "Seconds from passing a batch to the Kafka client until all of it is acknowledged",
+            "Seconds until a batch is acknowledged",
             shard,
             buckets=_SECONDS,
             registry=registry,
@@ -232,7 +232,7 @@ _DEAD_LETTERS: Final = "outbox_dead_letters"
 _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ...]] = (
     (
         "outbox_parked_events",
-        "Parked events: those that wait for a retry, and later events of their aggregates",
+        "Events that wait for a retry, and later events of their aggregates",
         lambda found: found.parked,
     ),
     (
@@ -247,17 +247,17 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
     ),
     (
         "outbox_delayed_events",
-        "Delayed events, which are not published before they are due",
+        "Delayed events",
         lambda found: found.delayed,
     ),
     (
         "outbox_delayed_overdue_seconds",
-        "Seconds since the oldest delayed event that is not moved yet was due; 0 if none",
+        "Seconds since the oldest delayed event that is not moved yet was due",
         lambda found: found.overdue_seconds,
     ),
     (
         "outbox_replay_silent_seconds",
-        "Seconds for which a running replay has reported nothing; 0 if none",
+        "Seconds for which a running replay has reported nothing",
         lambda found: found.replay_silent_seconds,
     ),
     (
@@ -267,7 +267,7 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
     ),
     (
         "outbox_partitions_detached",
-        "Days whose partition an interrupted drop left detached: their events are not visible",
+        "Days whose partition is detached: their events are not visible",
         lambda found: found.days_detached,
     ),
     ("outbox_table_bytes", "Size of the outbox's partitions, with indexes", lambda found: found.table_bytes),
@@ -290,12 +290,12 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
     ),
     (
         "outbox_connector_unconfirmed_age_seconds",
-        "Age of the oldest event that Debezium's connector has not confirmed; 0 if none",
+        "Age of the oldest event that Debezium's connector has not confirmed",
         lambda found: found.unconfirmed_seconds,
     ),
     (
         "outbox_oldest_transaction_age_seconds",
-        "Age of the oldest open transaction of this database that the relay's role may see; 0 if none",
+        "Age of the oldest open transaction of this database that the relay's role may see",
         lambda found: found.oldest_transaction_seconds,
     ),
 )
@@ -307,17 +307,17 @@ _OF_A_SHARD: Final[tuple[tuple[str, str, Callable[[ShardStatus], float]], ...]] 
     ),
     (
         "outbox_oldest_unpublished_age_seconds",
-        "Age of the oldest unpublished event; 0 if none",
+        "Age of the oldest unpublished event",
         lambda shard: shard.oldest_seconds,
     ),
     (
         "outbox_shard_unowned_seconds",
-        "Seconds for which the shard has had no active relay; 0 while it has one",
+        "Seconds for which the shard has had no active relay",
         lambda shard: shard.unowned_seconds,
     ),
     (
         "outbox_shard_standby",
-        "1 if another relay waits for the shard, and takes over when its owner fails; otherwise 0",
+        "1 if the shard has a standby",
         lambda shard: shard.successor_waits,
     ),
 )
@@ -327,7 +327,7 @@ def configured(outboxes: Mapping[str, bool]) -> Metric:
     """Return what is known without a database: by name, whether the outbox's settings can be used."""
     family = GaugeMetricFamily(
         "outbox_configured",
-        "1 for an outbox that this process is to relay; 0 if its settings cannot be used: see the log",
+        "1 for an outbox to relay; 0 if its settings cannot be used: see the log",
         labels=["outbox"],
     )
     for name, is_usable in outboxes.items():
@@ -339,7 +339,7 @@ def families(outboxes: Iterable[tuple[ProcessSettings, Measurements | None]]) ->
     """Return the metrics of outboxes; of one whose database does not answer only that."""
     up = GaugeMetricFamily(
         "outbox_database_up",
-        "1 if the database answered this scrape, otherwise 0",
+        "1 if the database answered this scrape",
         labels=["outbox"],
     )
     late = GaugeMetricFamily(
