@@ -9,10 +9,11 @@ import dagster as dg
 from pydantic import Field
 
 from outbox_pipelines.core.text import counted, markdown, plain
-from outbox_pipelines.defs import pages, places, ticks
+from outbox_pipelines.defs import archived_day, pages, places, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import day_of, one_line
 from outbox_pipelines.defs.runs import NO_DAYS, requests
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ A Parquet file for each past day, in the directory or bucket of OUTBOX_ARCHIVE.
 
 A partition is a UTC day. The day is closed first, if possible; then its rows are written with their outcome,
 and a manifest with counts and digests next to the file. A day that is already archived is left unchanged.
+The metadata has the day's numbers, which Dagster plots, its event types, and pictures of up to 30 days.
 
 Use: let the schedule `archive_days` do it. By hand: the job `archive_day` for a day, or choose days under
 Materialize: each gets its own run.
@@ -92,10 +94,17 @@ def archive(outbox: Outbox) -> dg.AssetsDefinition:
         manifest = done.manifest
         if not done.written:
             context.log.info(f"{manifest.day} is already archived: left unchanged")
+        try:
+            shown = archived_day.metadata(outbox.load_settings(), manifest.day)
+        except SetupError as error:
+            # The day is archived all the same.
+            context.log.warning(plain(f"no numbers of {manifest.day}: {error}"))
+            shown = {}
         return dg.MaterializeResult(
             metadata={
                 "rows": manifest.rows,
                 "megabytes": round(manifest.size / 1e6, 3),
+                **shown,
                 "file": dg.MetadataValue.path(done.address),
                 "seconds": round(time.monotonic() - started, 3),
                 "archived_before": not done.written,

@@ -83,6 +83,10 @@ def test_days_are_archived_by_hand(page: Page, served: Place) -> None:
     page.get_by_text("100% completed").first.wait_for()
     page.goto(f"/assets/outbox/archive?view=partitions&partition={days[0]}")
     page.get_by_text("megabytes").first.wait_for()
+    page.get_by_text("[Show Markdown]").first.click()
+    picture = page.locator("img[src^='data:image/svg+xml']").first
+    picture.wait_for()
+    assert picture.evaluate("image => image.naturalWidth") > 0
 
 
 def test_a_dead_letter_is_seen_and_replayed(page: Page, served: Place) -> None:
@@ -137,6 +141,8 @@ def test_a_dead_letter_is_seen_and_replayed(page: Page, served: Place) -> None:
 
 
 def test_lineage(page: Page) -> None:
+    # Of all assets.
+    page.set_viewport_size({"width": 1400, "height": 1100})
     page.goto("/locations/outbox/asset-groups/outbox/lineage")
     for asset in ("events", "relay", "archive", "dropped", "replays", "health"):
         page.get_by_text(asset, exact=True).first.wait_for()

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from base64 import b64decode
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import NoReturn
+from xml.etree import ElementTree
 
 import dagster as dg
 import pytest
 from dagster._core.event_api import PartitionKeyFilter
 from psycopg.types.json import Jsonb
 
-from outbox_pipelines.days.archive import export
+from outbox_pipelines.days.archive import export, report
 from outbox_pipelines.days.partitions import close
 from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.defs.outbox import Outbox as Served
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.expectations.day_suite import CHECKS
 from tests.days.archive.days import days_ago, file, make_days, manifest, publish, write, write_shapes
 from tests.defs.conftest import failure_of, metadata_of, records_of, schedule_of, serving
@@ -34,6 +39,10 @@ def served(database: Database, tmp_path: Path) -> Served:
     write(database, NEXT)
     publish(database)
     return serving(dsn=database.dsn, archive=str(tmp_path / "archive"))
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise SetupError("a file cannot be read")
 
 
 class Dagster:
@@ -86,6 +95,11 @@ def test_a_day_is_archived_and_proven(
     assert metadata["file"] == str(file(served.load_settings(), DAY))
     assert metadata["seconds"] > 0
     assert metadata["archived_before"] is False
+    assert (metadata["dead_letters"], metadata["discarded"]) == (0, 0)
+    assert metadata["payload_megabytes"] > 0
+    assert metadata["lag_p99_seconds"] >= metadata["lag_median_seconds"] >= 0
+    types = records_of(materialized.metadata["event_types"])
+    assert sum(int(str(each.data["events"])) for each in types) == said.rows
     logged = [entry.user_message for entry in dagster.instance.all_logs(result.run_id)]
     assert f"{said.rows} rows written" in logged
     verdict = dagster.verdict(DAY)
@@ -93,9 +107,25 @@ def test_a_day_is_archived_and_proven(
     assert verdict.passed
     assert verdict.metadata["rows"].value == said.rows
     assert records_of(verdict.metadata["differences"]) == []
+    monkeypatch.setattr(report, "read", _refuse)
     again = dagster.run(DAY)
     (materialized,) = again.asset_materializations_for_node("outbox__archive")
     assert metadata_of(materialized)["archived_before"] is True
+    assert "pictures" not in materialized.metadata
+
+
+def test_pictures_of_the_days_before(dagster: Dagster) -> None:
+    """Guards against an image that Dagster's pages do not show, and pictures of the day alone."""
+    dagster.run(DAY)
+    (materialized,) = dagster.run(NEXT).asset_materializations_for_node("outbox__archive")
+    text = materialized.metadata["pictures"].value
+    assert isinstance(text, str)
+    pictures = re.findall(r"!\[of the last days\]\(data:image/svg\+xml;base64,([^)]+)\)", text)
+    assert len(pictures) == 5
+    for each in pictures:
+        drawn = "".join(ElementTree.fromstring(b64decode(each)).itertext())
+        assert str(DAY) in drawn
+        assert str(NEXT) in drawn
 
 
 def test_the_events_of_a_day_are_judged(dagster: Dagster, served: Served, database: Database) -> None:

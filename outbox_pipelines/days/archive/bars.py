@@ -25,7 +25,12 @@ _LEAST, _WIDEST = 1.5, 40
 
 
 def bars(
-    title: str, labels: Sequence[str], series: Mapping[str, Sequence[float]], shown: Callable[[float], str]
+    title: str,
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    shown: Callable[[float], str],
+    *,
+    is_image: bool = False,
 ) -> str:
     """Return the SVG.
 
@@ -33,6 +38,7 @@ def bars(
         labels: one for each bar.
         series: by name, a value for each bar; the first is at the bottom.
         shown: writes a value with its unit.
+        is_image: without the values that a pointer shows in a page.
     """
     top = _rounded(max(map(sum, zip(*series.values(), strict=True)), default=0))
     step = (_WIDTH - _LEFT) / len(labels)
@@ -58,6 +64,8 @@ def bars(
         x = _LEFT + place * step
         if place % every == 0:
             parts.append(_text(x + step / 2, bottom + 18, label, "text-anchor='middle'"))
+        if is_image:
+            continue
         of_it = "".join(f"\n{name}: {shown(each[place])}" for name, each in series.items() if each[place])
         parts.append(
             f"<rect x='{x:.1f}' y='{_TOP}' width='{step:.1f}' height='{_HEIGHT}' fill-opacity='0'>"

@@ -88,8 +88,8 @@ def page(report: Report, largest: Sequence[Payload], aggregates: Sequence[Aggreg
     )
 
 
-def pictures(report: Report) -> list[str]:
-    """Return the charts, each as SVG."""
+def pictures(report: Report, *, are_images: bool = False) -> list[str]:
+    """Return the charts, each as SVG; as `bars` for images or for a page."""
     labels = [_label(report, each) for each in report.periods]
     lags = [report.by_period.get(each, Figures()) for each in report.periods]
     factor, unit = _unit(max((each.lag_p99 or 0.0 for each in lags), default=0.0))
@@ -98,7 +98,7 @@ def pictures(report: Report) -> list[str]:
     above = [(each.lag_p99 or 0.0) / factor - median for each, median in zip(lags, medians, strict=True)]
 
     def drawn(title: str, series: Mapping[str, Sequence[float]], shown: Callable[[float], str]) -> str:
-        return bars(f"{title} per {report.unit}", labels, series, shown)
+        return bars(f"{title} per {report.unit}", labels, series, shown, is_image=are_images)
 
     return [
         drawn("Events", _by_type(report, lambda each: each.events), _number),
