@@ -30,9 +30,16 @@ from outbox_pipelines.settings import Settings
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write when each consumer handled which event to this Parquet file.",
 )
+@click.option(
+    "--slices",
+    type=click.IntRange(1, 1_000),
+    default=1,
+    show_default=True,
+    help="Compare the day in this many parts, one after the other, to use less memory and disk.",
+)
 @click.pass_obj
 def reconcile(
-    settings: Settings, day: date, names: tuple[str, ...], as_json: bool, handled: Path | None
+    settings: Settings, day: date, names: tuple[str, ...], as_json: bool, handled: Path | None, slices: int
 ) -> None:
     """Compare a day's events with the topics and with what each consumer processed.
 
@@ -42,7 +49,7 @@ def reconcile(
     """
     from outbox_pipelines.reconciliation import reconcile as days
 
-    report = days.reconcile(settings, day, names, log.say, handled)
+    report = days.reconcile(settings, day, names, log.say, handled, slices)
     click.echo(json.dumps(report.described(), indent=2) if as_json else "\n".join(map(plain, report.lines())))
     if not report.equal:
         sys.exit(1)

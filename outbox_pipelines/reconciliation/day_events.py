@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import date
 from typing import Final
 
@@ -23,7 +24,8 @@ from outbox_pipelines.database import connect
 from outbox_pipelines.days.archive.store import Store, named
 from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of, require_day
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.reconciliation import reconciliation_sql
+from outbox_pipelines.reconciliation import ids, reconciliation_sql
+from outbox_pipelines.reconciliation.exchange import Exchange
 from outbox_pipelines.reconciliation.workspace import Workspace, reading
 from outbox_pipelines.settings import DaySettings
 
@@ -35,10 +37,29 @@ _TOLD: Final = 1_000_000
 _AT_ONCE: Final = 1_000
 
 
-def load(
-    settings: DaySettings, day: date, space: Workspace, progress: Callable[[str], None]
-) -> tuple[str, bool]:
-    """Fill `events`; return where they were read (table or archive), and whether the day is over.
+@dataclass(slots=True)
+class Events:
+    """What is known of all events of the day."""
+
+    is_archived: bool
+    """Whether they were read in the archive, not in the table."""
+    is_over: bool
+    count: int = 0
+    first: str | None = None
+    last: str | None = None
+    """The lowest and the highest id of version 7."""
+
+
+def read(
+    settings: DaySettings,
+    day: date,
+    step: str,
+    slices: int,
+    exchange: Exchange,
+    space: Workspace,
+    progress: Callable[[str], None],
+) -> Events:
+    """Pass on `written`, `parked` and `replayed`, and fill `kinds`.
 
     Raises:
         SetupError: the outbox has no such day, or it has not begun; its events are neither in the table nor
@@ -54,20 +75,34 @@ def load(
         raise SetupError(f"{day} has not begun: choose a past day, or today")
     start, stop = map(sql.Literal, bounds_of(day))
     query = reconciliation_sql.OPEN_EVENTS if state == "open" else reconciliation_sql.CLOSED_EVENTS
-    with reading(settings.require_dsn(), settings.db_schema) as read:
+    found = Events(is_archived=not (is_attached or is_readable), is_over=day < today)
+    with reading(settings.require_dsn(), settings.db_schema) as rows:
         # An interrupted drop detached the partition; the rows still exist.
         table = sql.Identifier("outbox" if is_attached else leaf_of(day))
-        in_table = is_attached or is_readable
         of_table = sql.SQL(query).format(start=start, stop=stop, table=table)
-        _fill(space, read(of_table) if in_table else _of_archive(settings, day), progress)
-        if not in_table:
-            space.run(reconciliation_sql.MAKE_PARKED)
-            for batch in read(sql.SQL(reconciliation_sql.PARKED).format(start=start, stop=stop)):
-                space.add(reconciliation_sql.ADD_PARKED, batch)
-            space.run(reconciliation_sql.REVISE)
-        for batch in read(sql.SQL(reconciliation_sql.REPLAYED).format(start=start)):
-            space.add(reconciliation_sql.ADD_REPLAYED, batch)
-    return "table" if in_table else "archive", day < today
+        with exchange.writing(space, step, "written", reconciliation_sql.SCATTER_EVENTS, slices) as out:
+            for batch in _of_archive(settings, day) if found.is_archived else rows(of_table):
+                space.add(reconciliation_sql.ADD_KINDS, batch)
+                out.add(batch)
+                _count(found, space, batch, progress)
+        with exchange.writing(space, step, "parked", reconciliation_sql.SCATTER, slices) as out:
+            if found.is_archived:
+                for batch in rows(sql.SQL(reconciliation_sql.PARKED).format(start=start, stop=stop)):
+                    out.add(batch)
+        with exchange.writing(space, step, "replayed", reconciliation_sql.KEEP_ALL, 1) as out:
+            for batch in rows(sql.SQL(reconciliation_sql.REPLAYED).format(start=start)):
+                out.add(batch)
+    return found
+
+
+def _count(found: Events, space: Workspace, batch: pa.RecordBatch, progress: Callable[[str], None]) -> None:
+    (span,) = space.table(reconciliation_sql.SPAN, pa.Table.from_batches([batch])).to_pylist()
+    if span["first"] is not None:
+        found.first = min(found.first or span["first"], span["first"])
+        found.last = max(found.last or span["last"], span["last"])
+    before, found.count = found.count, found.count + batch.num_rows
+    if before // _TOLD < found.count // _TOLD:
+        progress(f"{counted(found.count, 'event')} read")
 
 
 def archived_spans(settings: DaySettings, days: set[date]) -> dict[date, tuple[str | None, str | None]]:
@@ -85,16 +120,6 @@ def archived_ids(settings: DaySettings, day: date) -> Iterator[pa.RecordBatch]:
     archive = Archive(Store(named(settings)))
     if day in archive.manifests:
         yield from archive.of_days([day], columns=["id"]).to_arrow_reader(_ROWS)
-
-
-def _fill(space: Workspace, rows: Iterator[pa.RecordBatch], progress: Callable[[str], None]) -> None:
-    events = 0
-    for batch in rows:
-        space.add(reconciliation_sql.ADD_KINDS, batch)
-        space.add(reconciliation_sql.ADD_EVENTS, batch)
-        before, events = events, events + batch.num_rows
-        if before // _TOLD < events // _TOLD:
-            progress(f"{counted(events, 'event')} read")
 
 
 def _of_archive(settings: DaySettings, day: date) -> Iterator[pa.RecordBatch]:
@@ -128,10 +153,12 @@ def forget(settings: DaySettings, day: date, side: str, space: Workspace) -> lis
             )
         others = connection.execute(reconciliation_sql.OTHERS, {"day": day}).fetchall()
     space.run(reconciliation_sql.FORGET_FOUND.format(side=side))
-    first, last, any_untimed, left = space.row(reconciliation_sql.UNKNOWN_SPAN.format(side=side))
+    left, any_untimed = space.row(reconciliation_sql.UNKNOWN_LEFT.format(side=side))
     if not left:
         return notes
     archived = {other for other, is_archived, _ in others if is_archived}
+    # Those of the day, not of the ids: each slice must look for an id in the same days.
+    first, end = map(ids.floor, ids.bounds(day))
     readable = archived_spans(settings, archived) if settings.archives and archived else {}
     for other, _, is_beside in others:
         if other not in readable:
@@ -141,7 +168,7 @@ def forget(settings: DaySettings, day: date, side: str, space: Workspace) -> lis
         # A backfilled event has an id of the day on which it was written, not of its own day.
         least, greatest = readable[other]
         is_near = is_beside and any_untimed
-        if is_near or (first and least and greatest and least <= last and greatest >= first):
+        if is_near or (least and greatest and least < end and greatest >= first):
             for batch in archived_ids(settings, other):
                 space.add(reconciliation_sql.ADD_FOUND, batch)
     space.run(reconciliation_sql.FORGET_FOUND.format(side=side))

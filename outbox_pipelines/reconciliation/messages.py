@@ -11,8 +11,9 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,16 +28,12 @@ from outbox_pipelines.config.topics import IllegalTopicError
 from outbox_pipelines.consumer.kafka_messages import headers_of, sent_ms
 from outbox_pipelines.core.text import counted
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.reconciliation import reconciliation_sql
-from outbox_pipelines.reconciliation.workspace import Workspace
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.settings import MessageSettings, OutboxSettings, RelaySettings
 
 # Untyped there.
 _FIRST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LAST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-_TOPICS: Final = pa.schema([("topic", pa.uint32()), ("name", pa.string())])
-_ROUTES: Final = pa.schema([("kind", pa.uint32()), ("topic", pa.uint32())])
 _SECONDS: Final = 15.0
 # Allowed difference between the clocks of relay and database.
 SLACK_MS: Final = 600_000
@@ -75,29 +72,20 @@ class Topic:
     number: int
     name: str
     parts: dict[int, Part] = field(default_factory=dict)
+    """By the number of the partition."""
     doubt: str | None = None
     """Why an event can be absent without being lost."""
 
 
-def route(settings: MessageSettings, space: Workspace) -> dict[str, int]:
-    """Assign each kind of event its topic; return the topics' numbers by name."""
+def route(settings: MessageSettings, kinds: Sequence[tuple[int, str, str]]) -> dict[int, str]:
+    """Return the topic of each kind of event (number, aggregate type, event type) that has a valid one."""
     router = Router(settings)
-    numbers: dict[str, int] = {}
-    routed: list[tuple[int, int]] = []
-    for kind, aggregate_type, event_type in space.rows(reconciliation_sql.KINDS):
-        try:
-            name = router.topic(aggregate_type, event_type)
-        except IllegalTopicError:
-            # An event without a valid topic is never published.
-            continue
-        routed.append((kind, numbers.setdefault(name, len(numbers) + 1)))
-    space.add(
-        reconciliation_sql.ADD_TOPICS,
-        pa.table({"topic": list(numbers.values()), "name": list(numbers)}, _TOPICS),
-    )
-    kinds, topics = zip(*routed, strict=True) if routed else ((), ())
-    space.add(reconciliation_sql.ROUTE, pa.table({"kind": kinds, "topic": topics}, _ROUTES))
-    return numbers
+    topics: dict[int, str] = {}
+    for kind, aggregate_type, event_type in kinds:
+        # An event without a valid topic is never published.
+        with suppress(IllegalTopicError):
+            topics[kind] = router.topic(aggregate_type, event_type)
+    return topics
 
 
 def consumer(settings: OutboxSettings, group: str = "outbox-reconcile") -> Consumer:
@@ -127,11 +115,11 @@ def consumer(settings: OutboxSettings, group: str = "outbox-reconcile") -> Consu
 def find(
     settings: RelaySettings,
     kafka: Consumer,
-    numbers: dict[str, int],
+    names: Sequence[str],
     day_ms: int,
     progress: Callable[[str], None],
-) -> tuple[list[Topic], list[str]]:
-    """Return the topics that exist, and the names of those that do not.
+) -> list[Topic]:
+    """Return the topics that exist, and those that do not: without partitions.
 
     Args:
         day_ms: the start of the day.
@@ -141,13 +129,13 @@ def find(
         SetupError: no permission to read a topic.
     """
     admin = AdminClient(client.consumer_config(settings), logger=client.LOG)
-    found, gone = [], []
-    for name, number in numbers.items():
+    found = []
+    for number, name in enumerate(sorted(names), 1):
         partitions = _partitions(settings, kafka, name)
-        if not partitions:
-            gone.append(name)
-            continue
         topic = Topic(number, name)
+        found.append(topic)
+        if not partitions:
+            continue
         first = _offsets(settings, admin, partitions, _FIRST)
         since = _offsets(settings, admin, partitions, OffsetSpec.for_timestamp(day_ms - SLACK_MS))
         ends, is_held = _ends(settings, admin, partitions, progress)
@@ -161,8 +149,7 @@ def find(
             topic.doubt = "an open transaction delays the end of the topic"
         if _is_compacted(admin, name):
             topic.doubt = "the topic is compacted"
-        found.append(topic)
-    return found, gone
+    return found
 
 
 def _partitions(settings: OutboxSettings, kafka: Consumer, name: str) -> list[TopicPartition]:
@@ -249,31 +236,27 @@ def _no_answer(settings: OutboxSettings, error: BaseException) -> UnavailableErr
     return UnavailableError(f"no broker answers at {settings.kafka} (OUTBOX_KAFKA): {reason}")
 
 
-def kept_from(topic: Topic, first_ms: dict[int, int]) -> int | None:
-    """Return the time since which the topic is complete; None if it has the whole day.
+def kept_from(topic: Topic, first: FirstTimes, now_ms: int) -> int | None:
+    """Return the time in ms since which the topic is complete; None if it has the whole day.
 
     Args:
-        first_ms: the time of the first message that was read in each partition.
+        first: the time of the first message that was read in each partition.
+        now_ms: used for a partition without messages.
     """
-    now = int(time.time() * 1000)
-    cut = [first_ms.get(partition, now) for partition, part in topic.parts.items() if part.is_cut]
+    cut = [
+        first.get((topic.number, partition), now_ms) for partition, part in topic.parts.items() if part.is_cut
+    ]
     return max(cut, default=None)
 
 
-def load(
+def read(
     settings: MessageSettings,
     kafka: Consumer,
-    topics: list[Topic],
-    span: tuple[str, str],
-    times: tuple[int, int],
-    space: Workspace,
+    topics: Sequence[Topic],
+    add: Callable[[pa.Table], None],
     progress: Callable[[str], None],
 ) -> tuple[int, FirstTimes]:
-    """Fill `messages` and `unreadable`; return their number and the first time in each partition.
-
-    Args:
-        span: ids of version 7 from the first up to but excluding the second are kept.
-        times: the start and end of the day in ms; unreadable messages of other times are ignored.
+    """Pass all messages of these partitions to `add`; return their number and each partition's first time.
 
     Raises:
         UnavailableError: Kafka does not answer.
@@ -283,10 +266,6 @@ def load(
     parts = {(topic.name, number): part for topic in topics for number, part in topic.parts.items()}
     numbers = {topic.name: topic.number for topic in topics}
     unread = {place: part for place, part in parts.items() if part.start < part.end}
-    adding = (
-        reconciliation_sql.ADD_MESSAGES.format(first=span[0], end=span[1]),
-        reconciliation_sql.ADD_UNREADABLE.format(start_ms=times[0], end_ms=times[1]),
-    )
     kafka.assign([TopicPartition(topic, number, part.start) for (topic, number), part in unread.items()])
     first: FirstTimes = {}
     rows: list[tuple[Any, ...]] = []
@@ -318,7 +297,7 @@ def load(
                 del unread[(topic, partition)]
                 kafka.incremental_unassign([TopicPartition(topic, partition)])
         if len(rows) >= _BATCH or not unread:
-            _store(space, adding, rows)
+            _add(add, rows)
             rows = []
         if read >= reported + 1_000_000:
             reported = read
@@ -334,16 +313,14 @@ def _id(headers: list[tuple[str, bytes | None]], name: str) -> bytes | None:
     return None
 
 
-def _store(space: Workspace, adding: Iterable[str], rows: list[tuple[Any, ...]]) -> None:
+def _add(add: Callable[[pa.Table], None], rows: list[tuple[Any, ...]]) -> None:
     if not rows:
         return
     columns = zip(*rows, strict=True)
     batch = pa.table(
         [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)], _SCHEMA
     )
-    batch = batch.set_column(0, "id", _texts(batch.column("id")))
-    for add in adding:
-        space.add(add, batch)
+    add(batch.set_column(0, "id", _texts(batch.column("id"))))
 
 
 def _texts(found: pa.ChunkedArray) -> Any:
@@ -351,7 +328,9 @@ def _texts(found: pa.ChunkedArray) -> Any:
         return found.cast(pa.string())
     except pa.ArrowInvalid:
         # Another producer's header of that name.
-        return pa.array([None if id is None else id.decode(errors="replace") for id in found.to_pylist()])
+        return pa.array(
+            [None if id is None else id.decode(errors="replace") for id in found.to_pylist()], pa.string()
+        )
 
 
 def _judged(settings: OutboxSettings, topic: str | None, error: KafkaError) -> Exception:

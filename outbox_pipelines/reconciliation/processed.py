@@ -21,6 +21,8 @@ from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import ids, messages, reconciliation_sql
+from outbox_pipelines.reconciliation.exchange import Exchange
+from outbox_pipelines.reconciliation.messages import Topic
 from outbox_pipelines.reconciliation.workspace import Workspace, reading
 from outbox_pipelines.settings import ConsumerSettings, OutboxSettings
 
@@ -44,60 +46,92 @@ def chosen(settings: ConsumerSettings, names: Sequence[str]) -> list[Consumer]:
     return [known[name] for name in names or known]
 
 
-@dataclass(frozen=True, slots=True)
-class Handled:
-    """What the findings of a consumer need in addition to the tables."""
+@dataclass(slots=True)
+class Records:
+    """What is known of a consumer when its records are read."""
 
-    kept_ms: int
-    """Records of messages since this time are certainly kept."""
-    notes: list[str]
+    now_ms: int
+    committed: list[tuple[int, int, int]]
+    """Number of the topic, partition and offset."""
 
 
-def load(
+def read(
     settings: OutboxSettings,
-    day: date,
     consumer: Consumer,
+    topics: Sequence[Topic],
     span: tuple[str, str],
+    step: str,
+    slices: int,
+    exchange: Exchange,
     space: Workspace,
     progress: Callable[[str], None],
-) -> Handled:
-    """Fill the tables of a consumer, and find what it has not processed.
+) -> Records:
+    """Pass on `processed` and `inbox` of a consumer.
+
+    Args:
+        topics: the topics of the day that it reads.
+        span: ids of version 7 from the first up to but excluding the second are read.
 
     Raises:
         UnavailableError: its database or Kafka does not answer.
         SetupError: its database has no `processed_events`.
     """
-    own = settings.model_copy(
-        update={
-            "dsn": consumer.dsn or settings.require_dsn(),
-            "db_schema": consumer.schema or settings.db_schema,
-        }
-    )
+    own = _own(settings, consumer)
     has_inbox = _require_tables(own, consumer)
-    space.run(reconciliation_sql.MAKE_CONSUMER)
-    space.run(
-        reconciliation_sql.ADD_TAKEN, topics=list(consumer.topics), event_types=list(consumer.event_types)
-    )
-    notes = _commits(settings, consumer, space)
+    places = [TopicPartition(topic.name, partition) for topic in topics for partition in topic.parts]
+    numbers = {topic.name: topic.number for topic in topics}
+    found = messages.committed(settings, consumer.group, places) if places else []
+    committed = [(numbers[each.topic], each.partition, each.offset) for each in found if each.offset >= 0]
     wanted = {
         "source": sql.Literal(consumer.source),
         "buckets": sql.Literal(ids.buckets(ids.milliseconds(span[0]), ids.milliseconds(span[1]))),
         "first": sql.Literal(span[0]),
         "end": sql.Literal(span[1]),
     }
-    rows = 0
-    with reading(own.require_dsn(), own.db_schema) as read:
-        for batch in read(sql.SQL(reconciliation_sql.PROCESSED).format(**wanted)):
-            space.add(reconciliation_sql.ADD_PROCESSED, batch)
-            rows += batch.num_rows
-        progress(f"{consumer.name}: {counted(rows, 'id')} read")
-        if has_inbox:
-            for batch in read(sql.SQL(reconciliation_sql.INBOX).format(**wanted)):
-                space.add(reconciliation_sql.ADD_INBOX, batch)
-    now_ms = int(time.time() * 1000)
-    space.run(reconciliation_sql.FIND_UNHANDLED.format(grace_ms=now_ms - _GRACE_MS))
+    with reading(own.require_dsn(), own.db_schema) as rows:
+        with exchange.writing(space, step, "processed", reconciliation_sql.SCATTER, slices) as out:
+            for batch in rows(sql.SQL(reconciliation_sql.PROCESSED).format(**wanted)):
+                out.add(batch)
+        with exchange.writing(space, step, "inbox", reconciliation_sql.SCATTER, slices) as out:
+            if has_inbox:
+                for batch in rows(sql.SQL(reconciliation_sql.INBOX).format(**wanted)):
+                    out.add(batch)
+    progress(f"{consumer.name}: {counted(exchange.rows('processed'), 'id')} read")
+    return Records(int(time.time() * 1000), committed)
+
+
+def find_unhandled(
+    settings: OutboxSettings, day: date, consumer: Consumer, records: Records, space: Workspace
+) -> int:
+    """Find what a consumer has not processed; return the time in ms since which it certainly keeps records.
+
+    Raises:
+        UnavailableError: its database does not answer.
+    """
+    for topic, partition, offset in records.committed:
+        space.run(reconciliation_sql.ADD_COMMITTED, topic=topic, partition=partition, offset=offset)
+    space.run(reconciliation_sql.FIND_UNHANDLED.format(grace_ms=records.now_ms - _GRACE_MS))
     ((any_passed,),) = space.rows(reconciliation_sql.ANY_PASSED)
-    return Handled(_kept(own, day, consumer, now_ms) if any_passed else 0, notes)
+    return _kept(_own(settings, consumer), day, consumer, records.now_ms) if any_passed else 0
+
+
+def notes(consumer: Consumer, records: Records, compared: int) -> list[str]:
+    """Return notes about a consumer of which this many events were compared."""
+    if not compared:
+        return ["none of the day's events is in a topic that it reads"]
+    if not records.committed:
+        return [f"group {consumer.group} has no offsets in Kafka: events older than an hour count as skipped"]
+    return []
+
+
+def _own(settings: OutboxSettings, consumer: Consumer) -> OutboxSettings:
+    """Return the settings of the consumer's database."""
+    return settings.model_copy(
+        update={
+            "dsn": consumer.dsn or settings.require_dsn(),
+            "db_schema": consumer.schema or settings.db_schema,
+        }
+    )
 
 
 def _require_tables(own: OutboxSettings, consumer: Consumer) -> bool:
@@ -115,28 +149,6 @@ def _require_tables(own: OutboxSettings, consumer: Consumer) -> bool:
 def _entered(own: OutboxSettings, consumer: Consumer) -> Connection:
     setting = f"dsn of [consumers.{consumer.name}]"
     return connect(own, name=f"outbox reconcile: {consumer.name}", setting=setting)
-
-
-def _commits(settings: OutboxSettings, consumer: Consumer, space: Workspace) -> list[str]:
-    names = dict(space.rows(reconciliation_sql.TOPICS))
-    numbers = {name: number for number, name in names.items()}
-    places = [
-        TopicPartition(names[topic], partition)
-        for topic, partition in space.rows(reconciliation_sql.PARTITIONS)
-    ]
-    if not places:
-        return ["none of the day's events is in a topic that it reads"]
-    found = [each for each in messages.committed(settings, consumer.group, places) if each.offset >= 0]
-    for each in found:
-        space.run(
-            reconciliation_sql.ADD_COMMITTED,
-            topic=numbers[each.topic],
-            partition=each.partition,
-            offset=each.offset,
-        )
-    if found:
-        return []
-    return [f"group {consumer.group} has no offsets in Kafka: events older than an hour count as skipped"]
 
 
 def _kept(own: OutboxSettings, day: date, consumer: Consumer, now_ms: int) -> int:

@@ -60,7 +60,7 @@ SELECT to_regclass('processed_events') IS NOT NULL, to_regclass('inbox') IS NOT 
 # Only the partitions of these days, and the one of ids that tell no time. A record with a content is one of a
 # replay, or of an id that is no UUID.
 PROCESSED: Final = """
-SELECT event_id::text AS id, processed_at FROM processed_events
+SELECT event_id::text AS id, processed_at AS handled_at FROM processed_events
 WHERE source = {source} AND content IS NULL
   AND (bucket = ANY ({buckets}) AND event_id >= {first}::uuid AND event_id < {end}::uuid OR bucket = -1)"""
 INBOX: Final = """
@@ -83,55 +83,68 @@ CREATE TABLE kinds (
 CREATE TABLE topics (topic UINTEGER, name VARCHAR, kept_from BIGINT, doubt VARCHAR);
 CREATE TYPE state AS ENUM (
     'published', 'pending', 'waiting', 'retrying', 'replaying', 'failed', 'discarded');
-CREATE TABLE events (
-    id UUID, seq BIGINT, aggregate UBIGINT, kind UINTEGER, state state, created_ms BIGINT);
-CREATE TABLE replayed (seq BIGINT);
-CREATE TABLE messages (id UUID, topic UINTEGER, partition INTEGER, "offset" BIGINT, at_ms BIGINT);
-CREATE TABLE unreadable (topic UINTEGER, partition INTEGER, "offset" BIGINT);
 CREATE TABLE unknown (
     side VARCHAR, id UUID, topic UINTEGER, partition INTEGER, "offset" BIGINT)"""
+
+# The rows that steps pass on: the columns of each kind, as views of the files have them.
+_PLACE: Final = {"topic": "UINTEGER", "partition": "INTEGER", "offset": "BIGINT"}
+COLUMNS: Final[dict[str, dict[str, str]]] = {
+    "written": {
+        **{"id": "UUID", "seq": "BIGINT", "aggregate": "UBIGINT", "kind": "UINTEGER"},
+        **{"state": "state", "created_ms": "BIGINT"},
+    },
+    "parked": {"id": "UUID", "seq": "BIGINT", "state": "state"},
+    "replayed": {"seq": "BIGINT"},
+    "messages": {"id": "UUID", **_PLACE, "at_ms": "BIGINT"},
+    "unreadable": _PLACE,
+    "processed": {"id": "UUID", "handled_at": "TIMESTAMPTZ"},
+    "inbox": {"id": "UUID", "state": "VARCHAR", "error": "VARCHAR"},
+    "placed": {"id": "UUID", "seq": "BIGINT", "aggregate": "UBIGINT", "kind": "UINTEGER", **_PLACE},
+    "handled": {"consumer": "VARCHAR", "event_id": "VARCHAR", "handled_at": "TIMESTAMPTZ"},
+}
+VIEW: Final = "CREATE OR REPLACE VIEW {name} AS SELECT {columns} FROM read_parquet({files})"
+EMPTY: Final = "CREATE OR REPLACE VIEW {name} AS SELECT {columns} WHERE false"
 
 ADD_KINDS: Final = """
 INSERT INTO kinds (aggregate_type, event_type)
 SELECT DISTINCT aggregate_type, event_type FROM batch
 ANTI JOIN kinds USING (aggregate_type, event_type)"""
 # An aggregate as 64 bits: of 10 million two are the same once in 400,000 days.
-ADD_EVENTS: Final = """
-INSERT INTO events
-SELECT id::UUID, seq, hash(aggregate_type, aggregate_id), kind, state::state, epoch_ms(created_at)
-FROM batch JOIN kinds USING (aggregate_type, event_type)"""
-ADD_REPLAYED: Final = "INSERT INTO replayed SELECT DISTINCT seq FROM batch"
+SCATTER_EVENTS: Final = """
+SELECT id, seq, hash(aggregate_type, aggregate_id) AS aggregate, kind, state,
+       epoch_ms(created_at) AS created_ms, hash(id::UUID) % {slices} AS slice
+FROM batch JOIN kinds USING (aggregate_type, event_type) ORDER BY slice"""
+# The rest of the rows that have an id.
+SCATTER: Final = "SELECT *, hash(id::UUID) % {slices} AS slice FROM batch ORDER BY slice"
+# Read by every slice.
+KEEP_ALL: Final = "SELECT *, 0 AS slice FROM batch"
 
 KINDS: Final = "SELECT kind, aggregate_type, event_type FROM kinds ORDER BY kind"
-ADD_TOPICS: Final = "INSERT INTO topics (topic, name) SELECT topic, name FROM batch"
-ROUTE: Final = "UPDATE kinds SET topic = batch.topic FROM batch WHERE batch.kind = kinds.kind"
-DOUBT: Final = "UPDATE topics SET kept_from = $kept_from, doubt = $doubt WHERE topic = $topic"
+ADD_TOPICS: Final = "INSERT INTO topics (topic, name, kept_from, doubt) SELECT * FROM batch"
+ADD_ROUTED: Final = "INSERT INTO kinds SELECT * FROM batch"
 
 # A dead letter of the file that is parked no more was published since; a discarded one is purged with time.
-MAKE_PARKED: Final = "CREATE TABLE parked (id UUID, seq BIGINT, state state)"
-ADD_PARKED: Final = "INSERT INTO parked SELECT id::UUID, seq, state::state FROM batch"
-REVISE: Final = """
-UPDATE events SET state = coalesce(
-    (SELECT p.state FROM parked p WHERE p.seq = events.seq AND p.id = events.id), 'published')
-WHERE state = 'failed';
-UPDATE events SET state = p.state FROM parked p
-WHERE p.seq = events.seq AND p.id = events.id AND p.state <> events.state"""
+MAKE_EVENTS: Final = """
+CREATE TABLE events AS
+SELECT w.* REPLACE (coalesce(p.state, CASE WHEN {is_archived} AND w.state = 'failed' THEN 'published'
+                                           ELSE w.state END) AS state)
+FROM written w LEFT JOIN parked p ON p.seq = w.seq AND p.id = w.id"""
 
 # From when to when the ids of the day's events were drawn, and whether others tell no time.
 SPAN: Final = """
-SELECT count(*), min(id) FILTER (WHERE is_timed)::VARCHAR, max(id) FILTER (WHERE is_timed)::VARCHAR
-FROM (SELECT id, uuid_extract_version(id) = 7 AS is_timed FROM events)"""
+SELECT min(id) FILTER (WHERE is_timed) AS first, max(id) FILTER (WHERE is_timed) AS last
+FROM (SELECT id, uuid_extract_version(id::UUID) = 7 AS is_timed FROM batch)"""
 
 # Of messages of other days nothing is kept: their ids tell.
-ADD_MESSAGES: Final = """
-INSERT INTO messages
-SELECT * FROM (
-    SELECT TRY_CAST(id AS UUID) AS id, topic::UINTEGER, partition, "offset", at_ms FROM batch)
+SCATTER_MESSAGES: Final = """
+SELECT *, hash(id) % {{slices}} AS slice FROM (
+    SELECT TRY_CAST(id AS UUID) AS id, topic, partition, "offset", at_ms FROM batch)
 WHERE id IS NOT NULL
-  AND (id >= '{first}'::UUID AND id < '{end}'::UUID OR uuid_extract_version(id) <> 7)"""
-ADD_UNREADABLE: Final = """
-INSERT INTO unreadable SELECT topic::UINTEGER, partition, "offset" FROM batch
-WHERE TRY_CAST(id AS UUID) IS NULL AND at_ms >= {start_ms} AND at_ms < {end_ms}"""
+  AND (id >= '{first}'::UUID AND id < '{end}'::UUID OR uuid_extract_version(id) <> 7)
+ORDER BY slice"""
+SCATTER_UNREADABLE: Final = """
+SELECT topic, partition, "offset", "offset" % {{slices}} AS slice FROM batch
+WHERE TRY_CAST(id AS UUID) IS NULL AND at_ms >= {start_ms} AND at_ms < {end_ms} ORDER BY slice"""
 
 # Events beside the places they have come to; a duplicate in one partition counts as the first of it.
 COMPARE: Final = """
@@ -141,8 +154,7 @@ SELECT coalesce(e.id, m.id) AS id, e.seq, e.aggregate, e.kind, e.state, e.create
 FROM events e FULL JOIN (
     SELECT id, topic, partition, min("offset") AS "offset", min(at_ms) AS at_ms, count(*) AS times
     FROM messages GROUP BY id, topic, partition
-) m ON m.id = e.id;
-DROP TABLE messages"""
+) m ON m.id = e.id"""
 # Places in other topics than the one of their kind are none for consumers; an event keeps one row.
 SET_ASTRAY_ASIDE: Final = """
 CREATE TABLE astray AS
@@ -152,6 +164,11 @@ DELETE FROM compared WHERE (id, topic) IN (SELECT id, topic FROM astray);
 INSERT INTO compared (id, seq, aggregate, kind, state, created_ms)
 SELECT DISTINCT id, seq, aggregate, kind, state, created_ms FROM astray ANTI JOIN compared USING (id)"""
 
+# An event's first place in each partition, for the step that looks at whole aggregates.
+PLACED: Final = """
+SELECT id, seq, aggregate, kind, topic, partition, "offset" FROM compared
+WHERE seq IS NOT NULL AND "offset" IS NOT NULL"""
+SCATTER_PLACED: Final = "SELECT *, aggregate % {slices} AS slice FROM batch ORDER BY slice"
 # Its first time in a partition, behind a later event of its aggregate.
 FIND_LATE: Final = """
 CREATE TABLE late AS
@@ -159,7 +176,7 @@ SELECT * FROM (
     SELECT id, seq, kind, topic, partition, "offset", max(seq) OVER (
                PARTITION BY topic, partition, aggregate ORDER BY "offset"
                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-    FROM compared WHERE seq IS NOT NULL AND "offset" IS NOT NULL)
+    FROM placed)
 WHERE seq < before"""
 
 # Ids of this day that are of none of its events. Of one that tells no time the message's time decides.
@@ -168,11 +185,9 @@ INSERT INTO unknown SELECT 'topics', id, topic, partition, "offset" FROM compare
 WHERE seq IS NULL AND CASE WHEN uuid_extract_version(id) = 7
                            THEN id >= '{first}'::UUID AND id < '{end}'::UUID
                            ELSE at_ms >= {start_ms} AND at_ms < {end_ms} END"""
-# The lowest and the highest of them that tell when they were drawn, and whether others do not.
-UNKNOWN_SPAN: Final = """
-SELECT min(id) FILTER (WHERE is_timed)::VARCHAR, max(id) FILTER (WHERE is_timed)::VARCHAR,
-       coalesce(bool_or(NOT is_timed), false), count(*)
-FROM (SELECT id, uuid_extract_version(id) = 7 AS is_timed FROM unknown WHERE side = '{side}')"""
+# How many are left, and whether some do not tell when they were drawn.
+UNKNOWN_LEFT: Final = """
+SELECT count(*), coalesce(bool_or(uuid_extract_version(id) <> 7), false) FROM unknown WHERE side = '{side}'"""
 UNKNOWN: Final = "SELECT DISTINCT id::VARCHAR FROM unknown WHERE side = '{side}'"
 MAKE_FOUND: Final = "CREATE OR REPLACE TABLE found (id UUID)"
 ADD_FOUND: Final = "INSERT INTO found SELECT id::UUID FROM batch"
@@ -206,15 +221,17 @@ ANTI JOIN replayed USING (seq)"""
 LATE_REPLAYS: Final = """
 SELECT id, seq, kind, topic, partition, "offset", 'behind seq ' || before AS detail FROM late
 SEMI JOIN replayed USING (seq)"""
+_FIRST: Final[LiteralString] = """min(struct_pack(
+           at_ms := at_ms, topic := topic, partition := partition, "offset" := "offset")) AS first"""
 # As many as are too many: of one that came three times, two.
-DUPLICATED: Final = """
-SELECT id, any_value(seq) AS seq, any_value(kind) AS kind, min_by(topic, at_ms) AS topic,
-       min_by(partition, at_ms) AS partition, min_by("offset", at_ms) AS "offset",
-       sum(times) || ' times' AS detail, sum(times) - 1 AS extra
-FROM compared WHERE seq IS NOT NULL AND "offset" IS NOT NULL
-  AND (times > 1 OR id IN (SELECT id FROM compared WHERE "offset" IS NOT NULL AND seq IS NOT NULL
-                           GROUP BY id HAVING count(*) > 1))
-GROUP BY id"""
+DUPLICATED: Final[LiteralString] = f"""
+SELECT * EXCLUDE first, first.topic, first.partition, first."offset" FROM (
+    SELECT id, any_value(seq) AS seq, any_value(kind) AS kind, {_FIRST},
+           sum(times) || ' times' AS detail, sum(times) - 1 AS extra
+    FROM compared WHERE seq IS NOT NULL AND "offset" IS NOT NULL
+      AND (times > 1 OR id IN (SELECT id FROM compared WHERE "offset" IS NOT NULL AND seq IS NOT NULL
+                               GROUP BY id HAVING count(*) > 1))
+    GROUP BY id)"""
 LAGGING: Final = """
 SELECT id, seq, kind, NULL AS topic, NULL AS partition, NULL AS "offset", state::VARCHAR AS detail
 FROM compared WHERE state IN ('pending', 'waiting', 'retrying', 'replaying') AND "offset" IS NULL"""
@@ -231,44 +248,36 @@ PUBLISHED: Final = "SELECT count(*) FROM events WHERE state = 'published'"
 # --- DuckDB: a consumer ---------------------------------------------------------------------------------
 
 MAKE_CONSUMER: Final = """
-CREATE OR REPLACE TABLE processed (id UUID, handled_at TIMESTAMPTZ);
-CREATE OR REPLACE TABLE inbox (id UUID, state VARCHAR, error VARCHAR);
 CREATE OR REPLACE TABLE committed (topic UINTEGER, partition INTEGER, "offset" BIGINT);
 CREATE OR REPLACE TABLE taken (kind UINTEGER)"""
-ADD_PROCESSED: Final = "INSERT INTO processed SELECT id::UUID, processed_at FROM batch"
-MAKE_HANDLED: Final = (
-    "CREATE TABLE handled_events (consumer VARCHAR, event_id VARCHAR, handled_at TIMESTAMPTZ)"
-)
 KEEP_HANDLED: Final = """
-INSERT INTO handled_events
-SELECT $consumer, id::VARCHAR, handled_at FROM processed SEMI JOIN events USING (id)"""
-HANDLED: Final = "SELECT * FROM handled_events ORDER BY handled_at"
-ADD_INBOX: Final = "INSERT INTO inbox SELECT id::UUID, state, error FROM batch"
+SELECT $consumer AS consumer, id::VARCHAR AS event_id, handled_at
+FROM processed SEMI JOIN events USING (id)"""
+HANDLED: Final = "SELECT * FROM handled ORDER BY handled_at, consumer, event_id"
 ADD_COMMITTED: Final = "INSERT INTO committed VALUES ($topic, $partition, $offset)"
 # An empty list means all.
 ADD_TAKEN: Final = """
 INSERT INTO taken SELECT kind FROM kinds k JOIN topics t ON t.topic = k.topic
 WHERE (len($topics) = 0 OR t.name IN (SELECT unnest($topics)))
   AND (len($event_types) = 0 OR k.event_type IN (SELECT unnest($event_types)))"""
-TOPICS: Final = "SELECT topic, name FROM topics ORDER BY topic"
-PARTITIONS: Final = """
-SELECT DISTINCT topic, partition FROM compared SEMI JOIN taken USING (kind) WHERE "offset" IS NOT NULL"""
+TAKEN_TOPICS: Final = "SELECT DISTINCT topic FROM kinds SEMI JOIN taken USING (kind)"
 EXPECTED: Final = """
 SELECT count(DISTINCT id) FROM compared SEMI JOIN taken USING (kind) WHERE "offset" IS NOT NULL"""
 
 # Messages of the day that it has no record of: passed over, or not reached. Where its group has no offset
 # the time decides: {grace_ms} is long enough for all.
-FIND_UNHANDLED: Final = """
+FIND_UNHANDLED: Final[LiteralString] = f"""
 CREATE OR REPLACE TABLE unhandled AS
-SELECT id, any_value(seq) AS seq, any_value(kind) AS kind, min_by(topic, at_ms) AS topic,
-       min_by(partition, at_ms) AS partition, min_by("offset", at_ms) AS "offset", min(at_ms) AS at_ms,
-       bool_or(CASE WHEN committed IS NULL THEN at_ms < {grace_ms} ELSE "offset" < committed END) AS is_passed
-FROM (
-    SELECT c.*, o."offset" AS committed
-    FROM compared c SEMI JOIN taken USING (kind) ANTI JOIN processed USING (id)
-    LEFT JOIN committed o ON o.topic = c.topic AND o.partition = c.partition
-    WHERE c.seq IS NOT NULL AND c."offset" IS NOT NULL)
-GROUP BY id"""
+SELECT id, seq, kind, first.topic, first.partition, first."offset", first.at_ms, is_passed FROM (
+    SELECT id, any_value(seq) AS seq, any_value(kind) AS kind, {_FIRST},
+           bool_or(CASE WHEN committed IS NULL THEN at_ms < {{grace_ms}}
+                        ELSE "offset" < committed END) AS is_passed
+    FROM (
+        SELECT c.*, o."offset" AS committed
+        FROM compared c SEMI JOIN taken USING (kind) ANTI JOIN processed USING (id)
+        LEFT JOIN committed o ON o.topic = c.topic AND o.partition = c.partition
+        WHERE c.seq IS NOT NULL AND c."offset" IS NOT NULL)
+    GROUP BY id)"""
 ANY_PASSED: Final = "SELECT count(*) > 0 FROM unhandled WHERE is_passed"
 FIND_STRANGE: Final = """
 INSERT INTO unknown
@@ -280,16 +289,16 @@ SELECT id, seq, kind, topic, partition, "offset", NULL AS detail FROM unhandled 
 # {kept_ms}: what came to the topic since then is certainly kept.
 NOT_HANDLED: Final[LiteralString] = _UNHANDLED + "WHERE is_passed AND at_ms >= {kept_ms}"
 FORGOTTEN: Final[LiteralString] = _UNHANDLED + "WHERE is_passed AND at_ms < {kept_ms}"
-_RECEIVED: Final[LiteralString] = """
-SELECT c.id, any_value(c.seq) AS seq, any_value(c.kind) AS kind, min_by(c.topic, c.at_ms) AS topic,
-       min_by(c.partition, c.at_ms) AS partition, min_by(c."offset", c.at_ms) AS "offset",
-       any_value(i.error) AS detail
-FROM compared c SEMI JOIN taken USING (kind) JOIN inbox i ON i.id = c.id
-WHERE c."offset" IS NOT NULL AND i.state = '{state}' GROUP BY c.id"""
+_RECEIVED: Final[LiteralString] = f"""
+SELECT id, seq, kind, first.topic, first.partition, first."offset", detail FROM (
+    SELECT id, any_value(seq) AS seq, any_value(kind) AS kind, {_FIRST}, any_value(error) AS detail
+    FROM (SELECT c.*, i.error FROM compared c SEMI JOIN taken USING (kind) JOIN inbox i ON i.id = c.id
+          WHERE c."offset" IS NOT NULL AND i.state = '{{state}}')
+    GROUP BY id)"""
 CONSUMER_LAGGING: Final[LiteralString] = (
     _UNHANDLED.replace("NULL AS detail", "'not received' AS detail")
     + "WHERE NOT is_passed UNION ALL "
-    + _RECEIVED.replace("{state}", "waiting").replace("any_value(i.error) AS", "'received, not handled' AS")
+    + _RECEIVED.replace("{state}", "waiting").replace("any_value(error) AS", "'received, not handled' AS")
 )
 CONSUMER_DEAD: Final[LiteralString] = _RECEIVED.replace("{state}", "failed")
 CONSUMER_GIVEN_UP: Final[LiteralString] = _RECEIVED.replace("{state}", "discarded")
@@ -302,4 +311,4 @@ COUNT: Final = "SELECT coalesce(sum({amount}), 0)::BIGINT FROM ({finding})"
 EXAMPLES: Final = """
 SELECT f.id::VARCHAR, f.seq, k.event_type, t.name, f.partition, f."offset", f.detail
 FROM ({finding}) f LEFT JOIN kinds k ON k.kind = f.kind LEFT JOIN topics t ON t.topic = f.topic
-ORDER BY f.seq, t.name, f.partition, f."offset", f.id LIMIT {limit}"""
+ORDER BY f.seq, t.name, f.partition, f."offset", f.id, f.detail LIMIT {limit}"""

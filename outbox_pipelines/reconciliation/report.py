@@ -7,6 +7,8 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, Final
@@ -15,7 +17,6 @@ from outbox_pipelines.config.consumers import Consumer
 from outbox_pipelines.core.text import counted
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import reconciliation_sql
-from outbox_pipelines.reconciliation.processed import Handled
 from outbox_pipelines.reconciliation.workspace import Workspace
 
 EXAMPLES: Final = 10
@@ -301,22 +302,67 @@ _OF_CONSUMER: Final = (
 )
 
 
+# Found by the step that has all places of an aggregate.
+_OF_ORDER: Final = frozenset({reconciliation_sql.OUT_OF_ORDER, reconciliation_sql.LATE_REPLAYS})
+
+
 def of_topics(space: Workspace) -> list[Finding]:
-    """Return the findings of the topics."""
-    return [found for query, kind in _OF_TOPICS if (found := _find(space, query, kind)).count]
+    """Return the findings of the topics, except those of `of_order`."""
+    return [_find(space, query, kind) for query, kind in _OF_TOPICS if query not in _OF_ORDER]
 
 
-def of_consumer(space: Workspace, consumer: Consumer, handled: Handled) -> list[Finding]:
-    """Return the findings of a consumer, whose tables are loaded."""
-    given = {"{kept_ms}": str(handled.kept_ms), "{side}": side(consumer)}
+def of_order(space: Workspace) -> list[Finding]:
+    """Return the findings about the order of an aggregate's events."""
+    return [_find(space, query, kind) for query, kind in _OF_TOPICS if query in _OF_ORDER]
+
+
+def of_consumer(space: Workspace, consumer: Consumer, kept_ms: int) -> list[Finding]:
+    """Return the findings of a consumer, whose views are attached.
+
+    Args:
+        kept_ms: records of messages since this time are certainly kept.
+    """
+    given = {"{kept_ms}": str(kept_ms), "{side}": side(consumer)}
     findings = []
     for query, kind in _OF_CONSUMER:
         filled = query
         for name, value in given.items():
             filled = filled.replace(name, value)
-        if (found := _find(space, filled, kind)).count:
-            findings.append(found)
+        findings.append(_find(space, filled, kind))
     return findings
+
+
+def passed_on(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Return findings as JSON, for `merged`."""
+    return [
+        {
+            "name": each.kind.name,
+            "count": each.count,
+            "examples": [dataclasses.asdict(example) for example in each.examples],
+        }
+        for each in findings
+        if each.count
+    ]
+
+
+def merged(is_topics: bool, parts: Iterable[dict[str, Any]]) -> list[Finding]:
+    """Return the findings of all slices as those of one: counts are added, the first examples kept."""
+    counts: Counter[str] = Counter()
+    examples: defaultdict[str, list[Example]] = defaultdict(list)
+    for part in parts:
+        counts[part["name"]] += part["count"]
+        examples[part["name"]] += [Example(**each) for each in part["examples"]]
+    return [
+        Finding(kind, counts[kind.name], sorted(examples[kind.name], key=_place)[:EXAMPLES])
+        for _, kind in (_OF_TOPICS if is_topics else _OF_CONSUMER)
+        if counts[kind.name]
+    ]
+
+
+def _place(example: Example) -> tuple[tuple[bool, Any], ...]:
+    """Return what EXAMPLES of `reconciliation_sql` sorts by, with what is unknown last."""
+    values = (example.seq, example.topic, example.partition, example.offset, example.id, example.detail)
+    return tuple((value is None, value) for value in values)
 
 
 def side(consumer: Consumer) -> str:

@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,7 +49,7 @@ class Workspace:
 
     def run(self, query: str, **given: Any) -> None:
         """Run a statement."""
-        with _room():
+        with room():
             self._connection.execute(query, given or None)
 
     def add(self, query: str, batch: pa.Table | pa.RecordBatch) -> None:
@@ -59,9 +59,33 @@ class Workspace:
         self.run(query)
         self._connection.unregister("batch")
 
+    def table(self, query: str, batch: pa.Table) -> pa.Table:
+        """Return the result of a query that reads `batch`."""
+        self._connection.register("batch", batch)
+        with room():
+            found = self._connection.sql(query).to_arrow_table()
+        self._connection.unregister("batch")
+        return found
+
+    def attach(self, kind: str, files: Sequence[Path]) -> None:
+        """Make a view of the rows in these files, with the columns of their kind."""
+        types = reconciliation_sql.COLUMNS[kind].items()
+        if not files:
+            nulls = ", ".join(f'NULL::{type} AS "{name}"' for name, type in types)
+            self.run(reconciliation_sql.EMPTY.format(name=kind, columns=nulls))
+            return
+        columns = ", ".join(f'"{name}"::{type} AS "{name}"' for name, type in types)
+        names = ", ".join(f"'{str(file).replace(chr(39), chr(39) * 2)}'" for file in files)
+        self.run(reconciliation_sql.VIEW.format(name=kind, columns=columns, files=f"[{names}]"))
+
+    def batches(self, query: str, **given: Any) -> Iterator[pa.RecordBatch]:
+        """Yield a result of any length; other statements can run in between."""
+        with room():
+            yield from self._connection.cursor().sql(query, params=given or None).to_arrow_reader(_ROWS)
+
     def rows(self, query: str, **given: Any) -> list[tuple[Any, ...]]:
         """Return all rows of a short result."""
-        with _room():
+        with room():
             return self._connection.execute(query, given or None).fetchall()
 
     def row(self, query: str, **given: Any) -> tuple[Any, ...]:
@@ -71,7 +95,7 @@ class Workspace:
 
     def write(self, query: str, file: Path) -> None:
         """Write a result of any length to a Parquet file."""
-        with _room():
+        with room():
             reader = self._connection.sql(query).to_arrow_reader(_ROWS)
         try:
             with pq.ParquetWriter(file, reader.schema, compression="zstd") as writer:
@@ -94,7 +118,7 @@ def workspace() -> Iterator[Workspace]:
     Raises:
         SetupError: the disk is full.
     """
-    with _room():
+    with room():
         directory = TemporaryDirectory(prefix="outbox-reconcile-")
     with directory as place, duckdb.connect(str(Path(place) / "ids.duckdb"), config=_CONFIG) as connection:
         connection.execute("SET temp_directory = ?", [str(Path(place) / "spilled")])
@@ -103,7 +127,8 @@ def workspace() -> Iterator[Workspace]:
 
 
 @contextmanager
-def _room() -> Iterator[None]:
+def room() -> Iterator[None]:
+    """Convert an error of a full disk or too little memory into a `SetupError`."""
     try:
         yield
     except (duckdb.IOException, duckdb.OutOfMemoryException, OSError) as error:

@@ -217,6 +217,15 @@ class Store:
             else:
                 obstore.delete(self._bucket, name)
 
+    def remove_all(self, directory: str) -> None:
+        """Remove all objects below a directory."""
+        with self._errors():
+            if self.root is not None:
+                shutil.rmtree(self.root / directory)
+                return
+            for page in obstore.list(self._bucket, directory):
+                obstore.delete(self._bucket, [each["path"] for each in page])
+
     def set_aside(self, day: date, name: str) -> str:
         """Move a file out of the data set, to `_outbox/kept`; return its new key."""
         # Not .parquet: some readers search all directories.
