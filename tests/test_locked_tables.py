@@ -26,7 +26,8 @@ cdc setup, config check,
 config schema, config show, consumer dead-letters discard, consumer
 dead-letters replay, consumer drain, consumer migrate, consumer prune,
 consumer receive, consumer run, cutover, dead-letters discard, dead-letters replay,
-delayed cancel, delayed move, init, lint-writes,
+delayed cancel, delayed move, forget, init, keys generate, keys list, keys migrate, keys rewrap,
+lint-writes,
 local down, local run, local env, local up, migrate, partitions attach, partitions
 close, partitions drop, partitions ensure, partitions purge, partitions reopen, quality day, relay,
 replay cancel,

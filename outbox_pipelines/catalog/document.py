@@ -19,6 +19,7 @@ import yaml
 from jsonschema.exceptions import best_match
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from outbox_pipelines.catalog import protected_members
 from outbox_pipelines.catalog.schemas import check_schema, checker, place
 from outbox_pipelines.config.topics import is_topic
 from outbox_pipelines.errors import SetupError
@@ -70,6 +71,9 @@ class EventType(BaseModel):
     lifecycle: Lifecycle = "active"
     retired_on: date | None = None
     """From this UTC day on, a retired type must not be written; None: any row of it is an error."""
+    protected: dict[str, str] = Field(default_factory=dict)
+    """By the path of a member that is encrypted, the path of the member that has its data subject's id, or
+    ``aggregate_id``."""
     protobuf: ProtobufMessage | None = None
     # Not `schema`: that name belongs to pydantic.
     payload: dict[str, Any] | None = Field(default=None, alias="schema")
@@ -90,6 +94,11 @@ class EventType(BaseModel):
             raise ValueError(
                 f"aggregate_id is {self.aggregate_id!r}: name a member that its schema lists as required"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _protects_plain_texts(self) -> EventType:
+        protected_members.check(self.protected, self.payload)
         return self
 
     @model_validator(mode="after")

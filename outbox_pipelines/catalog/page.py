@@ -85,6 +85,8 @@ def _section(name: str, each: EventType, topics_url: str | None, less_than: str)
         yield f"- aggregate type: {_code(each.aggregate_type)}"
     if each.aggregate_id:
         yield f"- id of the aggregate: {_code(each.aggregate_id)}"
+    if each.protected:
+        yield f"- encrypted for a person: {', '.join(map(_code, each.protected))}"
     if each.version:
         yield f"- version: {each.version}"
     if each.protobuf:

@@ -23,6 +23,7 @@ from outbox_pipelines.cli.consumer import consumer
 from outbox_pipelines.cli.dead_letters import dead_letters
 from outbox_pipelines.cli.debezium import debezium
 from outbox_pipelines.cli.delayed import delayed
+from outbox_pipelines.cli.keys import forget, generate, keys
 from outbox_pipelines.cli.lint_writes import lint_writes
 from outbox_pipelines.cli.local import local
 from outbox_pipelines.cli.migrate import migrate
@@ -57,6 +58,8 @@ _COMMANDS: Final[dict[str, tuple[tuple[click.Command, str], ...]]] = {
         (archive, "Archive, prove, restore and query days."),
         (replay, "Send published events again."),
         (bodies, "Check and sweep the bodies of large payloads."),
+        (keys, "Manage the keys of data subjects."),
+        (forget, "Destroy the key of a data subject."),
         (reconcile, "Compare a day with the topics and the consumers."),
         (quality, "Show what Great Expectations finds in the data."),
         (catalog, "Compare the event catalog with the table."),
@@ -165,7 +168,7 @@ READING: Final = (
 add_to(
     cli,
     # A linter in an application's CI has no settings of a relay.
-    excluded=(lint_writes, local, config, init),
+    excluded=(lint_writes, local, config, init, generate),
     many=(status,),
     lists=(relay,),
     # If the output is redirected to that file, the shell has emptied it by now.

@@ -37,6 +37,7 @@ from outbox_pipelines.config.types import (
     KafkaConfig,
     Limits,
     Link,
+    MasterKeyText,
     OutboxName,
     RegistryUrls,
     RegistryUserInfo,
@@ -458,6 +459,23 @@ class Consumer(BaseModel):
     )
 
 
+class Erasure(BaseModel):
+    """Erasure by subject."""
+
+    keys_dsn: Dsn = Field(
+        default=Secret(),
+        description="Database of the [keys of data subjects](erasure.md), apart from the outbox.",
+    )
+    master_key: MasterKeyText = Field(
+        default=Secret(),
+        description="Master key that wraps these keys: base64 of 32 bytes; former ones behind it, separated "
+        "by spaces.",
+    )
+    master_key_file: HomePath | None = Field(
+        default=None, description="Instead of OUTBOX_MASTER_KEY, a file that contains it."
+    )
+
+
 class Dagster(BaseModel):
     """Dagster."""
 
@@ -508,6 +526,7 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "days": Days,
     "checks": Checks,
     "consumer": Consumer,
+    "erasure": Erasure,
     "dagster": Dagster,
     "local": Local,
 }

@@ -33,10 +33,10 @@ NAME: Final = "outbox.toml"
 SECRET: Final = frozenset(
     {
         *("dsn", "consumer_dsn", "alerts", "connect", "dead_letter_command"),
-        *("registry_token", "registry_user_info"),
+        *("keys_dsn", "master_key", "registry_token", "registry_user_info"),
     }
 )
-MAY_BE_PLAIN: Final = frozenset({"dsn", "consumer_dsn", "connect"})
+MAY_BE_PLAIN: Final = frozenset({"dsn", "consumer_dsn", "keys_dsn", "connect"})
 """Secrets only if they contain a password."""
 # Two outboxes that had them from the same place would be one.
 NOT_SHARED: Final = frozenset({"name", "dsn", "table", "connector"})

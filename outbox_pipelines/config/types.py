@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from outbox_pipelines.config.consumers import read_consumers
 from outbox_pipelines.config.kafka_config import read_config
+from outbox_pipelines.config.master_keys import read_master_keys
 from outbox_pipelines.config.message_names import read_headers, read_members
 from outbox_pipelines.config.server_urls import connect_urls, registry_urls
 from outbox_pipelines.config.table_mapping import read_mapping
@@ -101,6 +102,12 @@ def _user_info(value: Secret) -> Secret:
     register(value.reveal(), value.reveal().partition(":")[2])
     if value and not value.reveal().partition(":")[2]:
         raise ValueError("has no password in it: write the user, a colon and the password")
+    return value
+
+
+def _master_keys(value: Secret) -> Secret:
+    register(*value.reveal().split())
+    read_master_keys(value.reveal())
     return value
 
 
@@ -239,6 +246,7 @@ DrainConsumers = Annotated[str, AfterValidator(_drain_consumers)]
 HeaderNames = Annotated[Names, BeforeValidator(as_table), _read_by(read_headers)]
 FlatMembers = Annotated[Names, BeforeValidator(as_table), _read_by(read_members)]
 UriReference = Annotated[str, AfterValidator(_uri_reference)]
+MasterKeyText = Annotated[Secret, AfterValidator(_master_keys)]
 SecretCommand = Annotated[Secret, AfterValidator(_command)]
 SecretToken = Annotated[Secret, AfterValidator(_command)]
 HomePath = Annotated[Path, AfterValidator(expanded)]

@@ -24,12 +24,14 @@ from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.config import (
     BodyReader,
     Cache,
+    PayloadReader,
     Plan,
     SchemaReader,
     body_getter,
     checked_origins,
     checked_policies,
     checked_table,
+    decrypter,
     require_number,
     require_one_of,
     require_one_way,
@@ -84,6 +86,7 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
         dedupe_table: DedupeTable | None = None,
         bodies: BodyReader | None = None,
         registry: SchemaReader | None = None,
+        keys: PayloadReader | None = None,
     ) -> None:
         super().__init__()
         if not source:
@@ -127,6 +130,7 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
             dedupe_table=checked_table(dedupe_table),
             body_of=body_getter(bodies, is_asynchronous=self._is_asynchronous),
             schema_of=schema_getter(registry, dedupe_table, is_asynchronous=self._is_asynchronous),
+            decrypt=decrypter(keys, is_asynchronous=self._is_asynchronous),
             on_error=checked_policies(on_error),
             outage_after=require_whole("outage_after", outage_after, 0),
             origins=checked_origins(origins),

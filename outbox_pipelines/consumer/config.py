@@ -49,6 +49,12 @@ class SchemaReader(Protocol):
     def reader(self, frame: bytes) -> Read | None: ...
 
 
+class PayloadReader(Protocol):
+    """What decrypts payloads: `outbox_pipelines.subject_keys.SubjectKeys`."""
+
+    def all_decrypted(self, payloads: Sequence[Any]) -> list[Any]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The options of a consumer; see `Consumer` for their meanings."""
@@ -74,6 +80,8 @@ class Plan:
     """Reads the body of a large payload; None: handlers get the reference."""
     schema_of: Callable[[bytes], Awaitable[Read | None]] | None = None
     """Asks the schema registry by the frame of a value; None: framed values are JSON."""
+    decrypt: Callable[[Sequence[Any]], Awaitable[list[Any]]] | None = None
+    """Decrypts payloads; None: members stay encrypted."""
     dedupe_table: DedupeTable | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
     on_error: Mapping[type[BaseException], Policy] = field(default_factory=dict)
@@ -179,6 +187,23 @@ def schema_getter(
         return await asyncio.to_thread(given.reader, frame)
 
     return asked
+
+
+def decrypter(
+    given: PayloadReader | None, *, is_asynchronous: bool
+) -> Callable[[Sequence[Any]], Awaitable[list[Any]]] | None:
+    """Return what decrypts payloads, in a thread if there is an event loop; or raise `SetupError`."""
+    if given is None:
+        return None
+    if not hasattr(given, "all_decrypted"):
+        raise SetupError(f'keys is {given!r}: write for example SubjectKeys("postgresql://app@keys/keys")')
+    if is_asynchronous:
+        return lambda payloads: asyncio.to_thread(given.all_decrypted, payloads)
+
+    async def at_once(payloads: Sequence[Any]) -> list[Any]:
+        return given.all_decrypted(payloads)
+
+    return at_once
 
 
 def checked_origins(given: Mapping[str, str]) -> Mapping[str, str]:

@@ -77,6 +77,8 @@ class Consumer(BaseConsumer[Connection, Session]):
             Otherwise they get the reference, also as `event.reference`.
         registry: the registry of the schemas that values are framed with, a `SchemaRegistry`: values in Avro
             and Protobuf are read. Otherwise only JSON is.
+        keys: the keys of data subjects, a `SubjectKeys`: handlers get encrypted members of the payload
+            decrypted, and `ERASED` for those that were erased. Otherwise they get encrypted text.
 
     Raises:
         SetupError: an argument is invalid.

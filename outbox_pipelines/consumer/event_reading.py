@@ -65,6 +65,8 @@ _ATTRIBUTES: Final = {
     **{name: name.replace("-", "") for name in _METADATA},
 }
 _MEMBER: Final = MEMBER.encode()
+# How texts begin that stand for encrypted and erased values; see `subject_keys`.
+_PROTECTED: Final = b'"outbox-e'
 # Headers that have one name everywhere.
 _FIXED: Final = (CONTENT_TYPE, *REPLAY)
 _CLOUDEVENT: Final = "application/cloudevents+json"
@@ -174,6 +176,11 @@ class Event(Generic[Payload]):
     def framed(self) -> tuple[bytes, bytes] | None:
         """The frame and the body of a value with a schema; None for one without."""
         return framed(self.value, self.headers)
+
+    @property
+    def may_be_protected(self) -> bool:
+        """Whether the value, in JSON, may have encrypted or erased members."""
+        return self.value is not None and _PROTECTED in self.value
 
     @property
     def reference(self) -> Reference | None:

@@ -32,7 +32,7 @@ from outbox_pipelines.consumer.inbox import Inbox
 from outbox_pipelines.consumer.items import Item, Pace, prepare
 from outbox_pipelines.consumer.processed_events import ProcessedEvents
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.writer import BodyStoreError, correlated
+from outbox_pipelines.writer import BodyStoreError, OutboxError, correlated
 from outbox_pipelines.writer.references import Reference
 
 
@@ -173,6 +173,8 @@ class HandlerTransactions:
                 await self._read_value(handler, each)
             if each.reference is not None:
                 await self._read_body(handler, each, each.reference)
+        if protected := [each for each in items if each.protected is not None]:
+            await self._decrypt(handler, protected)
         given = [each.given for each in items]
         self.retry.is_called, self.retry.awaits = True, "handler"
         began = time.monotonic()
@@ -209,7 +211,7 @@ class HandlerTransactions:
         if read is None:
             prepare(item, event, handler, self.plan)
         else:
-            item.given = handler.give(event)
+            self._give(item, event, handler)
         item.is_framed = False
 
     async def _read_body(self, handler: Handler, item: Item, reference: Reference) -> None:
@@ -230,7 +232,35 @@ class HandlerTransactions:
             event = item.event.with_body(content, reference.content_type)
         except ValueError:
             raise UnreadableError(f"{item.event} is rejected: its body {reference.key} is not JSON") from None
-        item.given, item.reference = handler.give(event), None
+        self._give(item, event, handler)
+        item.reference = None
+
+    def _give(self, item: Item, event: Event, handler: Handler) -> None:
+        """Set what the handler gets, or what has to be decrypted first."""
+        if self.plan.decrypt is not None:
+            item.protected = event
+        else:
+            item.given = handler.give(event)
+
+    async def _decrypt(self, handler: Handler, items: Sequence[Item]) -> None:
+        """Decrypt the payloads of new events, all with one question for their keys.
+
+        Raises:
+            OutageError: the key store is unavailable, or the master key is not its own.
+            SubjectKeyError: a key is not in the store, or a value was changed.
+            UnreadableError: a payload does not fit the handler.
+        """
+        assert self.plan.decrypt is not None
+        await self.plan.stay()
+        events = [each.protected for each in items if each.protected is not None]
+        try:
+            payloads = await self.plan.decrypt([each.payload for each in events])
+        except OutboxError as error:
+            raise OutageError(str(error)) from None
+        except (ValueError, RecursionError) as error:
+            raise UnreadableError(f"{events[0]} is rejected: {type(error).__name__}") from None
+        for item, event, payload in zip(items, events, payloads, strict=True):
+            item.given, item.protected = handler.give(event.with_payload(payload)), None
 
     async def _release(self, transaction: Any) -> None:
         """Let the transaction be committed.

@@ -45,6 +45,8 @@ class Item:
     """Whether the schema of its value has to be asked for before `given` is known."""
     reference: Reference | None = None
     """The body that has to be read before `given` is known."""
+    protected: Event | None = None
+    """The event whose payload has to be decrypted before `given` is known."""
     mark: tuple[str, str] = ("", "")
     """Its row in the service's own table of processed events, empty without one; see `dedupe_table`."""
 
@@ -106,6 +108,9 @@ def prepare(item: Item, event: Event, handler: Handler, plan: Plan) -> None:
     reference = _reference_of(event, is_needed=plan.body_of is not None)
     if reference is not None and plan.body_of is not None:
         item.reference = reference
+        return
+    if plan.decrypt is not None and event.may_be_protected:
+        item.protected = event
         return
     try:
         item.given = handler.give(event)

@@ -5,6 +5,8 @@ Invariants:
 - An unsupported type is rejected when the handler is registered.
 - An invalid payload is rejected with the path of the member and without its value. Members that a type does
   not have are ignored: a producer can add some.
+- A member that was erased is no error where its type can be missing: a dataclass gets `ERASED` whatever the
+  annotation, a model the text `outbox-erased`, or None where it takes no such text.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
 from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
+from outbox_pipelines.core.erased import ERASED
 from outbox_pipelines.errors import SetupError
 
 # A value and its path, as the value that is meant.
@@ -132,9 +135,16 @@ def _pydantic(kind: type) -> Convert | None:
     adapter = pydantic.TypeAdapter(kind)
 
     def convert(value: Any, path: str) -> Any:
+        # As JSON: a strict model takes text for a time there.
+        text = json.dumps(value)
         try:
-            # As JSON: a strict model takes text for a time there.
-            return adapter.validate_json(json.dumps(value))
+            try:
+                return adapter.validate_json(text)
+            except pydantic.ValidationError as error:
+                found = error.errors(include_url=False, include_context=False, include_input=False)
+                if not any(_is_erased(value, each["loc"]) for each in found):
+                    raise
+                return adapter.validate_json(json.dumps(_with_nulls(value, [each["loc"] for each in found])))
         except pydantic.ValidationError as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
             first, *others = [(_joined(path, each["loc"]), each["msg"]) for each in found[:_MOST_ERRORS]]
@@ -142,6 +152,29 @@ def _pydantic(kind: type) -> Convert | None:
             raise MisfitError(first[0], f"is rejected: {first[1]}{more}") from None
 
     return convert
+
+
+def _is_erased(value: Any, location: Sequence[int | str]) -> bool:
+    """Return whether an error is about an erased member; a step of a union is in no payload."""
+    try:
+        for step in location:
+            value = value[step]
+    except (KeyError, IndexError, TypeError):
+        return False
+    return value is ERASED
+
+
+def _with_nulls(value: Any, locations: Sequence[Sequence[int | str]]) -> Any:
+    """Return a copy with null in place of the erased members at these places."""
+    copied = json.loads(json.dumps(value))
+    for location in locations:
+        if location and _is_erased(value, location):
+            *outer, last = location
+            container = copied
+            for step in outer:
+                container = container[step]
+            container[last] = None
+    return copied
 
 
 def _dataclass(kind: Any, known: dict[Any, Convert]) -> Convert:
@@ -155,7 +188,8 @@ def _dataclass(kind: Any, known: dict[Any, Convert]) -> Convert:
         for name, is_required, convert_field in fields:
             there = f"{path}.{name}" if path else name
             if name in value:
-                given[name] = convert_field(value[name], there)
+                member = value[name]
+                given[name] = member if member is ERASED else convert_field(member, there)
             elif is_required:
                 raise MisfitError(there, "is missing")
         try:

@@ -29,6 +29,7 @@ REFUSED = (
 OTHERS = {
     "migrate",
     *("init", "config", "relay", "status", "dead-letters", "alerts", "consumer", "table", "adopt", "local"),
+    *("forget", "keys"),
     *(
         "debezium",
         "lint-writes",

@@ -1,0 +1,126 @@
+"""The commands `outbox keys …` and `outbox forget`: manage the keys of data subjects, and destroy one."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from outbox_pipelines.cli.dead_letters import actor
+from outbox_pipelines.cli.options import TEXT
+from outbox_pipelines.config.master_keys import SIZE
+from outbox_pipelines.core.text import counted, plain
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.settings import Settings
+
+
+@click.group()
+def keys() -> None:
+    """Manage the keys of data subjects (OUTBOX_KEYS_DSN, OUTBOX_MASTER_KEY)."""
+
+
+@keys.command()
+def generate() -> None:
+    """Print a new master key, for OUTBOX_MASTER_KEY. Without it, all subjects are erased: keep a copy."""
+    click.echo(base64.b64encode(os.urandom(SIZE)).decode())
+
+
+@keys.command("migrate")
+@click.pass_obj
+def make_tables(settings: Settings) -> None:
+    """Create the missing tables of the key store, and check that the master key is its own.
+
+    Warns if the keys are in the same server as the outbox (OUTBOX_DSN).
+    """
+    from outbox_pipelines.subject_keys import erasures
+
+    with _errors():
+        warning = erasures.migrate(settings)
+    click.echo("the tables of the key store exist, and the master key is its own")
+    if warning:
+        click.echo(plain(f"outbox: {warning}"), err=True)
+
+
+@keys.command("list")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="Maximum rows.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.pass_obj
+def list_erasures(settings: Settings, limit: int, as_json: bool) -> None:
+    """List the subjects that were forgotten, newest first: who did it, when and why."""
+    from outbox_pipelines.subject_keys import erasures
+
+    with _errors():
+        found = erasures.erasures(settings, limit)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2, default=str))
+        return
+    for each in found:
+        when = f"{each.forgotten_at:%Y-%m-%d %H:%M:%S}"
+        click.echo(plain(f"{when}  {each.subject}  {each.forgotten_by}  {each.reason}"))
+    if not found:
+        click.echo("none")
+
+
+@keys.command()
+@click.pass_obj
+def rewrap(settings: Settings) -> None:
+    """Wrap all keys with the current master key, the first in OUTBOX_MASTER_KEY.
+
+    Give the former one behind it. After the command, and once every process has the new one, it is needed
+    no more.
+    """
+    from outbox_pipelines.subject_keys import erasures
+
+    with _errors():
+        count = erasures.rewrap(settings)
+    click.echo(f"{counted(count, 'key')} wrapped by the current master key")
+
+
+@click.command()
+@click.argument("subject", type=TEXT)
+@click.option("--reason", type=TEXT, required=True, help="Reason, for the audit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def forget(settings: Settings, subject: str, reason: str, as_json: bool) -> None:
+    """Destroy the key of a data subject: its encrypted values become unreadable everywhere.
+
+    Processes that have the key in memory read them for at most 60 seconds more. Repeated, the command
+    changes nothing. Exits with 1 if the subject has no key.
+    """
+    from outbox_pipelines.subject_keys import erasures
+
+    with _errors():
+        found = erasures.forget(settings, subject, actor=actor(), reason=reason)
+    if found is None:
+        click.echo(
+            plain(f"outbox: no key of the subject {subject}: nothing was destroyed. Check the id"), err=True
+        )
+        sys.exit(1)
+    erasure, is_new, left = found
+    if as_json:
+        one = dataclasses.asdict(erasure) | {"is_new": is_new}
+        click.echo(json.dumps(one, indent=2, default=str))
+    else:
+        when = "now" if is_new else f"already, {erasure.forgotten_at:%Y-%m-%d %H:%M:%S} UTC"
+        click.echo(plain(f"{subject} forgotten {when}, by {erasure.forgotten_by}: {erasure.reason}"))
+    if left:
+        click.echo(
+            plain(f"outbox: the next autovacuum removes the row's former version with the key: {left}"),
+            err=True,
+        )
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    from outbox_pipelines.subject_keys import KeyStoreError
+
+    try:
+        yield
+    except KeyStoreError as error:
+        raise SetupError(str(error)) from None

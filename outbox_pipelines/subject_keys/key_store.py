@@ -1,0 +1,217 @@
+"""The database of the data keys: one connection, and the functions of `sql/keys`.
+
+Invariants:
+- Each question is one statement, and one round trip; an idle connection that the server has closed is opened
+  again.
+- The database that is away, has no tables or refuses is a `KeyStoreError` with the remedy.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, LiteralString
+
+import psycopg
+
+from outbox_pipelines.core import scripts, session
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.subject_keys.errors import KeyStoreError
+
+_IDENTITY: Final = "SELECT id::text, canary FROM key_store"
+# Repeated, it changes nothing: who comes second uses the canary of the first.
+_IDENTIFY: Final = "INSERT INTO key_store (canary) VALUES (%(canary)s) ON CONFLICT DO NOTHING"
+_FIND: Final = "SELECT subject, key_id::text, wrapped FROM subject_keys_find(%(subjects)s)"
+_ADD: Final = "SELECT subject, key_id::text, wrapped FROM subject_keys_add(%(subjects)s, %(wrapped)s)"
+_READ: Final = "SELECT key_id::text, wrapped FROM subject_keys_read(%(ids)s::uuid[])"
+_FORGET: Final = """
+SELECT key_id::text, forgotten_at, forgotten_by, reason, is_new
+FROM subject_keys_forget(%(subject)s, %(actor)s, %(reason)s)"""
+# The row's former version, which has the key. FULL would lock out writers.
+_VACUUM: Final = "VACUUM (ANALYZE FALSE) subject_keys"
+_LIST: Final = """
+SELECT subject, key_id::text, forgotten_at, forgotten_by, reason FROM subject_keys
+WHERE forgotten_at IS NOT NULL ORDER BY forgotten_at DESC LIMIT %(limit)s"""
+# By key_id, which never changes: what is added in between is wrapped by the current key already.
+_WRAPPED: Final = """
+SELECT key_id::text, wrapped FROM subject_keys
+WHERE wrapped IS NOT NULL AND key_id > %(after)s::uuid ORDER BY key_id LIMIT 1000"""
+# Only if it is still that one: what was forgotten since stays destroyed.
+_REWRAP: Final = """
+UPDATE subject_keys SET wrapped = new
+FROM unnest(%(ids)s::uuid[], %(old)s::bytea[], %(new)s::bytea[]) AS given (id, old, new)
+WHERE key_id = id AND wrapped = old"""
+_REWRAP_CANARY: Final = "UPDATE key_store SET canary = %(canary)s"
+_SERVER: Final = "SELECT system_identifier::text FROM pg_control_system()"
+# After which it is asked whether the connection is open.
+_IDLE_SECONDS: Final = 20.0
+_FIRST: Final = "00000000-0000-0000-0000-000000000000"
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """A subject that was forgotten."""
+
+    subject: str
+    key_id: str
+    forgotten_at: datetime
+    forgotten_by: str
+    reason: str
+
+
+class KeyStore:
+    """The database of data keys; can be used by several threads.
+
+    Args:
+        conninfo: a libpq connection string.
+        timeout: seconds for the connection, and for each statement.
+    """
+
+    def __init__(self, conninfo: str, timeout: float) -> None:
+        self._conninfo = conninfo
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._connection: psycopg.Connection[Any] | None = None
+        self._process = os.getpid()
+        self._used_at = 0.0
+
+    def identity(self) -> tuple[str, bytes] | None:
+        """Return the id of the store, and its canary; None before `keys migrate` has set them."""
+        return next(iter(self._rows(_IDENTITY)), None)
+
+    def find(self, subjects: Sequence[str]) -> dict[str, tuple[str, bytes | None]]:
+        """Return the id and the wrapped key of each subject that has one; None: destroyed."""
+        rows = self._rows(_FIND, subjects=[*subjects])
+        return {subject: (key_id, wrapped) for subject, key_id, wrapped in rows}
+
+    def add(self, proposed: Mapping[str, bytes]) -> dict[str, tuple[str, bytes | None]]:
+        """Store a wrapped key for each subject that has none; return the keys that they have."""
+        rows = self._rows(_ADD, subjects=[*proposed], wrapped=[*proposed.values()])
+        return {subject: (key_id, wrapped) for subject, key_id, wrapped in rows}
+
+    def read(self, ids: Sequence[str]) -> dict[str, bytes | None]:
+        """Return the wrapped keys of these ids; None: destroyed; nothing for an unknown id."""
+        return dict(self._rows(_READ, ids=[*ids]))
+
+    def forget(self, subject: str, *, actor: str, reason: str) -> tuple[Erasure, bool] | None:
+        """Destroy a key; return the erasure, and whether it was now; None for a subject without a key."""
+        for *columns, is_new in self._rows(_FORGET, subject=subject, actor=actor, reason=reason):
+            return Erasure(subject, *columns), is_new
+        return None
+
+    def vacuum(self) -> str:
+        """Remove destroyed keys from the table; return why not, or an empty text."""
+        said: list[str] = []
+        with self._connected() as connection:
+
+            def note(notice: Any) -> None:
+                said.append(str(notice.message_primary))
+
+            connection.add_notice_handler(note)
+            try:
+                connection.execute("SET statement_timeout = 0")
+                connection.execute(_VACUUM)
+            finally:
+                connection.remove_notice_handler(note)
+                self._limit(connection)
+        return "; ".join(said)
+
+    def erasures(self, limit: int) -> list[Erasure]:
+        """Return forgotten subjects, the newest first."""
+        return [Erasure(*row) for row in self._rows(_LIST, limit=limit)]
+
+    def migrate(self, canary: bytes) -> None:
+        """Create the tables if they are missing, and give the store its identity."""
+        with self._connected() as connection, connection.transaction():
+            for file in scripts.files("keys"):
+                connection.execute(file.read_bytes())
+            connection.execute(_IDENTIFY, {"canary": canary})
+
+    def wrapped(self) -> Iterator[list[tuple[str, bytes]]]:
+        """Yield the ids and keys that are not destroyed, a thousand at a time."""
+        after = _FIRST
+        while rows := self._rows(_WRAPPED, after=after):
+            yield rows
+            after = rows[-1][0]
+
+    def rewrap(self, keys: Sequence[tuple[str, bytes, bytes]]) -> int:
+        """Replace wrapped keys, given as id, old and new; return how many."""
+        ids, old, new = ([*column] for column in zip(*keys, strict=True))
+        with self._connected() as connection:
+            return connection.execute(_REWRAP, {"ids": ids, "old": old, "new": new}).rowcount
+
+    def rewrap_canary(self, canary: bytes) -> None:
+        """Replace the canary."""
+        with self._connected() as connection:
+            connection.execute(_REWRAP_CANARY, {"canary": canary})
+
+    def server(self) -> str:
+        """Return the identifier of the server's data directory, which its replicas and backups share."""
+        [(found,)] = self._rows(_SERVER)
+        return str(found)
+
+    def close(self) -> None:
+        """Close the connection; the next question opens another one."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _rows(self, query: LiteralString, **given: Any) -> list[Any]:
+        with self._connected() as connection:
+            return connection.execute(query, given).fetchall()
+
+    @contextmanager
+    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
+        if self._process != os.getpid():
+            # The lock may be held by a thread that the fork lacks, and the connection is the parent's.
+            self._process, self._lock, self._connection = os.getpid(), threading.Lock(), None
+        with self._lock:
+            try:
+                yield self._open()
+            except psycopg.Error as error:
+                raise self._error(error) from None
+
+    def _open(self) -> psycopg.Connection[Any]:
+        idle, self._used_at = time.monotonic() - self._used_at, time.monotonic()
+        if self._connection is not None and not self._connection.closed:
+            if idle < _IDLE_SECONDS:
+                return self._connection
+            # The server, or a firewall, may have closed it.
+            with suppress(psycopg.OperationalError):
+                self._connection.execute("")
+                return self._connection
+            self._connection.close()
+        self._connection = psycopg.connect(
+            self._conninfo,
+            autocommit=True,
+            # Behind a pooler, a prepared statement is in another session.
+            prepare_threshold=None,
+            connect_timeout=max(2, round(self._timeout)),
+            application_name="outbox keys",
+            **session.CONNECTION,
+        )
+        self._limit(self._connection)
+        return self._connection
+
+    def _limit(self, connection: psycopg.Connection[Any]) -> None:
+        connection.execute(f"SET statement_timeout = {round(self._timeout * 1000)}".encode())
+
+    def _error(self, error: psycopg.Error) -> KeyStoreError:
+        said = first_line(error)
+        if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedFunction):
+            return KeyStoreError(
+                f"the key store has no tables ({said}): run `outbox keys migrate`, or correct OUTBOX_KEYS_DSN"
+            )
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            return KeyStoreError(
+                f"the key store refuses: {said}. Its owner grants what a role needs: "
+                "SELECT subject_keys_grant('…', 'writer'), 'reader' or 'operator'"
+            )
+        if error.sqlstate is None:
+            return KeyStoreError(f"the key store (OUTBOX_KEYS_DSN) is unavailable: {said}")
+        return KeyStoreError(f"the key store refuses: {said}")

@@ -1,0 +1,404 @@
+"""Encrypt members of payloads with a key per data subject, and decrypt them.
+
+Invariants:
+- Nothing is encrypted before the master key is known to be the store's own.
+- A forgotten subject never gets another key. Keys are kept in memory for `cache_seconds`: after that time,
+  no process reads what was forgotten.
+- What is not known to be erased is never taken for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final, Generic, Protocol, TypeVar
+from uuid import UUID
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from outbox_pipelines.config.master_keys import SIZE
+from outbox_pipelines.core.erased import ERASED
+from outbox_pipelines.core.secret import check_dsn, register_dsn
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.settings import ErasureSettings, load_settings
+from outbox_pipelines.subject_keys import encrypted_text, member_paths
+from outbox_pipelines.subject_keys.errors import KeyStoreError, SubjectForgottenError, SubjectKeyError
+from outbox_pipelines.subject_keys.key_store import KeyStore
+from outbox_pipelines.subject_keys.wrapping import NONE, MasterKey, MasterKeys, read_file
+from outbox_pipelines.writer.bytes_payload import BytesPayload
+from outbox_pipelines.writer.errors import OutboxError
+from outbox_pipelines.writer.json_text import to_json
+from outbox_pipelines.writer.references import LargePayload
+
+LONGEST_SUBJECT: Final = 500
+MOST_SECONDS: Final = 60.0
+_Key = tuple[str, AESGCM]
+
+
+class _Documented(Protocol):
+    @property
+    def protected(self) -> Mapping[str, str]: ...
+
+
+class EventCatalog(Protocol):
+    """What `catalog.document.read_catalog` returns."""
+
+    @property
+    def events(self) -> Mapping[str, _Documented]: ...
+
+
+class SubjectKeys:
+    """The keys of data subjects, for writers, consumers and analysts; can be used by several threads.
+
+    Args:
+        conninfo: the database of the keys, as a libpq connection string. What is not given has the value of
+            its setting: OUTBOX_KEYS_DSN, and OUTBOX_MASTER_KEY or OUTBOX_MASTER_KEY_FILE.
+        master: base64 of 32 bytes, or an object with `wrap` and `unwrap`; a list of these: the first wraps,
+            the others can unwrap.
+        cache_seconds: how long a key may be kept in memory, 0 to 60: so long after `outbox forget`, this
+            process may still use it.
+        cache_size: how many keys may be kept.
+        timeout: seconds after which the database is taken for unavailable.
+
+    Raises:
+        SetupError: an argument is invalid, or none is given or set.
+    """
+
+    def __init__(
+        self,
+        conninfo: str | None = None,
+        *,
+        master: str | MasterKey | Sequence[str | MasterKey] | None = None,
+        cache_seconds: float = MOST_SECONDS,
+        cache_size: int = 10_000,
+        timeout: float = 5.0,
+    ) -> None:
+        if conninfo is None or master is None:
+            settings = load_settings()
+            conninfo = conninfo or _dsn_of(settings)
+            master = _master_of(settings) if master is None else master
+        register_dsn(conninfo)
+        try:
+            check_dsn(conninfo)
+        except ValueError as error:
+            raise SetupError(f"conninfo {error}") from None
+        if isinstance(cache_seconds, bool) or not 0 <= cache_seconds <= MOST_SECONDS:
+            raise SetupError(f"cache_seconds is {cache_seconds!r}: give 0 to {MOST_SECONDS:g} seconds")
+        if not isinstance(cache_size, int) or cache_size < 1:
+            raise SetupError(f"cache_size is {cache_size!r}: give 1 or more keys, as an int")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
+            raise SetupError(f"timeout is {timeout!r}: give a number of seconds")
+        self._masters = MasterKeys(master)
+        self._store = KeyStore(conninfo, timeout)
+        self._is_checked = False
+        # By subject, those to encrypt with; by id, those to decrypt with, None if destroyed.
+        self._of_subjects: _Cache[_Key] = _Cache(cache_seconds, cache_size)
+        self._of_ids: _Cache[AESGCM | None] = _Cache(cache_seconds, cache_size)
+
+    def protect(self, payload: object, members: Mapping[str, object]) -> Any:
+        """Return a payload for `emit` with members encrypted, outside of the caller's transaction.
+
+        Args:
+            payload: what `emit` takes, but neither bytes nor `bodies.large(…)`, which goes around this call.
+            members: for each path of a member, such as `customer.email` or `lines[].name`, the id of the
+                subject: text, an integer or a UUID. A path that ends with `?` may lead nowhere. A member
+                that is null stays null.
+
+        Raises:
+            OutboxError: a path leads nowhere, a subject is none, or the payload has no JSON form, or has
+                encrypted text already.
+            SubjectForgottenError: a subject was forgotten.
+            KeyStoreError: the database is unavailable, or the master key is not its own.
+        """
+        if not members:
+            raise OutboxError("no member is named: give paths of members, each with the id of its subject")
+        content = _copied(payload)
+        member_paths.refuse_overlap(members)
+        return self._protected(
+            content,
+            [
+                (place, subject)
+                for path, subject in members.items()
+                for place in member_paths.places(content, path)
+            ],
+        )
+
+    async def protect_later(self, payload: object, members: Mapping[str, object]) -> Any:
+        """As `protect`, without blocking the event loop."""
+        return await asyncio.to_thread(self.protect, payload, members)
+
+    def protect_by(
+        self, catalog: EventCatalog, event_type: str, payload: object, *, aggregate_id: object = None
+    ) -> Any:
+        """As `protect`, with what the event catalog names for this type; a member that is missing is skipped.
+
+        Args:
+            aggregate_id: the subject where the catalog says `aggregate_id`.
+
+        Raises:
+            OutboxError: also if the catalog does not have the type, or a subject's member is missing.
+        """
+        documented = catalog.events.get(event_type)
+        if documented is None:
+            raise OutboxError(f"{event_type} is not in the event catalog: document it, or correct the name")
+        if not documented.protected:
+            return payload
+        content = _copied(payload)
+        found: list[tuple[member_paths.Place, object]] = []
+        for path, subject in documented.protected.items():
+            places = member_paths.places(content, path.removesuffix("?") + "?")
+            if subject == AGGREGATE_ID:
+                found += [(place, aggregate_id) for place in places]
+            elif places:
+                subjects = {
+                    place.items: place.container[place.name]
+                    for place in member_paths.places(content, subject)
+                }
+                depth = subject.count(member_paths.ITEMS)
+                found += [(place, subjects[place.items[:depth]]) for place in places]
+        return self._protected(content, found)
+
+    def decrypted(self, payload: Any) -> Any:
+        """Return a payload with its members decrypted, and `ERASED` for what was erased.
+
+        Raises:
+            SubjectKeyError: a value is encrypted with a key that is not in the store, or was changed.
+            KeyStoreError: the database is unavailable, or the master key is not its own.
+        """
+        [found] = self.all_decrypted([payload])
+        return found
+
+    def all_decrypted(self, payloads: Sequence[Any], *, is_strict: bool = True) -> list[Any]:
+        """As `decrypted`, for several payloads, with one query for the keys of all.
+
+        Args:
+            is_strict: otherwise, what cannot be decrypted stays encrypted, and is no error.
+        """
+        texts: list[str] = []
+        for each in payloads:
+            encrypted_text.replaced(each, _noting(texts))
+        if not texts:
+            return list(payloads)
+        keys = self._keys_of_texts(texts)
+
+        def replace(text: str) -> Any:
+            found = self._opened(text, keys, is_strict=is_strict)
+            return text if found is None else found[1]
+
+        return [encrypted_text.replaced(each, replace) for each in payloads]
+
+    def json_decrypted(self, texts: Sequence[str | None]) -> list[str | None]:
+        """Return JSON texts with their members decrypted, and null for what was erased.
+
+        What cannot be decrypted stays encrypted. Numbers keep their digits.
+
+        Raises:
+            KeyStoreError: the database is unavailable, or the master key is not its own.
+        """
+        found: list[str] = []
+        for text in texts:
+            if text and encrypted_text.COMMON in text:
+                encrypted_text.replaced_in_json(text, _noting(found))
+        if not found:
+            return list(texts)
+        keys = self._keys_of_texts(found)
+
+        def replace(text: str) -> str:
+            found = self._opened(text, keys, is_strict=False)
+            return f'"{text}"' if found is None else found[0]
+
+        return [text and encrypted_text.replaced_in_json(text, replace) for text in texts]
+
+    def close(self) -> None:
+        """Close the connection to the database; the next call opens another one."""
+        self._store.close()
+
+    def _opened(
+        self, text: str, keys: Mapping[str, AESGCM | None], *, is_strict: bool
+    ) -> tuple[str, Any] | None:
+        """Return a value as JSON text and as it is; None for a text that stays."""
+        if text == ERASED:
+            return _ERASED
+        key_id = encrypted_text.key_id_of(text)
+        if key_id is None:
+            return None
+        if key_id not in keys:
+            why = f"with the key {key_id}, which the key store does not have: name the store of its writer"
+        elif (key := keys[key_id]) is None:
+            return _ERASED
+        elif (found := encrypted_text.opened(text, key)) is not None:
+            return found
+        else:
+            why = f"with the key {key_id}, and was changed since, or is no JSON: correct its writer"
+        if is_strict:
+            raise SubjectKeyError(f"a member is encrypted {why}")
+        return None
+
+    def _protected(self, content: Any, members: Sequence[tuple[member_paths.Place, object]]) -> Any:
+        """Encrypt members of a payload in place, and return it."""
+        some = [(place, _subject(one)) for place, one in members if place.container[place.name] is not None]
+        keys = self._keys_of_subjects(dict.fromkeys(subject for _, subject in some))
+        for (_, container, name), subject in some:
+            container[name] = encrypted_text.sealed(*keys[subject], container[name])
+        return content
+
+    def _keys_of_subjects(self, subjects: Iterable[str]) -> dict[str, _Key]:
+        keys, missing = self._of_subjects.known(subjects)
+        if not missing:
+            return keys
+        self._require_store()
+        asked = time.monotonic()
+        rows = self._store.find(missing)
+        if new := [each for each in missing if each not in rows]:
+            rows |= self._store.add({each: self._masters.wrap(os.urandom(SIZE)) for each in new})
+        for subject, (key_id, wrapped) in rows.items():
+            if wrapped is None:
+                raise SubjectForgottenError(
+                    f"the subject {subject} was forgotten, and never gets another key: a person who returns "
+                    "needs a new id"
+                )
+            keys[subject] = key_id, AESGCM(self._masters.require(key_id, wrapped))
+            self._of_subjects.put(subject, keys[subject], asked)
+        return keys
+
+    def _keys_of_texts(self, texts: Iterable[str]) -> dict[str, AESGCM | None]:
+        """Return the keys of encrypted texts by their ids, None if destroyed; unknown ones are missing."""
+        keys, missing = self._of_ids.known({each for each in map(encrypted_text.key_id_of, texts) if each})
+        if not missing:
+            return keys
+        self._require_store()
+        asked = time.monotonic()
+        for key_id, wrapped in self._store.read(missing).items():
+            keys[key_id] = None if wrapped is None else AESGCM(self._masters.require(key_id, wrapped))
+            self._of_ids.put(key_id, keys[key_id], asked)
+        return keys
+
+    def _require_store(self) -> None:
+        """Raise `KeyStoreError` unless the master key is that of the store; asked once."""
+        if not self._is_checked:
+            require_master(self._store, self._masters)
+            self._is_checked = True
+
+
+def require_master(store: KeyStore, masters: MasterKeys) -> None:
+    """Raise `KeyStoreError` if a store has no identity, or none of these master keys is its own."""
+    found = store.identity()
+    if found is None:
+        raise KeyStoreError("the key store has no identity: run `outbox keys migrate` to the end")
+    if masters.unwrap(found[1]) is None:
+        raise KeyStoreError(
+            f"the master key is not that of the key store {found[0]}: set OUTBOX_MASTER_KEY to the one that "
+            "`outbox keys migrate` had, or correct OUTBOX_KEYS_DSN; nothing was encrypted"
+        )
+
+
+def store_of(settings: ErasureSettings) -> KeyStore:
+    """Return the store that OUTBOX_KEYS_DSN names; raise `SetupError` if it is not set."""
+    return KeyStore(_dsn_of(settings), 5.0)
+
+
+def masters_of(settings: ErasureSettings) -> MasterKeys:
+    """Return the master keys of the settings; raise `SetupError` if there are none."""
+    return MasterKeys(_master_of(settings))
+
+
+AGGREGATE_ID: Final = "aggregate_id"
+"""In the event catalog, in place of a path: the subject is the event's aggregate."""
+_ERASED: Final = ("null", ERASED)
+_Value = TypeVar("_Value")
+
+
+class _Cache(Generic[_Value]):
+    """The newest values, each for some seconds."""
+
+    def __init__(self, seconds: float, size: int) -> None:
+        self._seconds, self._size = seconds, size
+        self._values: dict[str, tuple[float, _Value]] = {}
+        self._lock = threading.Lock()
+
+    def known(self, names: Iterable[str]) -> tuple[dict[str, _Value], list[str]]:
+        """Return values by name, and the names that have none."""
+        since = time.monotonic() - self._seconds
+        values: dict[str, _Value] = {}
+        missing: list[str] = []
+        for name in names:
+            found = self._values.get(name)
+            if found is None or found[0] <= since:
+                missing.append(name)
+            else:
+                values[name] = found[1]
+        return values, missing
+
+    def put(self, name: str, value: _Value, asked: float) -> None:
+        """Keep a value from the time on when the database was asked."""
+        with self._lock:
+            self._values.pop(name, None)
+            self._values[name] = asked, value
+            if len(self._values) > self._size:
+                del self._values[next(iter(self._values))]
+
+
+def _noting(texts: list[str]) -> Callable[[str], str]:
+    """Return what adds each text to a list, and replaces none."""
+
+    def note(text: str) -> str:
+        texts.append(text)
+        return text
+
+    return note
+
+
+def _copied(payload: object) -> Any:
+    """Return what the JSON of a payload means, for changes."""
+    if isinstance(payload, LargePayload | BytesPayload):
+        raise OutboxError(
+            f"the payload is a {type(payload).__name__}: protect it first, as "
+            "bodies.large(keys.protect(payload, …)); bytes have no members"
+        )
+    text = to_json("payload", payload)
+    if encrypted_text.has_any(text):
+        raise OutboxError(
+            f"the payload has a text that begins with {encrypted_text.PREFIX}: it is encrypted already, or "
+            "looks as if it were; name all members in one call"
+        )
+    return json.loads(text)
+
+
+def _subject(value: object) -> str:
+    """Return the id of a subject as text."""
+    if isinstance(value, Enum):
+        value = value.value
+    is_id = isinstance(value, str | int | UUID) and not isinstance(value, bool)
+    text = str(value) if is_id else ""
+    if not text.strip():
+        said = "is empty" if isinstance(value, str) else f"is of type {type(value).__name__}"
+        raise OutboxError(f"a subject {said}: give its id, as text, an integer or a UUID")
+    if "\0" in text or len(text.encode(errors="replace")) > LONGEST_SUBJECT:
+        raise OutboxError(
+            f"a subject has the character NUL, or more than {LONGEST_SUBJECT} bytes: give its id"
+        )
+    return text
+
+
+def _dsn_of(settings: ErasureSettings) -> str:
+    if not settings.keys_dsn:
+        raise SetupError(
+            "no key store is named: set OUTBOX_KEYS_DSN to a database apart from the outbox, for example "
+            "postgresql://user@host/keys"
+        )
+    return settings.keys_dsn.reveal()
+
+
+def _master_of(settings: ErasureSettings) -> str:
+    if settings.master_key and settings.master_key_file is not None:
+        raise SetupError("both OUTBOX_MASTER_KEY and OUTBOX_MASTER_KEY_FILE are set: unset one")
+    if settings.master_key_file is not None:
+        return read_file(settings.master_key_file)
+    if not settings.master_key:
+        raise SetupError(NONE)
+    return settings.master_key.reveal()

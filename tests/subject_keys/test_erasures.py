@@ -1,0 +1,192 @@
+"""The commands of the key store, and what its roles may do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from outbox_pipelines.local import Stack
+from outbox_pipelines.settings import Settings
+from outbox_pipelines.subject_keys import KeyStoreError, SubjectKeys, erasures
+from tests import in_process
+from tests.conftest import clean_environment, fresh_database, may_log_in
+from tests.subject_keys.conftest import MASTER, OTHER
+
+pytestmark = pytest.mark.slow
+
+
+def outbox(*arguments: str, **environment: str) -> Any:
+    return in_process.run(arguments, clean_environment() | environment)
+
+
+def test_from_the_first_command_on(stack: Stack, outbox_dsn: str) -> None:
+    """Guards against a command that does nothing in silence, or ends with a traceback."""
+    master = outbox("keys", "generate").stdout.strip()
+    with fresh_database(stack.dsn) as dsn:
+        given = {"OUTBOX_KEYS_DSN": dsn, "OUTBOX_MASTER_KEY": master}
+        missing = outbox("forget", "7", "--reason", "r", **given)
+        assert missing.returncode == 2
+        assert missing.stderr.endswith("run `outbox keys migrate`, or correct OUTBOX_KEYS_DSN\n")
+        first = outbox("keys", "migrate", **given)
+        assert (first.returncode, first.stderr.count("\n")) == (0, 1)
+        assert "OUTBOX_DSN is not set: it is not known whether" in first.stderr
+        again = outbox("keys", "migrate", **given, OUTBOX_DSN=outbox_dsn)
+        assert again.returncode == 0
+        assert "the keys are in the same server as the outbox: its backups" in again.stderr
+        wrong = outbox("keys", "migrate", OUTBOX_KEYS_DSN=dsn, OUTBOX_MASTER_KEY=OTHER)
+        assert wrong.returncode == 2
+        assert "the master key is not that of the key store" in wrong.stderr
+        assert outbox("keys", "list", **given).stdout == "none\n"
+        unknown = outbox("forget", "7", "--reason", "r", **given)
+        assert (unknown.returncode, unknown.stdout) == (1, "")
+        assert unknown.stderr == "outbox: no key of the subject 7: nothing was destroyed. Check the id\n"
+        SubjectKeys(dsn, master=master).protect({"a": 1}, {"a": 7})
+        done = outbox("forget", "7", "--reason", "asked for", OUTBOX_KEYS_DSN=dsn)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("7 forgotten now, by ")
+        twice = outbox("forget", "7", "--reason", "another", "--json", OUTBOX_KEYS_DSN=dsn)
+        assert twice.returncode == 0
+        said = json.loads(twice.stdout)
+        assert (said["subject"], said["reason"], said["is_new"]) == ("7", "asked for", False)
+        [listed] = json.loads(outbox("keys", "list", "--json", OUTBOX_KEYS_DSN=dsn).stdout)
+        assert listed == {name: said[name] for name in listed}
+        assert "  7  " in outbox("keys", "list", OUTBOX_KEYS_DSN=dsn).stdout
+
+
+@pytest.fixture
+def outbox_dsn(stack: Stack) -> str:
+    """A database of the same server."""
+    return str(stack.dsn)
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({}, "no key store is named: set OUTBOX_KEYS_DSN"),
+        ({"OUTBOX_KEYS_DSN": "host=127.0.0.1 port=1"}, "key store (OUTBOX_KEYS_DSN) is unavailable: "),
+        (
+            {"OUTBOX_MASTER_KEY": "x"},
+            "OUTBOX_MASTER_KEY key 1 is not base64 of 32 bytes: `outbox keys generate`",
+        ),
+    ],
+)
+def test_what_is_missing(environment: dict[str, str], why: str) -> None:
+    """Guards against a command that does not say what to set."""
+    done = outbox("forget", "7", "--reason", "r", **environment)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_file_has_the_master_key(keys_dsn: str, tmp_path: Path) -> None:
+    """Guards against a file that is not read, and two master keys of which one is used."""
+    file = tmp_path / "master"
+    file.write_text(f"{MASTER}\n")
+    given = {"OUTBOX_KEYS_DSN": keys_dsn, "OUTBOX_MASTER_KEY_FILE": str(file)}
+    assert outbox("keys", "migrate", **given).returncode == 0
+    both = outbox("keys", "migrate", **given, OUTBOX_MASTER_KEY=MASTER)
+    assert "both OUTBOX_MASTER_KEY and OUTBOX_MASTER_KEY_FILE are set: unset one" in both.stderr
+    file.unlink()
+    gone = outbox("keys", "migrate", **given)
+    assert (gone.returncode, "cannot be read" in gone.stderr) == (2, True)
+
+
+def test_a_destroyed_key_leaves_the_table(keys: SubjectKeys, settings: Settings) -> None:
+    """Guards against a row version with the key that SQL, or a copy of the table, still finds."""
+    keys.protect({"a": 1, "b": 1}, {"a": 7, "b": 8})
+    with psycopg.connect(settings.keys_dsn.reveal(), autocommit=True) as connection:
+        query = "SELECT wrapped FROM subject_keys ORDER BY subject"
+        before = [wrapped for (wrapped,) in connection.execute(query).fetchall()]
+        erasures.forget(settings, "7", actor="test", reason="r")
+        rows = connection.execute(
+            "SELECT subject, wrapped IS NULL, reason, forgotten_by FROM subject_keys ORDER BY subject"
+        ).fetchall()
+        assert rows == [("7", True, "r", "test, role postgres"), ("8", False, None, None)]
+        connection.execute("CHECKPOINT")
+        [(file,)] = connection.execute(
+            "SELECT pg_read_binary_file(pg_relation_filepath('subject_keys'))"
+        ).fetchall()
+    assert [wrapped in file for wrapped in before] == [False, True]
+
+
+def test_another_master_key(keys: SubjectKeys, keys_dsn: str, settings: Settings) -> None:
+    """Guards against a key that no master key unwraps any more, and one that comes back by being wrapped."""
+    protected = keys.protect({"a": "x", "b": "y"}, {"a": 7, "b": 8})
+    erasures.forget(settings, "8", actor="test", reason="r")
+    done = outbox("keys", "rewrap", OUTBOX_KEYS_DSN=keys_dsn, OUTBOX_MASTER_KEY=f"{OTHER} {MASTER}")
+    assert (done.returncode, done.stdout) == (0, "1 key wrapped by the current master key\n")
+    assert str(SubjectKeys(keys_dsn, master=OTHER).decrypted(protected)) == "{'a': 'x', 'b': ERASED}"
+    with pytest.raises(KeyStoreError, match="the master key is not that of"):
+        SubjectKeys(keys_dsn, master=MASTER).decrypted(protected)
+
+
+@contextmanager
+def _role(dsn: str, *kinds: str) -> Iterator[str]:
+    name = f"r{uuid4().hex[:12]}"
+    with psycopg.connect(dsn, autocommit=True) as owner:
+        owner.execute(f"CREATE ROLE {name} {may_log_in(dsn)}".encode())
+        try:
+            for kind in kinds:
+                owner.execute("SELECT subject_keys_grant(%s::regrole, %s)", [name, kind])
+            yield psycopg.conninfo.make_conninfo(dsn, user=name)
+        finally:
+            owner.execute(f"DROP OWNED BY {name}".encode())
+            owner.execute(f"DROP ROLE {name}".encode())
+
+
+_HOSTILE = (
+    "SELECT * FROM subject_keys",
+    "SELECT wrapped FROM subject_keys",
+    "UPDATE subject_keys SET wrapped = ''",
+    "UPDATE subject_keys SET wrapped = '', forgotten_at = NULL, reason = NULL WHERE subject = '8'",
+    "INSERT INTO subject_keys (subject, wrapped) VALUES ('x', '')",
+    "DELETE FROM subject_keys",
+    "TRUNCATE subject_keys",
+    "UPDATE key_store SET canary = ''",
+    "DELETE FROM key_store",
+    "DROP FUNCTION subject_keys_read",
+    "SELECT subject_keys_grant(current_user::regrole, 'operator')",
+)
+_OF = {
+    "writer": ("SELECT subject_keys_find('{7}')", "SELECT subject_keys_add('{9}', '{x}')"),
+    "reader": ("SELECT subject_keys_read('{}')",),
+    "operator": ("SELECT subject_keys_forget('none', 'a', 'r')", "SELECT subject FROM subject_keys"),
+}
+
+
+@pytest.mark.parametrize("kind", ["writer", "reader", "operator", ""])
+def test_a_role_may_do_no_more(keys: SubjectKeys, keys_dsn: str, settings: Settings, kind: str) -> None:
+    """Guards against a writer that ends keys, a reader that makes some, an operator that reads them."""
+    protected = keys.protect({"a": "x"}, {"a": 7})
+    keys.protect({"a": "x"}, {"a": 8})
+    erasures.forget(settings, "8", actor="test", reason="r")
+    with _role(keys_dsn, *[kind] if kind else []) as dsn, psycopg.connect(dsn, autocommit=True) as hostile:
+        for statement in (*_HOSTILE, *(one for name, each in _OF.items() if name != kind for one in each)):
+            with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.lookup("42501"))):
+                hostile.execute(statement.encode())
+        for statement in _OF.get(kind, ()):
+            hostile.execute(statement.encode())
+        # A table of its own hides none.
+        hostile.execute("CREATE TEMP TABLE subject_keys (subject text, key_id uuid, wrapped bytea)")
+        hostile.execute("INSERT INTO subject_keys VALUES ('8', gen_random_uuid(), 'x')")
+        if kind == "writer":
+            [(found,)] = hostile.execute("SELECT wrapped FROM subject_keys_find('{8}')").fetchall()
+            assert found is None
+            assert SubjectKeys(dsn, master=MASTER).protect({"a": 1}, {"a": 7})
+        elif kind == "reader":
+            assert SubjectKeys(dsn, master=MASTER).decrypted(protected) == {"a": "x"}
+            with pytest.raises(KeyStoreError, match=r"SELECT subject_keys_grant\('…', 'writer'\)"):
+                SubjectKeys(dsn, master=MASTER).protect({"a": 1}, {"a": 10})
+        elif kind == "operator":
+            done = outbox("forget", "7", "--reason", "r", OUTBOX_KEYS_DSN=dsn)
+            assert done.returncode == 0, done.stderr
+            assert (
+                "the next autovacuum removes the row's former version with the key: permission" in done.stderr
+            )
