@@ -9,12 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import (
-    BaseModel,
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from outbox_pipelines.config.rules import Rule, Rules, check_format, check_formats, check_names
 from outbox_pipelines.config.types import (
@@ -85,8 +80,7 @@ class Outbox(BaseModel):
         "[Debezium](debezium-on-connect.md), separated by commas.",
     )
     connector: ConnectorName = Field(
-        default="",
-        description="Debezium's connector for this outbox there. If not set: the outbox's name.",
+        default="", description="Debezium's connector for this outbox there. If not set: the outbox's name."
     )
 
 
@@ -108,33 +102,23 @@ class Topics(BaseModel):
         description="The same of single aggregate types: `[aggregate_types.NAME]`. An event "
         "type's rule wins.",
     )
-    create_topics: bool = Field(
-        default=False,
-        description="The relay creates missing topics.",
-    )
+    create_topics: bool = Field(default=False, description="The relay creates missing topics.")
     create_topics_pattern: TopicPatterns = Field(
         default="",
         description="Topics that the relay may create, as shell patterns separated by spaces "
         "(`shop-*-events billing-*`). If not set: those that the settings name.",
     )
-    create_topics_max: int = Field(
+    create_topics_max: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         default=50,
-        ge=1,
-        le=1_000_000,
         description="The relay creates a topic only while fewer topics of the cluster match the pattern.",
     )
-    topic_partitions: int = Field(
+    topic_partitions: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         default=8,
-        ge=1,
-        le=1_000_000,
         description="Partitions of a topic that the relay creates. Before you add some later, see "
         "[order](guarantees.md#g2-order).",
     )
     topic_replication: Replicas = Field(
-        default=-1,
-        ge=-1,
-        le=32_767,
-        description="Replicas of a topic that the relay creates; -1 is the default of the broker.",
+        default=-1, description="Replicas of a topic that the relay creates; -1 is the default of the broker."
     )
 
     @field_validator("event_types", "aggregate_types")
@@ -251,11 +235,8 @@ class Registry(BaseModel):
 class Lease(BaseModel):
     """Of the relay's fields the one that all sessions share: how long they wait for an answer."""
 
-    lease_seconds: float = Field(
-        default=5.0,
-        ge=1.0,
-        le=300.0,
-        description="If a relay sends no heartbeat for this long, it loses its shard.",
+    lease_seconds: Annotated[float, Field(ge=1.0, le=300.0)] = Field(
+        default=5.0, description="If a relay sends no heartbeat for this long, it loses its shard."
     )
 
 
@@ -266,34 +247,22 @@ class Relay(Lease):
         default="at_least_once",
         description="`exactly_once` publishes in Kafka transactions, for `read_committed` consumers.",
     )
-    transaction_seconds: float = Field(
+    transaction_seconds: Annotated[float, Field(ge=1.0, le=86_400.0)] = Field(
         default=10.0,
-        ge=1.0,
-        le=86_400.0,
         description="With `exactly_once`: how long the broker keeps a crashed relay's transaction.",
     )
-    batch_events: int = Field(
-        default=5000,
-        ge=1,
-        le=20_000,
-        description="Maximum events of a batch.",
+    batch_events: Annotated[int, Field(ge=1, le=20_000)] = Field(
+        default=5000, description="Maximum events of a batch."
     )
-    batch_bytes: int = Field(
-        default=8_000_000,
-        ge=1_000,
-        le=1_000_000_000,
-        description="Maximum payload bytes of a batch. A single event may exceed it.",
+    batch_bytes: Annotated[int, Field(ge=1_000, le=1_000_000_000)] = Field(
+        default=8_000_000, description="Maximum payload bytes of a batch. A single event may exceed it."
     )
-    breaker_seconds: float = Field(
+    breaker_seconds: Annotated[float, Field(ge=0.5, le=86_400.0)] = Field(
         default=5.0,
-        ge=0.5,
-        le=86_400.0,
         description="If Kafka acknowledges nothing for this long, the relay treats it as unavailable.",
     )
-
     max_attempts: Attempts = Field(
-        default=5,
-        description="Rejections after which an event becomes a dead letter.",
+        default=5, description="Rejections after which an event becomes a dead letter."
     )
     retry_seconds: RetrySeconds = Field(
         default=10.0,
@@ -318,11 +287,8 @@ class Relay(Lease):
 class Telemetry(BaseModel):
     """Metrics, logs and traces."""
 
-    metrics_port: int | None = Field(
-        default=None,
-        ge=0,
-        le=65535,
-        description="Port of Prometheus metrics of `outbox relay`; 0 is any free port.",
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        default=None, description="Port of Prometheus metrics of `outbox relay`; 0 is any free port."
     )
     metrics_address: str = Field(
         default="127.0.0.1",
@@ -334,29 +300,21 @@ class Telemetry(BaseModel):
         "Dagster, its own settings apply.",
     )
     log_format: Annotated[Literal["text", "json"], ANY_CASE] = Field(
-        default="text",
-        description="`json` logs an [object](metrics.md#logs) a line.",
+        default="text", description="`json` logs an [object](metrics.md#logs) a line."
     )
     tracing: bool = Field(
-        default=False,
-        description="Events with a sampled `traceparent` get a [span](metrics.md#traces).",
+        default=False, description="Events with a sampled `traceparent` get a [span](metrics.md#traces)."
     )
 
 
 class Days(BaseModel):
     """Days and the archive."""
 
-    partitions_ahead: int = Field(
-        default=14,
-        ge=8,
-        le=400,
-        description="Future days that have a partition.",
+    partitions_ahead: Annotated[int, Field(ge=8, le=400)] = Field(
+        default=14, description="Future days that have a partition."
     )
-    close_after_minutes: float = Field(
-        default=60.0,
-        ge=0.0,
-        le=1_000_000.0,
-        description="How long after its end a day still accepts inserts.",
+    close_after_minutes: Annotated[float, Field(ge=0.0, le=1_000_000.0)] = Field(
+        default=60.0, description="How long after its end a day still accepts inserts."
     )
     archive: StorePlace = Field(
         default="",
@@ -373,11 +331,8 @@ class Days(BaseModel):
         description="Catalog of the [Iceberg table](days.md#an-iceberg-table): a PostgreSQL database, or the "
         "name of a catalog in pyiceberg's configuration.",
     )
-    retention_days: int = Field(
-        default=30,
-        ge=0,
-        le=36_500,
-        description="Days that stay in the table; with 0, a day stays until it is archived.",
+    retention_days: Annotated[int, Field(ge=0, le=36_500)] = Field(
+        default=30, description="Days that stay in the table; with 0, a day stays until it is archived."
     )
     bodies: StorePlace = Field(
         default="",
@@ -387,17 +342,13 @@ class Days(BaseModel):
     key_retention_days: int = Field(
         default=30, ge=1, le=36_500, description="Days for which an idempotency key is remembered."
     )
-    clean_after_hours: float | None = Field(
+    clean_after_hours: Annotated[float, Field(ge=0.0, le=1_000_000.0)] | None = Field(
         default=None,
-        ge=0.0,
-        le=1_000_000.0,
         description="Existing table: hours after which published rows are archived and "
         "[removed](existing-tables.md#clean-up).",
     )
-    months_ahead: int | None = Field(
+    months_ahead: Annotated[int, Field(ge=1, le=120)] | None = Field(
         default=None,
-        ge=1,
-        le=120,
         description="Existing table with monthly partitions: future months that are "
         "[made](existing-tables.md#clean-up).",
     )
@@ -415,19 +366,15 @@ class Checks(BaseModel):
         description="Limits of [checks](operating.md#the-checks) for a warning, as `lag=30,backlog=off`.",
     )
     error_at: Limits = Field(
-        default={},
-        description="Limits of checks for an error, which sends an alert, as `lag=120,keys=off`.",
+        default={}, description="Limits of checks for an error, which sends an alert, as `lag=120,keys=off`."
     )
     alerts: AlertAddresses = Field(
         default=Secret(),
         description="Addresses that are notified when a check fails and recovers, of "
         "[apprise](https://appriseit.com/services/), separated by spaces.",
     )
-    alert_after_seconds: float = Field(
-        default=30.0,
-        ge=0.0,
-        le=1_000_000.0,
-        description="How long a problem must last, or be gone, before the notification.",
+    alert_after_seconds: Annotated[float, Field(ge=0.0, le=1_000_000.0)] = Field(
+        default=30.0, description="How long a problem must last, or be gone, before the notification."
     )
     ui_url: Link = Field(default="", description="Address of Dagster's pages, for links in messages.")
     runbook_url: Link = Field(
@@ -445,10 +392,7 @@ class Consumer(BaseModel):
         description="Consumers that [`outbox reconcile`](reconciliation.md#name-your-consumers) compares; in "
         "the file sections `[consumers.NAME]`.",
     )
-    consumer_dsn: Dsn = Field(
-        default=Secret(),
-        description="A consumer's database, for `outbox consumer …`.",
-    )
+    consumer_dsn: Dsn = Field(default=Secret(), description="A consumer's database, for `outbox consumer …`.")
     consumer_schema: str = Field(
         default="public", description="Schema of a consumer's tables, for `outbox consumer …`."
     )
@@ -479,16 +423,11 @@ class Erasure(BaseModel):
 class Dagster(BaseModel):
     """Dagster."""
 
-    session_seconds: float = Field(
-        default=600.0,
-        ge=1.0,
-        le=1_000_000.0,
-        description="Length of a relay session in Dagster.",
+    session_seconds: Annotated[float, Field(ge=1.0, le=1_000_000.0)] = Field(
+        default=600.0, description="Length of a relay session in Dagster."
     )
-    run_retention_days: int = Field(
+    run_retention_days: Annotated[int, Field(ge=1, le=36_500)] = Field(
         default=14,
-        ge=1,
-        le=36_500,
         description="Days for which Dagster keeps relay sessions and other runs that recur all day. Runs "
         "of days stay.",
     )
@@ -505,14 +444,10 @@ class Local(BaseModel):
         description="Kafka's jars, shared by all local stacks.",
     )
     local_postgres: Path | None = Field(
-        default=None,
-        description="Directory of PostgreSQL's programs. If not set: the Python package's.",
+        default=None, description="Directory of PostgreSQL's programs. If not set: the Python package's."
     )
-    local_grace_seconds: float = Field(
-        default=60.0,
-        ge=0.0,
-        le=1_000_000.0,
-        description="The local stack stops when it was not used for this long.",
+    local_grace_seconds: Annotated[float, Field(ge=0.0, le=1_000_000.0)] = Field(
+        default=60.0, description="The local stack stops when it was not used for this long."
     )
 
 

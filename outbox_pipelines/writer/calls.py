@@ -31,7 +31,9 @@ from outbox_pipelines.writer.statements import Query
 from outbox_pipelines.writer.targets import Way, way_through
 
 if TYPE_CHECKING:
-    from outbox_pipelines.writer.protocols import AsyncTarget, Target
+    from typing import Unpack
+
+    from outbox_pipelines.writer.protocols import AsyncTarget, Options, Target
 
 
 @overload
@@ -41,15 +43,7 @@ def emit(
     aggregate_id: object,
     event_type: str,
     payload: object,
-    *,
-    headers: Mapping[str, object] | None = None,
-    idempotency_key: str | None = None,
-    correlation_id: str | UUID | None = None,
-    causation_id: str | UUID | None = None,
-    traceparent: str | None = None,
-    version: int | None = None,
-    deliver_after: datetime | timedelta | None = None,
-    later_events_wait: bool = False,
+    **options: Unpack[Options],
 ) -> Emitted: ...
 @overload
 def emit(
@@ -58,45 +52,21 @@ def emit(
     aggregate_id: object,
     event_type: str,
     payload: object,
-    *,
-    headers: Mapping[str, object] | None = None,
-    idempotency_key: str | None = None,
-    correlation_id: str | UUID | None = None,
-    causation_id: str | UUID | None = None,
-    traceparent: str | None = None,
-    version: int | None = None,
-    deliver_after: datetime | timedelta | None = None,
-    later_events_wait: bool = False,
+    **options: Unpack[Options],
 ) -> Coroutine[Any, Any, Emitted]: ...
 @overload
 def emit(
     target: Target,
     event: TypedEvent,
     /,
-    *,
-    headers: Mapping[str, object] | None = None,
-    idempotency_key: str | None = None,
-    correlation_id: str | UUID | None = None,
-    causation_id: str | UUID | None = None,
-    traceparent: str | None = None,
-    version: int | None = None,
-    deliver_after: datetime | timedelta | None = None,
-    later_events_wait: bool = False,
+    **options: Unpack[Options],
 ) -> Emitted: ...
 @overload
 def emit(
     target: AsyncTarget,
     event: TypedEvent,
     /,
-    *,
-    headers: Mapping[str, object] | None = None,
-    idempotency_key: str | None = None,
-    correlation_id: str | UUID | None = None,
-    causation_id: str | UUID | None = None,
-    traceparent: str | None = None,
-    version: int | None = None,
-    deliver_after: datetime | timedelta | None = None,
-    later_events_wait: bool = False,
+    **options: Unpack[Options],
 ) -> Coroutine[Any, Any, Emitted]: ...
 @overload
 def emit(
@@ -105,14 +75,7 @@ def emit(
     /,
     *,
     aggregate_id: object,
-    headers: Mapping[str, object] | None = None,
-    idempotency_key: str | None = None,
-    correlation_id: str | UUID | None = None,
-    causation_id: str | UUID | None = None,
-    traceparent: str | None = None,
-    version: int | None = None,
-    deliver_after: datetime | timedelta | None = None,
-    later_events_wait: bool = False,
+    **options: Unpack[Options],
 ) -> Emitted: ...
 @overload
 def emit(
@@ -121,14 +84,7 @@ def emit(
     /,
     *,
     aggregate_id: object,
-    headers: Mapping[str, object] | None = None,
-    idempotency_key: str | None = None,
-    correlation_id: str | UUID | None = None,
-    causation_id: str | UUID | None = None,
-    traceparent: str | None = None,
-    version: int | None = None,
-    deliver_after: datetime | timedelta | None = None,
-    later_events_wait: bool = False,
+    **options: Unpack[Options],
 ) -> Coroutine[Any, Any, Emitted]: ...
 def emit(
     target: Target | AsyncTarget,

@@ -1,4 +1,4 @@
-"""The targets of `emit` as protocols, so that type checkers need no driver.
+"""The types of `emit`'s arguments: targets as protocols, so that type checkers need no driver, and options.
 
 If the types were named, a driver that is not installed would be `Any`: `emit` would accept anything and
 return the wrong type. The result of `close` distinguishes synchronous from asynchronous targets.
@@ -6,8 +6,10 @@ return the wrong type. The result of `close` distinguishes synchronous from asyn
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, Protocol, TypeVar
+from collections.abc import Coroutine, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Protocol, TypedDict, TypeVar
+from uuid import UUID
 
 Closed = TypeVar("Closed", covariant=True)
 Later = Coroutine[Any, Any, None]
@@ -61,3 +63,16 @@ Target = (
     | Django
 )
 AsyncTarget = PsycopgConnection[Later] | PsycopgCursor[Later] | SQLAlchemy[Later] | Asyncpg
+
+
+class Options(TypedDict, total=False):
+    """The optional arguments of `emit`, which have the defaults of its implementation."""
+
+    headers: Mapping[str, object] | None
+    idempotency_key: str | None
+    correlation_id: str | UUID | None
+    causation_id: str | UUID | None
+    traceparent: str | None
+    version: int | None
+    deliver_after: datetime | timedelta | None
+    later_events_wait: bool
