@@ -42,10 +42,10 @@ class SweepConfig(dg.Config):
     dry_run: bool = Field(default=False, description="Count only; remove nothing")
 
 
-def remove_unreferenced_bodies(outbox: Outbox) -> dg.OpDefinition:
-    """Return the op `remove_unreferenced_bodies`."""
+def sweep_bodies(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `sweep_bodies`."""
 
-    @dg.op(name=outbox.name_of("remove_unreferenced_bodies"), pool=outbox.pool)
+    @outbox.op_job("sweep_bodies", _SWEEP_BODIES, pool=outbox.pool)
     def remove_unreferenced_bodies(context: dg.OpExecutionContext, config: SweepConfig) -> None:
         """Remove the bodies of each day to which no event refers, and report why those of others stay."""
         started = time.monotonic()
@@ -84,16 +84,6 @@ def remove_unreferenced_bodies(outbox: Outbox) -> dg.OpDefinition:
         context.add_output_metadata(metadata)
 
     return remove_unreferenced_bodies
-
-
-def sweep_bodies(outbox: Outbox) -> dg.JobDefinition:
-    """Return the job `sweep_bodies`."""
-
-    @outbox.job("sweep_bodies", _SWEEP_BODIES)
-    def sweep_bodies() -> None:
-        remove_unreferenced_bodies(outbox).alias("remove_unreferenced_bodies")()
-
-    return sweep_bodies
 
 
 def sweep_bodies_schedule(outbox: Outbox) -> dg.ScheduleDefinition:

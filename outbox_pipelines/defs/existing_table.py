@@ -43,10 +43,10 @@ Runs the job `make_months` four times a day. Leave it on. A skipped tick says wh
 """
 
 
-def remove_published_rows(outbox: Outbox) -> dg.OpDefinition:
-    """Return the op `remove_published_rows`."""
+def clean_table(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `clean_table`."""
 
-    @dg.op(name=outbox.name_of("remove_published_rows"), pool=outbox.pool)
+    @outbox.op_job("clean_table", _CLEAN_TABLE, pool=outbox.pool)
     def remove_published_rows(context: dg.OpExecutionContext) -> None:
         """Archive, prove and delete rows published long ago; drop months that have only such rows."""
         started = time.monotonic()
@@ -71,16 +71,6 @@ def remove_published_rows(outbox: Outbox) -> dg.OpDefinition:
     return remove_published_rows
 
 
-def clean_table(outbox: Outbox) -> dg.JobDefinition:
-    """Return the job `clean_table`."""
-
-    @outbox.job("clean_table", _CLEAN_TABLE)
-    def clean_table() -> None:
-        remove_published_rows(outbox).alias("remove_published_rows")()
-
-    return clean_table
-
-
 def clean_table_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `clean_table_schedule`."""
 
@@ -93,10 +83,10 @@ def clean_table_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     return ticks.schedule(outbox, "clean_table", "clean_table", "22 * * * *", _CLEAN_TABLE_SCHEDULE, one)
 
 
-def make_coming_months(outbox: Outbox) -> dg.OpDefinition:
-    """Return the op `make_coming_months`."""
+def make_months(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `make_months`."""
 
-    @dg.op(name=outbox.name_of("make_coming_months"))
+    @outbox.op_job("make_months", _MAKE_MONTHS)
     def make_coming_months(context: dg.OpExecutionContext) -> None:
         """Make the partitions of the current month and of OUTBOX_MONTHS_AHEAD after it, as far as missing."""
         with one_line(outbox):
@@ -107,16 +97,6 @@ def make_coming_months(outbox: Outbox) -> dg.OpDefinition:
         context.add_output_metadata({"table": done.table, "made": done.made, "newest_ends": until})
 
     return make_coming_months
-
-
-def make_months(outbox: Outbox) -> dg.JobDefinition:
-    """Return the job `make_months`."""
-
-    @outbox.job("make_months", _MAKE_MONTHS)
-    def make_months() -> None:
-        make_coming_months(outbox).alias("make_coming_months")()
-
-    return make_months
 
 
 def make_months_schedule(outbox: Outbox) -> dg.ScheduleDefinition:

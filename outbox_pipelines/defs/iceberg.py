@@ -34,10 +34,10 @@ the Iceberg table miss the newest days; nothing is lost.
 """
 
 
-def register_archived_days(outbox: Outbox) -> dg.OpDefinition:
-    """Return the op `register_archived_days`."""
+def register_days(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `register_days`."""
 
-    @dg.op(name=outbox.name_of("register_archived_days"))
+    @outbox.op_job("register_days", _REGISTER_DAYS)
     def register_archived_days(context: dg.OpExecutionContext) -> None:
         """Register what the Iceberg table lacks, and report what another engine has changed."""
         started = time.monotonic()
@@ -65,16 +65,6 @@ def register_archived_days(outbox: Outbox) -> dg.OpDefinition:
         context.add_output_metadata(metadata)
 
     return register_archived_days
-
-
-def register_days(outbox: Outbox) -> dg.JobDefinition:
-    """Return the job `register_days`."""
-
-    @outbox.job("register_days", _REGISTER_DAYS)
-    def register_days() -> None:
-        register_archived_days(outbox).alias("register_archived_days")()
-
-    return register_days
 
 
 def register_days_schedule(outbox: Outbox) -> dg.ScheduleDefinition:

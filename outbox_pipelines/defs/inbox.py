@@ -39,15 +39,16 @@ def inbox(outbox: Outbox) -> dg.AssetSpec:
     return outbox.spec("inbox", _INBOX, {"postgres"}, deps=[])
 
 
-def drain(outbox: Outbox) -> dg.OpDefinition:
-    """Return the op `drain`."""
+def drain_inbox(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `drain_inbox`."""
 
-    @dg.op(
-        name=outbox.name_of("drain"),
+    @outbox.op_job(
+        "drain_inbox",
+        _DRAIN_INBOX,
         config_schema={"consumer": dg.Field(str, description="module:name, as in OUTBOX_DRAIN_CONSUMERS")},
-        description="Handles the due events in a consumer's inbox.",
     )
     def drain(context: dg.OpExecutionContext) -> None:
+        """Handles the due events in a consumer's inbox."""
         from outbox_pipelines.consumer import loading
 
         with one_line(outbox):
@@ -71,16 +72,6 @@ at the same time: no event is handled twice.
 When it fails: the consumer could not be loaded, or its database is unavailable; run it again. Events whose
 handling fails do not fail the run (see `outbox consumer dead-letters list`).
 """
-
-
-def drain_inbox(outbox: Outbox) -> dg.JobDefinition:
-    """Return the job `drain_inbox`."""
-
-    @outbox.job("drain_inbox", _DRAIN_INBOX)
-    def drain_inbox() -> None:
-        drain(outbox).alias("drain")()
-
-    return drain_inbox
 
 
 _HANDLED: Final = """\

@@ -251,6 +251,34 @@ class Outbox:
             **options,
         )
 
+    def op_job(
+        self,
+        name: str,
+        description: str,
+        *,
+        pool: str | None = None,
+        config_schema: Any = None,
+        **options: Any,
+    ) -> Callable[[Callable[..., None]], dg.JobDefinition]:
+        """Return the decorator of the only op of a job, which has the name of its function.
+
+        Args:
+            pool: of the op.
+            config_schema: of the op, unless its function has a parameter `config`.
+            options: those of `job`.
+        """
+
+        def decorate(step: Callable[..., None]) -> dg.JobDefinition:
+            op = dg.op(name=self.name_of(step.__name__), pool=pool, config_schema=config_schema)(step)
+
+            @self.job(name, description, **options)
+            def job() -> None:
+                op.alias(step.__name__)()
+
+            return job
+
+        return decorate
+
     def asset_job(self, name: str, description: str, selection: dg.AssetSelection) -> Any:
         """Return a job that materializes assets or runs checks."""
         return dg.define_asset_job(

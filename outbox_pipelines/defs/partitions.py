@@ -200,10 +200,10 @@ def dropped(outbox: Outbox) -> dg.AssetSpec:
     return outbox.spec("dropped", _DROPPED, {"postgres"}, deps=["archive"], partitions_def=outbox.days)
 
 
-def drop(outbox: Outbox) -> dg.OpDefinition:
-    """Return the op `drop`."""
+def drop_day(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `drop_day`."""
 
-    @dg.op(name=outbox.name_of("drop"), pool=outbox.pool)
+    @outbox.op_job("drop_day", _DROP_DAY, partitions_def=outbox.days, repeats=False, pool=outbox.pool)
     def drop(context: dg.OpExecutionContext, config: DropConfig) -> None:
         """Verify and drop the day of the run's partition."""
         started = time.monotonic()
@@ -231,16 +231,6 @@ def drop(outbox: Outbox) -> dg.OpDefinition:
         )
 
     return drop
-
-
-def drop_day(outbox: Outbox) -> dg.JobDefinition:
-    """Return the job `drop_day`."""
-
-    @outbox.job("drop_day", _DROP_DAY, partitions_def=outbox.days, repeats=False)
-    def drop_day() -> None:
-        drop(outbox).alias("drop")()
-
-    return drop_day
 
 
 def drop_days(outbox: Outbox) -> dg.ScheduleDefinition:

@@ -33,10 +33,10 @@ _BATCH: Final = 1_000
 _LOG_EVERY: Final = 100
 
 
-def delete_old_history(outbox: Outbox) -> dg.OpDefinition:
-    """Return the op `delete_old_history`."""
+def purge_history(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `purge_history`."""
 
-    @dg.op(name=outbox.name_of("delete_old_history"))
+    @outbox.op_job("purge_history", _PURGE_HISTORY)
     def delete_old_history(context: dg.OpExecutionContext) -> None:
         """Delete runs that ended long ago."""
         started = time.monotonic()
@@ -114,16 +114,6 @@ time.
 
 When it fails: the run says in one line what to correct. Deleted history stays deleted; run the job again.
 """
-
-
-def purge_history(outbox: Outbox) -> dg.JobDefinition:
-    """Return the job `purge_history`."""
-
-    @outbox.job("purge_history", _PURGE_HISTORY)
-    def purge_history() -> None:
-        delete_old_history(outbox).alias("delete_old_history")()
-
-    return purge_history
 
 
 _PURGE_HISTORY_SCHEDULE: Final = """\

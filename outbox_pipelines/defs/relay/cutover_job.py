@@ -23,10 +23,10 @@ class CutoverConfig(dg.Config):
     )
 
 
-def change_source(outbox: Outbox) -> dg.OpDefinition:
-    """Return the op `change_source`."""
+def cutover_job(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `cutover_job`."""
 
-    @dg.op(name=outbox.name_of("change_source"))
+    @outbox.op_job("cutover", _CUTOVER_JOB, repeats=False)
     def change_source(context: dg.OpExecutionContext, config: CutoverConfig) -> None:
         """Change where relays read events; log each step."""
         from outbox_pipelines.relay.read.slot import slot_cutover
@@ -72,13 +72,3 @@ outbox and have the right REPLICATION.
 When it fails: the run says in one line what is missing (wal_level, a right), or what it waited for. Events
 are published as before. Launch it again, with any target.
 """
-
-
-def cutover_job(outbox: Outbox) -> dg.JobDefinition:
-    """Return the job `cutover_job`."""
-
-    @outbox.job("cutover", _CUTOVER_JOB, repeats=False)
-    def cutover_job() -> None:
-        change_source(outbox).alias("change_source")()
-
-    return cutover_job

@@ -39,10 +39,10 @@ class DeadLettersConfig(dg.Config):
     )
 
 
-def act_on_dead_letters(outbox: Outbox) -> dg.OpDefinition:
-    """Return the op `act_on_dead_letters`."""
+def dead_letters_job(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `dead_letters_job`."""
 
-    @dg.op(name=outbox.name_of("act_on_dead_letters"))
+    @outbox.op_job("dead_letters", _DEAD_LETTERS_JOB, repeats=False)
     def act_on_dead_letters(context: dg.OpExecutionContext, config: DeadLettersConfig) -> None:
         """List the selected dead letters, then replay or discard them if requested."""
         require_seconds("wait_seconds", config.wait_seconds)
@@ -150,13 +150,3 @@ Each action writes a row to `outbox_audit`: the run, the time, the reason, the e
 When it fails: the run says in one line what to change in its configuration, and nothing was changed; or it
 names the events that are dead letters again, and why: correct the cause, then replay them.
 """
-
-
-def dead_letters_job(outbox: Outbox) -> dg.JobDefinition:
-    """Return the job `dead_letters_job`."""
-
-    @outbox.job("dead_letters", _DEAD_LETTERS_JOB, repeats=False)
-    def dead_letters_job() -> None:
-        act_on_dead_letters(outbox).alias("act_on_dead_letters")()
-
-    return dead_letters_job
