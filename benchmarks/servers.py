@@ -51,8 +51,8 @@ def servers() -> Iterator[Settings]:
     """Settings that lead to both; everything is removed afterwards."""
     with (
         tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder,
-        postgres.running(Path(folder) / "postgres", _POSTGRES) as database,
-        kafka.running(Path(folder) / "kafka", _KAFKA, heap="1g", quick=False) as broker,
+        postgres.Postgres(Path(folder) / "postgres", _POSTGRES) as database,
+        kafka.Kafka(Path(folder) / "kafka", _KAFKA, heap="1g", quick=False) as broker,
     ):
         yield load_settings(dsn=database.dsn, kafka=broker.bootstrap)
 

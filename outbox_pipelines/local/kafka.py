@@ -19,8 +19,7 @@ import struct
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -206,32 +205,6 @@ def answers(bootstrap: str) -> bool:
     except OSError:
         return False
     return len(reply) == 8 and reply[4:] == request[4:8]
-
-
-@contextmanager
-def running(
-    directory: Path,
-    settings: Mapping[str, object] | None = None,
-    *,
-    heap: str = "512m",
-    quick: bool = True,
-    jar_cache: Path = DEFAULT_JARS,
-    port: int | None = None,
-) -> Iterator[Kafka]:
-    """A broker for the length of the block; see `Kafka` for the arguments.
-
-    Example:
-        >>> with running(tmp_path, {"message.max.bytes": 100_000}) as broker:
-        ...     producer = Producer({"bootstrap.servers": broker.bootstrap})
-        ...     broker.kill()
-        ...     broker.start()
-    """
-    broker = Kafka(directory, settings, heap=heap, quick=quick, jar_cache=jar_cache, port=port)
-    try:
-        broker.start()
-        yield broker
-    finally:
-        broker.stop()
 
 
 def place(java: Path, jars: Path) -> Path:

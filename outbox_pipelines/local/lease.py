@@ -72,10 +72,10 @@ def shared(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def alone(path: Path, seconds: float = 0.3) -> Iterator[bool]:
-    """Hold the lease alone; yields False where others still held it after ``seconds``."""
+def alone(path: Path) -> Iterator[bool]:
+    """Hold the lease alone; yields False where others still held it after 0.3 s."""
     # The supervisor takes the lease for an instant to see whether it is free: one attempt is not enough.
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 0.3
     while (descriptor := try_lock(path)) is None and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     try:

@@ -18,7 +18,6 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -185,27 +184,3 @@ def _newest(directories: Iterator[Path]) -> list[Path]:
         return float(number[0]) if number else 0.0
 
     return sorted(directories, key=version, reverse=True)
-
-
-@contextmanager
-def running(
-    directory: Path,
-    settings: Mapping[str, object] | None = None,
-    *,
-    bin_dir: Path | None = None,
-    port: int | None = None,
-) -> Iterator[Postgres]:
-    """A server for the length of the block; see `Postgres` for the arguments.
-
-    Example:
-        >>> with running(tmp_path, {"fsync": "on"}) as server:
-        ...     connection = psycopg.connect(server.dsn)
-        ...     server.kill()
-        ...     server.start()
-    """
-    server = Postgres(directory, settings, bin_dir=bin_dir, port=port)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()

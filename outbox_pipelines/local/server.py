@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import lease
@@ -35,7 +36,13 @@ Command = Sequence[str | Path]
 
 
 class Server(ABC):
-    """A server whose files lie in one directory.
+    """A server whose files lie in one directory. As a context manager it runs for the length of the block.
+
+    Example:
+        >>> with Postgres(tmp_path, {"fsync": "on"}) as server:
+        ...     connection = psycopg.connect(server.dsn)
+        ...     server.kill()
+        ...     server.start()
 
     Args:
         directory: where data and the log lie; created where missing.
@@ -76,6 +83,17 @@ class Server(ABC):
     @abstractmethod
     def answers(self) -> bool:
         """Return whether the server speaks its protocol on its port, now."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def start(self) -> None:
         """Start and wait until ready; the same port and data as before.
@@ -125,13 +143,13 @@ class Server(ABC):
         """Go on after `freeze`."""
         self._signal(signal.SIGCONT)
 
-    def last_words(self, count: int = 4) -> str:
+    def last_words(self) -> str:
         """The end of what the server printed since its last start, on one line."""
         try:
             text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
         except FileNotFoundError:
             text = ""
-        return last_lines(text, count)
+        return last_lines(text)
 
     @contextmanager
     def _alone(self) -> Iterator[int]:

@@ -71,7 +71,7 @@ class Own:
 
 @pytest.fixture
 def own(stack: Stack, tmp_path: Path) -> Iterator[Own]:
-    with postgres.running(tmp_path) as server:
+    with postgres.Postgres(tmp_path) as server:
         with psycopg.connect(server.dsn) as connection:
             migrate(connection)
             connection.execute("CREATE TABLE effects (seq bigserial, event_id text, key text, n int)")

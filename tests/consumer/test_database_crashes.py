@@ -30,7 +30,7 @@ _BECAME = "SELECT pg_xact_status(CAST(%s AS xid8))"
 @pytest.fixture
 def own(stack: Stack, tmp_path: Path) -> Iterator[tuple[Place, Postgres]]:
     """A place whose database may be killed."""
-    with postgres.running(tmp_path, LAZY) as server:
+    with postgres.Postgres(tmp_path, LAZY) as server:
         with psycopg.connect(server.dsn) as connection:
             migrate(connection)
             connection.execute("CREATE TABLE effects (seq bigserial, event_id text, key text, n int)")

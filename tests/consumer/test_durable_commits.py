@@ -31,7 +31,7 @@ EVENTS = 20
 @pytest.fixture
 def hasty(stack: Stack, tmp_path: Path) -> Iterator[tuple[Place, Postgres]]:
     """A place whose database forgets commits when it is killed."""
-    with postgres.running(tmp_path, HASTY) as server:
+    with postgres.Postgres(tmp_path, HASTY) as server:
         with psycopg.connect(server.dsn) as connection:
             # Durable itself.
             connection.execute("SET synchronous_commit = on")

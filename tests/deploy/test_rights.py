@@ -42,7 +42,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 @pytest.fixture
 def owner(tmp_path: Path) -> Iterator[Settings]:
     """The documented roles on a server of their own; the owner's settings."""
-    with postgres.running(tmp_path / "postgres") as server:
+    with postgres.Postgres(tmp_path / "postgres") as server:
         with psycopg.connect(server.dsn, autocommit=True) as admin:
             admin.execute("CREATE DATABASE shop")
             for role in ("app", "alice", "bob", "billing", "importer", "shipping"):

@@ -210,7 +210,7 @@ def test_a_frozen_server_delays_its_own_outbox_only(
 ) -> None:
     """Guards against a fleet that waits for a server that neither answers nor refuses."""
     sound = outboxes[1:]
-    with postgres.running(tmp_path / "postgres", {"fsync": "off"}) as server:
+    with postgres.Postgres(tmp_path / "postgres", {"fsync": "off"}) as server:
         topic = f"{topic_prefix()}-{{aggregate_type}}-events"
         frozen = Outbox(load_settings(dsn=server.dsn, kafka=stack.kafka, topic=topic, name="frozen"))
         schema.migrate(frozen.settings)

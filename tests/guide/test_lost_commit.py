@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def test_an_event_that_was_seen_is_gone(tmp_path: Path) -> None:
     """Guards against a warning of what cannot happen, or a durability that the guide denies."""
     # The moment within which a crash loses commits, made long enough to hit it.
-    with postgres.running(tmp_path, {"wal_writer_delay": "10s"}) as server:
+    with postgres.Postgres(tmp_path, {"wal_writer_delay": "10s"}) as server:
         schema.migrate(load_settings(dsn=server.dsn))
         with psycopg.connect(server.dsn) as durable:
             emit(durable, "order", "durable", "e", {})

@@ -150,7 +150,7 @@ def place(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pl
     """A server of its own: a replication slot is the whole server's matter."""
     directory = tmp_path_factory.mktemp("connect")
     with (
-        postgres.running(directory / "postgres") as server,
+        postgres.Postgres(directory / "postgres") as server,
         cluster(directory, stack.kafka, {"exactly.once.source.support": "enabled"}) as workers,
     ):
         secret = directory / "secret.properties"

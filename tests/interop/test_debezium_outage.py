@@ -24,8 +24,8 @@ def test_it_continues_after_an_outage_of_kafka(tmp_path: Path) -> None:
     """
     patient = {"task.shutdown.graceful.timeout.ms": 120_000}
     with (
-        postgres.running(tmp_path / "postgres") as server,
-        kafka.running(tmp_path / "kafka") as broker,
+        postgres.Postgres(tmp_path / "postgres") as server,
+        kafka.Kafka(tmp_path / "kafka") as broker,
         cluster(tmp_path, broker.bootstrap, patient, workers=1) as (worker,),
     ):
         secret = tmp_path / "secret.properties"

@@ -43,7 +43,7 @@ def test_debezium_stops_and_the_relay_continues(stack: Stack, tmp_path: Path) ->
     def ids() -> list[str | None]:
         return [message.headers["id"] for message in read_topic(stack.kafka, topic)]
 
-    with postgres.running(tmp_path / "postgres") as server, fresh_database(server.dsn) as dsn:
+    with postgres.Postgres(tmp_path / "postgres") as server, fresh_database(server.dsn) as dsn:
         settings = load_settings(dsn=dsn, kafka=stack.kafka, topic=topic)
         schema.migrate(settings)
         theirs = Debezium(

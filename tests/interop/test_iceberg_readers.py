@@ -47,7 +47,7 @@ class Lake:
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     place = tmp_path_factory.mktemp("flights")
-    with postgres.running(place / "postgres") as server:
+    with postgres.Postgres(place / "postgres") as server:
         with psycopg.connect(server.dsn, autocommit=True) as connection:
             connection.execute("CREATE DATABASE lake")
         dsn = psycopg.conninfo.make_conninfo(server.dsn, dbname="lake")

@@ -21,7 +21,7 @@ from tests.kafka_clients import AdminClient, Consumer, Producer
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     cache = load_settings().local_jars
-    with kafka.running(
+    with kafka.Kafka(
         tmp_path_factory.mktemp("kafka"), {"message.max.bytes": 5000}, jar_cache=cache
     ) as broker:
         yield broker
@@ -89,7 +89,7 @@ def test_a_recorded_start_up_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
     broken.write_bytes(b"no cache")
     for given, is_used in ((cache, True), (broken, False)):
         monkeypatch.setattr(kafka, "place", lambda java, jars, given=given: given)
-        with kafka.running(tmp_path / given.stem, jar_cache=load_settings().local_jars) as broker:
+        with kafka.Kafka(tmp_path / given.stem, jar_cache=load_settings().local_jars) as broker:
             loaded = [line for line in broker.log.read_text().splitlines() if "source: " in line]
         shared = [line for line in loaded if "shared objects file" in line]
         assert len(loaded) > 5_000
@@ -97,7 +97,7 @@ def test_a_recorded_start_up_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_failed_start_shows_the_log(tmp_path: Path) -> None:
-    failing = kafka.running(tmp_path, {"num.partitions": "many"}, jar_cache=load_settings().local_jars)
+    failing = kafka.Kafka(tmp_path, {"num.partitions": "many"}, jar_cache=load_settings().local_jars)
     with pytest.raises(SetupError, match=r"num\.partitions"), failing:
         pass
 
@@ -135,6 +135,6 @@ def test_without_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     with (
         pytest.raises(SetupError, match=rf"{module}.*pip install 'outbox-pipelines\[local\]'"),
-        kafka.running(tmp_path, jar_cache=tmp_path / "empty"),
+        kafka.Kafka(tmp_path, jar_cache=tmp_path / "empty"),
     ):
         pass

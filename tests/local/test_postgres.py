@@ -32,7 +32,7 @@ def _do(dsn: str, statement: str) -> None:
 
 
 def test_defaults_and_settings(tmp_path: Path) -> None:
-    with postgres.running(tmp_path, {"fsync": "on", "work_mem": "7MB"}) as server:
+    with postgres.Postgres(tmp_path, {"fsync": "on", "work_mem": "7MB"}) as server:
         show = {name: _one(server.dsn, f"SHOW {name}") for name in ("fsync", "work_mem", "wal_level")}
         assert show == {"fsync": "on", "work_mem": "7MB", "wal_level": "logical"}
         assert _one(server.dsn, "SHOW max_prepared_transactions") == "20"
@@ -40,7 +40,7 @@ def test_defaults_and_settings(tmp_path: Path) -> None:
 
 
 def test_kill_and_start_keep_port_and_data(tmp_path: Path) -> None:
-    with postgres.running(tmp_path) as server:
+    with postgres.Postgres(tmp_path) as server:
         dsn = server.dsn
         _do(dsn, "CREATE TABLE kept AS SELECT 1")
         # A backend that is in the middle of something outlives the postmaster for a moment.
@@ -82,7 +82,7 @@ def test_a_frozen_server_ends_with_the_process_that_started_it(tmp_path: Path) -
 
 def test_the_data_outlives_the_server(tmp_path: Path) -> None:
     for expected in (1, 2):
-        with postgres.running(tmp_path) as server:
+        with postgres.Postgres(tmp_path) as server:
             _do(server.dsn, "CREATE TABLE IF NOT EXISTS kept (a int); INSERT INTO kept VALUES (1)")
             assert _one(server.dsn, "SELECT count(*) FROM kept") == expected
 
@@ -97,7 +97,7 @@ def _read(path: Path) -> bytes:
 
 def test_only_who_reads_the_password_file_gets_in(tmp_path: Path) -> None:
     """Guards against other users of the machine, who as superusers could run programs as its owner."""
-    with postgres.running(tmp_path) as server:
+    with postgres.Postgres(tmp_path) as server:
         password = server.password_file.read_text().strip().rpartition(":")[2]
         assert len(password) >= 32
         assert server.password_file.stat().st_mode & 0o777 == 0o600
@@ -118,7 +118,7 @@ def test_only_who_reads_the_password_file_gets_in(tmp_path: Path) -> None:
 )
 def test_another_user_is_refused() -> None:
     """A user without rights: the very DSN, with all folders open and the programs of the server."""
-    with tempfile.TemporaryDirectory() as directory, postgres.running(Path(directory)) as server:
+    with tempfile.TemporaryDirectory() as directory, postgres.Postgres(Path(directory)) as server:
         Path(directory).chmod(0o755)
         assert server.bin_dir is not None
         ask: list[str | Path] = [
@@ -138,13 +138,13 @@ def test_another_user_is_refused() -> None:
 def test_a_crash_during_initdb_is_made_good(tmp_path: Path) -> None:
     (tmp_path / "cluster.new" / "data" / "base").mkdir(parents=True)
     (tmp_path / "cluster.new" / "data" / "PG_VERSION").write_text("18\n")
-    with postgres.running(tmp_path) as server:
+    with postgres.Postgres(tmp_path) as server:
         assert _one(server.dsn, "SELECT 1") == 1
 
 
 def test_a_pid_file_of_the_past_that_names_a_living_process(tmp_path: Path) -> None:
     """After a reboot the pid may belong to any process; the server starts, and that process is not harmed."""
-    with postgres.running(tmp_path) as server:
+    with postgres.Postgres(tmp_path) as server:
         pid_file = tmp_path / "cluster" / "data" / "postmaster.pid"
         lines = pid_file.read_text().splitlines()
         server.kill()
@@ -158,7 +158,7 @@ def test_a_pid_file_of_the_past_that_names_a_living_process(tmp_path: Path) -> N
 def test_a_failed_start_shows_the_log(tmp_path: Path) -> None:
     with (
         pytest.raises(SetupError, match=r"work_memm.*log: .*postgres\.log"),
-        postgres.running(tmp_path, {"work_memm": 1}),
+        postgres.Postgres(tmp_path, {"work_memm": 1}),
     ):
         pass
 
@@ -198,7 +198,7 @@ def test_order_of_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_the_systems_postgres(tmp_path: Path) -> None:
     programs = next(postgres.SYSTEM.glob("*/bin"))
-    with postgres.running(tmp_path, bin_dir=programs) as server:
+    with postgres.Postgres(tmp_path, bin_dir=programs) as server:
         version = str(_one(server.dsn, "SHOW server_version"))
         assert version.startswith(postgres.major_version(programs))
 
@@ -221,7 +221,7 @@ def test_as_root_from_a_folder_that_others_cannot_enter(
     try:
         for _ in range(2):
             programs = closed / package.name / original.parent.name / "bin"
-            with postgres.running(closed / "server", bin_dir=programs) as server:
+            with postgres.Postgres(closed / "server", bin_dir=programs) as server:
                 assert _one(server.dsn, "SELECT 1") == 1
             assert len(list(copies.iterdir())) == 1
         assert (closed / "server" / "cluster" / "data" / "PG_VERSION").exists()

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.database import schema
-from outbox_pipelines.local.kafka import Kafka, running
+from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.settings import load_settings
 from tests.conftest import ADOPT, Lasting, Outbox, create_database, topic_prefix
@@ -73,6 +73,6 @@ def strict(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "allow.everyone.if.no.acl.found": "true",
         "transaction.max.timeout.ms": "20000",
     }
-    made: Kafka = lasting.once("strict", lambda: running(tmp_path_factory.mktemp("strict"), settings))
+    made: Kafka = lasting.once("strict", lambda: Kafka(tmp_path_factory.mktemp("strict"), settings))
     with awake(made):
         yield made

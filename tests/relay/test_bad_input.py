@@ -16,7 +16,6 @@ import pytest
 
 from outbox_pipelines.database import connect, refusal
 from outbox_pipelines.local.kafka import Kafka
-from outbox_pipelines.local.kafka import running as running_kafka
 from tests.conftest import Outbox, drop_database, fresh_database, may_log_in
 from tests.relay.topic import create_topic
 
@@ -226,7 +225,7 @@ def test_wrong_credentials_for_kafka(outbox: Outbox, tmp_path: Path) -> None:
         '[kafka]\nsecurity.protocol = "SASL_PLAINTEXT"\nsasl.mechanism = "PLAIN"\nsasl.username = "relay"\n'
         'sasl.password = { file = "password" }\n'
     )
-    with running_kafka(tmp_path / "kafka", settings) as broker:
+    with Kafka(tmp_path / "kafka", settings) as broker:
         password.write_text("wrong\n")
         given: dict[str, Any] = {"OUTBOX_KAFKA": broker.bootstrap, "OUTBOX_CONFIG": str(config)}
         _refuses(outbox, "relay", says="uthentication", **given)

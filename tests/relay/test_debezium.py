@@ -67,7 +67,7 @@ EXPANDED = Case(
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of its own: a replication slot is the whole server's matter."""
-    with postgres.running(tmp_path_factory.mktemp("postgres"), {"wal_level": "logical"}) as server:
+    with postgres.Postgres(tmp_path_factory.mktemp("postgres"), {"wal_level": "logical"}) as server:
         yield server.dsn
 
 

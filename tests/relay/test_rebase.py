@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local.postgres import find_programs, running
+from outbox_pipelines.local.postgres import Postgres, find_programs
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.lease.rebase import Rebased, rebase
 from tests.conftest import Outbox, wait_until
@@ -27,7 +27,7 @@ _INSERT = (
 @pytest.fixture(scope="module")
 def other_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A second cluster, whose transaction ids are far behind or ahead of the first one's."""
-    with running(tmp_path_factory.mktemp("other")) as server:
+    with Postgres(tmp_path_factory.mktemp("other")) as server:
         yield server.dsn
 
 

@@ -303,7 +303,7 @@ def test_progress_rides_on_the_settle(outbox: Outbox) -> None:
 @pytest.mark.slow
 def test_a_standby_is_refused(tmp_path: Path) -> None:
     """Guards against a replica, on which running transactions look finished."""
-    with postgres.running(tmp_path) as server:
+    with postgres.Postgres(tmp_path) as server:
         settings = load_settings(dsn=server.dsn)
         schema.migrate(settings)
         server.stop()

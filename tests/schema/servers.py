@@ -143,7 +143,7 @@ def _bin_dir(which: str) -> Path:
 @contextmanager
 def _quick(directory: Path, programs: Path) -> Iterator[postgres.Postgres]:
     # Each copy of a database adds ten megabytes to the log, which may lie in memory.
-    with postgres.running(directory, {"max_wal_size": "128MB"}, bin_dir=programs) as server:
+    with postgres.Postgres(directory, {"max_wal_size": "128MB"}, bin_dir=programs) as server:
         quicken_logins(server.dsn)
         yield server
 

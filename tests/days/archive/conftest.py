@@ -25,7 +25,7 @@ def settings(database: Database, tmp_path: Path) -> Settings:
 def flights_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The archive of docs/queries.md; no test writes into it."""
     place = tmp_path_factory.mktemp("flights")
-    with postgres.running(place / "postgres") as server:
+    with postgres.Postgres(place / "postgres") as server:
         settings = load_settings(dsn=server.dsn, archive=str(place / "archive"))
         schema.migrate(settings)
         flights.build(settings)

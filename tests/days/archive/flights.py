@@ -68,7 +68,7 @@ def _perform(connection: psycopg.Connection, operation: Operation) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder, postgres.running(Path(folder)) as server:
+    with tempfile.TemporaryDirectory() as folder, postgres.Postgres(Path(folder)) as server:
         given = load_settings(dsn=server.dsn, archive=sys.argv[1])
         schema.migrate(given)
         build(given)

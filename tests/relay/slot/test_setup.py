@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 from outbox_pipelines.database import schema
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.local import Stack
-from outbox_pipelines.local.postgres import Postgres, running
+from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay.read.slot.slot_cutover import read
 from outbox_pipelines.relay.read.slot.slot_setup import remove, set_up, slot_name
 from outbox_pipelines.settings import load_settings
@@ -355,7 +355,7 @@ def test_names_are_readable_and_unique(outbox: Outbox) -> None:
 @pytest.mark.slow
 def test_a_standby_that_the_server_waits_for(tmp_path: Path) -> None:
     """Guards against events that wait for a standby that is down, while every command calls the slot well."""
-    with running(tmp_path / "postgres") as server:
+    with Postgres(tmp_path / "postgres") as server:
         settings = load_settings(dsn=server.dsn)
         schema.migrate(settings)
         set_up(settings, seconds=30, say=print)
@@ -379,7 +379,7 @@ def test_a_standby_that_the_server_waits_for(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_commits_that_wait_for_a_standby(tmp_path: Path) -> None:
     """Guards against events that wait with their commits, while every command calls the slot well."""
-    with running(tmp_path / "postgres") as server, ThreadPoolExecutor() as threads:
+    with Postgres(tmp_path / "postgres") as server, ThreadPoolExecutor() as threads:
         settings = load_settings(dsn=server.dsn)
         schema.migrate(settings)
         set_up(settings, seconds=30, say=print)

@@ -291,7 +291,7 @@ def test_an_event_that_other_sessions_do_not_see_yet(
     monkeypatch.setattr(slot_source, "_REPORT_SECONDS", 0.0)
     caplog.set_level("INFO", slot_source.__name__)
     # A server of its own: every commit waits there.
-    with postgres.running(tmp_path) as server:
+    with postgres.Postgres(tmp_path) as server:
         outbox = Outbox(load_settings(dsn=server.dsn))
         schema.migrate(outbox.settings)
         slot = make(outbox)
