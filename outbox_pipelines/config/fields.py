@@ -18,6 +18,7 @@ from outbox_pipelines.config.types import (
     AlertAddresses,
     Attempts,
     Brokers,
+    Compatibility,
     ConnectorName,
     ConnectUrls,
     Consumers,
@@ -99,8 +100,7 @@ class Topics(BaseModel):
     )
     aggregate_types: Rules = Field(
         default={},
-        description="The same of single aggregate types: `[aggregate_types.NAME]`. An event "
-        "type's rule wins.",
+        description="The same of aggregate types: `[aggregate_types.NAME]`. An event type's rule wins.",
     )
     create_topics: bool = Field(default=False, description="The relay creates missing topics.")
     create_topics_pattern: TopicPatterns = Field(
@@ -200,15 +200,7 @@ class Registry(BaseModel):
         default="topic_record",
         description="Subject of a type: `<topic>-<event type>`, `<topic>-value` or `<event type>`.",
     )
-    registry_compatibility: Literal[
-        "BACKWARD",
-        "BACKWARD_TRANSITIVE",
-        "FORWARD",
-        "FORWARD_TRANSITIVE",
-        "FULL",
-        "FULL_TRANSITIVE",
-        "NONE",
-    ] = Field(
+    registry_compatibility: Compatibility = Field(
         default="BACKWARD",
         description="What `outbox catalog register` sets for a subject that has no level of its own.",
     )
@@ -349,8 +341,7 @@ class Days(BaseModel):
     )
     months_ahead: Annotated[int, Field(ge=1, le=120)] | None = Field(
         default=None,
-        description="Existing table with monthly partitions: future months that are "
-        "[made](existing-tables.md#clean-up).",
+        description="Existing table partitioned by month: future months [made](existing-tables.md#clean-up).",
     )
     expectations: HomePath | None = Field(
         default=None,

@@ -223,6 +223,9 @@ def _lower(value: object) -> object:
 
 ValueFormat = Literal["payload", "flat", "envelope", "cloudevents"]
 Format = Literal["json", "json_schema", "avro", "protobuf"]
+Compatibility = Literal[
+    "BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE", "NONE"
+]
 AfterDeadLetter = Literal["continue", "block"]
 Attempts = Annotated[int, Field(ge=1, le=1_000_000)]
 RetrySeconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
