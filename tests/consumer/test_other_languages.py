@@ -1,9 +1,8 @@
-"""The handlers in other languages that docs/consuming-tuning.md shows."""
+"""The handler in Go of examples/handlers; those in Java and Node are in tests/interop."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,7 +17,6 @@ from tests.schema.servers import Database, empty, server
 
 __all__ = ["empty", "server"]
 
-PAGE: Final = (Path(__file__).parents[2] / "docs" / "consuming-tuning.md").read_text()
 MAIN: Final = """
 package main
 
@@ -31,8 +29,6 @@ import (
 
 	_ "github.com/lib/pq"
 )
-
-%s
 
 func main() {
 	db, err := sql.Open("postgres", os.Getenv("OUTBOX_DSN"))
@@ -63,9 +59,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("go")
     for name in ("go.mod", "go.sum"):
         shutil.copy(EXAMPLES / "go_shop" / name, directory)
-    found = re.search(r"^```go\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    (directory / "main.go").write_text(MAIN % found.group(1))
+    shutil.copy(EXAMPLES / "handlers" / "handle.go", directory)
+    (directory / "main.go").write_text(MAIN)
     subprocess.run(
         ["go", "build", "-o", "handle", "."],
         cwd=directory,
