@@ -175,7 +175,8 @@ class Sender:
         produce, encode, routes = self._producer.produce, self._encode, self._routes
         passed, begun = 0, self._begun
         for event in events:
-            topic = routes.get((event.aggregate_type, event.event_type))
+            _, _, aggregate_type, key, event_type, _, _ = event
+            topic = routes.get((aggregate_type, event_type))
             if topic is None:
                 continue
             try:
@@ -183,13 +184,13 @@ class Sender:
             except ValueError as error:
                 self._end(Kind.EVENT, f"it cannot be encoded: {reason(str(error))}")
             if topic not in begun:
-                while self._first.is_awaited(topic, event.aggregate_id):
+                while self._first.is_awaited(topic, key):
                     self._wait()
-                self._first.sent(topic, event.aggregate_id)
+                self._first.sent(topic, key)
             reported = partial(report, event)
             while True:
                 try:
-                    produce(topic, value, event.aggregate_id, on_delivery=reported, headers=headers)
+                    produce(topic, value, key, on_delivery=reported, headers=headers)
                     break
                 except BufferError:
                     self._wait()

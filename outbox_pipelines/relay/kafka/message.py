@@ -253,7 +253,7 @@ def _plain(names: dict[str, str], settings: MessageSettings) -> Encode:
             headers.append((CONTENT_TYPE, content_type))
         if metadata is not None:
             try:
-                headers += more(_read(metadata))
+                headers += more(_read_metadata(metadata))
             except RecursionError:
                 raise EncodingError(_TOO_DEEP) from None
         return value, headers
@@ -279,7 +279,7 @@ def _shaped(names: dict[str, str], settings: MessageSettings, marks: Mapping[str
     def encode(event: Event) -> tuple[Value, Headers]:
         headers: Headers = [(name, column(event)) for name, column in columns]
         try:
-            metadata = {} if event.metadata is None else _read(event.metadata)
+            metadata = {} if event.metadata is None else _read_metadata(event.metadata)
             if tombstones and event.payload == "null":
                 return None, headers + more(metadata)
             if is_bytes(event.payload):
@@ -313,10 +313,10 @@ def _more(names: dict[str, str], settings: MessageSettings) -> Callable[[Metadat
         return name not in reserved and not name.startswith(prefixes)
 
     def headers(metadata: Metadata) -> Headers:
-        return [
-            *((ours[name], _text(value)) for name, value in metadata.items() if name in ours),
-            *((name, _text(value)) for name, value in metadata.get("headers", {}).items() if is_free(name)),
-        ]
+        found: Headers = [(ours[name], _text(value)) for name, value in metadata.items() if name in ours]
+        if own := metadata.get("headers"):
+            found += [(name, _text(value)) for name, value in own.items() if is_free(name)]
+        return found
 
     return headers
 
@@ -399,8 +399,15 @@ class _Number(str):
     __slots__ = ()
 
 
-_read: Final[Callable[[str], Any]] = json.JSONDecoder(parse_float=_Number, parse_int=_Number).decode
+_decoder: Final = json.JSONDecoder(parse_float=_Number, parse_int=_Number)
+_read: Final[Callable[[str], Any]] = _decoder.decode
 _quote: Final[Callable[[object], str]] = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def _read_metadata(text: str) -> Metadata:
+    """Read metadata, which has no space around it: `decode` would look for some, in twice the time."""
+    metadata: Metadata = _decoder.raw_decode(text)[0]
+    return metadata
 
 
 def _text(value: object) -> str:
