@@ -236,10 +236,31 @@ CREATE TABLE outbox_days (
     last_seq        bigint,
     -- The number of its events, once it is archived.
     events          bigint,
+    -- The digest of its manifest; while another one replaces it, the digests of both, with a space between them.
     manifest_sha256 text,
     -- The archive that has its file, by the identity that is stored there; the same for all days.
     archive         uuid,
     CONSTRAINT outbox_days_closed CHECK (state = 'open' OR closed_at >= sealed_at)
+);
+
+-- Changes of days in the archive: what was redacted, or removed by retention. The manifest of the day has the same.
+CREATE TABLE outbox_archive_changes (
+    -- The digest of the manifest that it led to, and of what it replaced.
+    manifest_sha256        text        PRIMARY KEY,
+    former_manifest_sha256 text        NOT NULL,
+    former_sha256          text        NOT NULL,
+    day                    date        NOT NULL,
+    at                     timestamptz NOT NULL,
+    changed_by             text        NOT NULL,
+    reason                 text        NOT NULL CHECK (reason <> ''),
+    kind                   text        NOT NULL CHECK (kind IN ('redacted', 'expired')),
+    -- Paths of values, or aggregate types.
+    names                  text[]      NOT NULL,
+    events                 bigint      NOT NULL,
+    rows_before            bigint      NOT NULL,
+    rows_after             bigint      NOT NULL,
+    -- NULL: the former file may still exist.
+    former_deleted_at      timestamptz
 );
 
 -- The relay reads from here on: every day before is closed, or never was.

@@ -105,7 +105,7 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, operator);
     EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_released, '
                    'outbox_delayed, outbox_audit, outbox_days, outbox_migrations, outbox_writers, outbox_events, '
-                   'outbox_replays TO %s', operator);
+                   'outbox_replays, outbox_archive_changes TO %s', operator);
     EXECUTE format('GRANT SELECT ON SEQUENCE outbox_seq TO %s', operator);
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of, outbox_open_from, outbox_last_seq, '
                    'outbox_act, outbox_cancel_delayed, outbox_move_due, outbox_change_shards, outbox_keep_shards, '

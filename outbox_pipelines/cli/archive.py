@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from outbox_pipelines.cli.options import DAY
+from outbox_pipelines.cli.options import DAY, TEXT
 from outbox_pipelines.config import parsed
 from outbox_pipelines.core import log
 from outbox_pipelines.core.secret import first_line
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import duckdb
 
     from outbox_pipelines.days.archive import Archive
-    from outbox_pipelines.days.archive.manifest import Manifest
+    from outbox_pipelines.days.archive.manifest import Change, Manifest
 
 
 Row = tuple[Any, ...]
@@ -67,8 +67,7 @@ def archive_day(settings: Settings, day: date, again: bool, as_json: bool) -> No
         click.echo(archived.manifest.to_bytes(), nl=False)
     else:
         click.echo(_line(archived.manifest) + ("" if archived.written else ", already archived"))
-        if again and settings.iceberg:
-            click.echo("the Iceberg table has the former file: run `outbox archive register`")
+        _mention_iceberg(settings, is_changed=again)
     _report(day, proof.differences)
 
 
@@ -79,6 +78,8 @@ def archive_day(settings: Settings, day: date, again: bool, as_json: bool) -> No
 def verify_day(settings: Settings, day: date, as_json: bool) -> None:
     """Prove that a day's file and its rows are equal; for a dropped day, that its file has not changed.
 
+    Also prints what `redact` and `expire` have changed.
+
     If they differ, prints the rows that differ and exits with 1. With OUTBOX_ICEBERG, the Iceberg table must
     have the day, too.
     """
@@ -88,10 +89,13 @@ def verify_day(settings: Settings, day: date, as_json: bool) -> None:
     differences = proof.differences
     if not as_json and proof.equal:
         click.echo(f"{day}: {counted(proof.rows, 'row')} proven equal")
+        _show(proof.changes)
     if settings.iceberg:
         differences += iceberg.compare(settings, day)
     if as_json:
-        click.echo(json.dumps({"day": str(day), "rows": proof.rows, "differences": differences}, indent=2))
+        changes = [each.model_dump(mode="json") for each in proof.changes]
+        found = {"day": str(day), "rows": proof.rows, "differences": differences, "changes": changes}
+        click.echo(json.dumps(found, indent=2))
     _report(day, differences)
 
 
@@ -139,6 +143,74 @@ def restore_day(settings: Settings, day: date, attach: bool) -> None:
 
     restored = restore.restore(settings, day, attach, say)
     click.echo(f"{day}: {counted(restored.rows, 'row')} in {restored.table}, proven equal to the manifest")
+    _show(restored.changes)
+
+
+@archive.command("redact")
+@click.argument("day", type=DAY)
+@click.option(
+    "--where",
+    type=TEXT,
+    required=True,
+    help="Which events: a condition in DuckDB's SQL on the columns of the archive.",
+)
+@click.option(
+    "--path",
+    "paths",
+    multiple=True,
+    type=TEXT,
+    help="A member of the payload: customer.email, or lines[].name for each item of a list; repeatable.",
+)
+@click.option("--header", "headers", multiple=True, type=TEXT, help="The name of a header; repeatable.")
+@click.option("--reason", type=TEXT, help="Why; it is recorded in the manifest and the database.")
+@click.option("--dry-run", is_flag=True, help="Only count; write nothing.")
+@click.pass_obj
+def redact_day(
+    settings: Settings,
+    day: date,
+    where: str,
+    paths: tuple[str, ...],
+    headers: tuple[str, ...],
+    reason: str | None,
+    dry_run: bool,
+) -> None:
+    """Replace values in events of a dropped day by the text outbox-erased, and delete the former file.
+
+    The condition is not recorded. Exits with 1 if it selects nothing; a value that no selected event has is
+    refused. An interrupted command is completed by the next one.
+    """
+    from outbox_pipelines.cli.dead_letters import actor
+    from outbox_pipelines.days.archive.redact import redact
+
+    if reason is None and not dry_run:
+        raise SetupError("say why: --reason is required, it is recorded")
+    done = redact(settings, day, where, paths, headers, reason=reason or "", actor=actor(), dry_run=dry_run)
+    selected = f"{done.selected:,} of {counted(done.rows, 'event')} selected"
+    if dry_run:
+        click.echo(f"{day}: {selected}, {done.events:,} would be changed")
+        return
+    end = "the former file is deleted" if done.events else "nothing was left to change"
+    click.echo(f"{day}: {selected}, {done.events:,} changed; {end}")
+    for copy in done.copies:
+        click.echo(plain(f"outbox: {day}: may still have the values: {copy}"), err=True)
+    _mention_iceberg(settings, is_changed=bool(done.events))
+
+
+@archive.command("changes")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.pass_obj
+def list_changes(settings: Settings, as_json: bool) -> None:
+    """List what `redact` and `expire` have changed in archived days: when, by whom, why."""
+    from outbox_pipelines.days.archive import rewrite
+
+    found = rewrite.recorded(settings)
+    if as_json:
+        shown = [{**each._asdict(), "change": each.change.model_dump(mode="json")} for each in found]
+        click.echo(json.dumps(shown, indent=2, default=str))
+        return
+    for each in found:
+        left = "" if each.former_deleted_at else " (interrupted: run `outbox archive expire`)"
+        click.echo(plain(f"{each.day}: {each.change}{left}"))
 
 
 @archive.command("adopt")
@@ -173,6 +245,16 @@ def _line(manifest: Manifest) -> str:
     return (
         f"{manifest.day}: {counted(manifest.rows, 'row')}, {manifest.size / 1e6:,.1f} MB in {manifest.file}"
     )
+
+
+def _show(changes: tuple[Change, ...]) -> None:
+    for change in changes:
+        click.echo(plain(f"changed: {change}"))
+
+
+def _mention_iceberg(settings: Settings, *, is_changed: bool) -> None:
+    if is_changed and settings.iceberg:
+        click.echo("the Iceberg table has the former file: run `outbox archive register`")
 
 
 def _report(day: date, differences: tuple[str, ...]) -> None:

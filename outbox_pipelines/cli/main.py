@@ -152,8 +152,8 @@ for each in _COMMANDS.values():
 
 # These wait for a lock for some seconds, and then name the session that has it; also `migrate --check`.
 READING: Final = (
-    *("adopt plan", "archive history", "archive query", "archive report", "archive verify"),
-    *("bodies check", "catalog check"),
+    *("adopt plan", "archive changes", "archive history", "archive query", "archive report"),
+    *("archive verify", "bodies check", "catalog check"),
     *(
         "catalog render",
         "cdc status",

@@ -19,7 +19,7 @@ REFUSED = (
     *(f"partitions close {DAY}", f"partitions reopen {DAY} --yes", f"partitions attach {DAY}"),
     *("partitions purge", f"partitions drop {DAY}", "partitions drop --due", f"archive day {DAY}"),
     *(f"archive verify {DAY}", f"archive restore {DAY}", "archive adopt", "archive history order 1"),
-    "archive register",
+    *("archive register", "archive changes", f"archive redact {DAY} --where true --path a --reason r"),
     *(f"reconcile {DAY}", "quality hour", "catalog check", "cdc setup", "cdc drop", "cdc status"),
     *("cutover --to cdc", "bodies adopt", "bodies check", "bodies sweep", "delayed list", "delayed move"),
     "delayed cancel 01a21924-ba13-760e-85c0-7786a622b10b --reason r",

@@ -88,6 +88,45 @@ PROVEN: Final = """
 UPDATE outbox_days SET proven_at = CASE WHEN %(equal)s THEN clock_timestamp() END
 WHERE day = %(day)s AND manifest_sha256 = %(digest)s"""
 
+# --- changing archived days -----------------------------------------------------------------------------
+
+# While one manifest replaces another, readers accept both.
+CHANGING: Final = """
+UPDATE outbox_days SET manifest_sha256 = %(former)s || ' ' || %(digest)s
+WHERE day = %(day)s AND state = 'dropped' AND manifest_sha256 = %(former)s
+RETURNING day"""
+CHANGED: Final = """
+UPDATE outbox_days SET manifest_sha256 = %(digest)s, events = %(events)s WHERE day = %(day)s"""
+CHANGE: Final = """
+INSERT INTO outbox_archive_changes
+    (manifest_sha256, day, at, changed_by, reason, kind, names, events, rows_before, rows_after,
+     former_sha256, former_manifest_sha256)
+VALUES (%(led_to)s, %(day)s, %(at)s, %(by)s, %(reason)s, %(kind)s, %(names)s, %(events)s, %(rows_before)s,
+        %(rows_after)s, %(sha256)s, %(manifest_sha256)s)
+ON CONFLICT (manifest_sha256) DO NOTHING"""
+FORMER_DELETED: Final = """
+UPDATE outbox_archive_changes SET former_deleted_at = clock_timestamp()
+WHERE day = %(day)s AND former_deleted_at IS NULL"""
+UNFINISHED: Final = """
+SELECT day FROM outbox_days WHERE position(' ' IN manifest_sha256) > 0
+UNION SELECT day FROM outbox_archive_changes WHERE former_deleted_at IS NULL
+ORDER BY 1"""
+CHANGES: Final = """
+SELECT day, former_deleted_at, at, changed_by, reason, kind, names, events, rows_before, rows_after,
+       former_sha256, former_manifest_sha256
+FROM outbox_archive_changes ORDER BY at, day"""
+# The table that `outbox archive restore` makes, and what parking has copied.
+COPIES: Final = """
+SELECT to_regclass('outbox_restored_' || to_char(%(day)s::date, 'YYYYMMDD'))::text,
+       (SELECT count(*) FROM outbox_parked WHERE created_at >= %(start)s AND created_at < %(stop)s)"""
+# In DuckDB.
+SELECTED: Final = """
+SELECT file_row_number FROM (
+    SELECT *, created_at::DATE AS event_date
+    FROM read_parquet({file}, file_row_number = true, hive_partitioning = false))
+WHERE ({where}
+)"""
+
 # --- history of an aggregate ----------------------------------------------------------------------------
 
 HISTORY: Final = """
@@ -137,6 +176,13 @@ WHERE seq >= {{bucket}} * {BUCKET} AND seq < ({{bucket}} + 1) * {BUCKET} ORDER B
 FILE_DIGESTS: Final = f"""
 SELECT id, seq, {_DUCKDB_DIGEST} FROM read_parquet($file)
 WHERE seq >= $bucket * {BUCKET} AND seq < ($bucket + 1) * {BUCKET} ORDER BY seq"""
+# How many events of the former file have other content in the new one, are missing there, and were not in the
+# former one. By a hash of the key: a join by text needs four times as much memory.
+_EVENTS: Final = f"SELECT hash(seq, id) AS event, {_DUCKDB_DIGEST} AS digest FROM read_parquet"
+FILES_DIFFER: Final = f"""
+SELECT count(*) FILTER (former.digest <> new.digest), count(*) FILTER (new.event IS NULL),
+       count(*) FILTER (former.event IS NULL)
+FROM ({_EVENTS}($former)) AS former FULL JOIN ({_EVENTS}($file)) AS new USING (event)"""
 
 # --- restoring ------------------------------------------------------------------------------------------
 

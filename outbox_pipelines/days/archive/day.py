@@ -9,10 +9,9 @@ Invariants:
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from uuid import UUID
@@ -20,7 +19,6 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from outbox_pipelines import __version__
 from outbox_pipelines.database import Connection
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.archive import archive_sql, identity, proof
@@ -29,7 +27,7 @@ from outbox_pipelines.days.archive.manifest import (
     Manifest,
     Sum,
     digest,
-    now,
+    is_recorded,
     read_manifest,
     schema_with,
 )
@@ -84,7 +82,9 @@ def archive(
         row = require_day(connection, day)
         state, known = row.state, row.manifest_sha256
         if state == "dropped" and (again or before is None):
-            raise NotReadyError(f"{day} is dropped: its archive file is final and cannot be written again")
+            raise NotReadyError(
+                f"{day} is dropped: its rows no longer exist, so its file cannot be written again"
+            )
         if known is not None and not again and state != "dropped":
             _require_known(store, day, before, known)
         if before is not None and not again:
@@ -129,7 +129,11 @@ def verify(settings: DaySettings, day: date) -> Proof:
             raise NotReadyError(f"{day} is {row.state}, not archived: run `outbox archive day {day}`")
         identity.require(store, connection)
         if row.state == "dropped":
-            return proof.verify(store, day, manifest_sha256)
+            found = proof.verify(store, day, manifest_sha256)
+            if (day,) in connection.execute(archive_sql.UNFINISHED).fetchall():
+                line = "a change of its file was interrupted: run `outbox archive expire`, which completes it"
+                return replace(found, differences=(*found.differences, line))
+            return found
         found = proof.prove(store, day, connection, leaf_of(day), manifest_sha256)
         connection.execute(archive_sql.PROVEN, {"day": day, "equal": found.equal, "digest": manifest_sha256})
         return found
@@ -144,7 +148,7 @@ def _require_closed(settings: DaySettings, connection: Connection, day: date) ->
 
 def _require_known(store: Store, day: date, before: Stored | None, known: str) -> None:
     """Raise `SetupError` if the manifest is not the one that was written: its file may have more rows."""
-    if before is not None and digest(before.content) == known:
+    if before is not None and is_recorded(before.content, known):
         return
     what = "is missing in" if before is None else "has changed in"
     raise SetupError(
@@ -201,33 +205,18 @@ def _write(
     progress: Callable[[int], None],
 ) -> Manifest:
     """Write the file under a name derived from its content; return its manifest."""
-    from outbox_pipelines.days.archive.export import export
+    from outbox_pipelines.days.archive.export import described, export
 
     with store.workplace(day) as directory:
         file = directory / "events.parquet"
         columns = proof.added_columns(connection, leaf_of(day))
         exported = export(settings, connection, day, leaf_of(day), columns, file, progress)
-        with file.open("rb") as stream:
-            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
         manifest = Manifest(
             day=day,
-            file=f"events-{sha256[:16]}.parquet",
-            size=file.stat().st_size,
-            sha256=sha256,
-            rows=exported.rows,
-            first_seq=exported.first_seq,
-            last_seq=exported.last_seq,
-            first_created_at=exported.first_created_at,
-            last_created_at=exported.last_created_at,
-            first_id=exported.first_id,
-            last_id=exported.last_id,
-            statuses=exported.statuses,
-            buckets=proof.sums_of_file(file, columns),
             schema_version=VERSION,
             columns=columns,
-            tool=f"outbox-pipelines {__version__}",
             source=identity.source_of(connection),
-            written_at=now(),
+            **described(file, exported, columns),
         )
         store.adopt(file, key(day, manifest.file))
     return manifest

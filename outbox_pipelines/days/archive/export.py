@@ -10,11 +10,12 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -29,12 +30,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from psycopg import sql
 
+from outbox_pipelines import __version__
 from outbox_pipelines.core import session
 from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, reading_dsn
-from outbox_pipelines.days.archive import archive_sql
-from outbox_pipelines.days.archive.manifest import SCHEMA, Column, schema_with
+from outbox_pipelines.days.archive import archive_sql, proof
+from outbox_pipelines.days.archive.manifest import SCHEMA, Column, now, schema_with
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.settings import OutboxSettings
 
@@ -186,6 +188,21 @@ def export(
             if before // _PROGRESS_ROWS < exported.rows // _PROGRESS_ROWS:
                 progress(exported.rows)
     return exported
+
+
+def described(file: Path, exported: Exported, columns: Sequence[Column]) -> dict[str, Any]:
+    """Return the fields of a manifest that a new file determines; its name follows from its content."""
+    with file.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {
+        **asdict(exported),
+        "file": f"events-{sha256[:16]}.parquet",
+        "size": file.stat().st_size,
+        "sha256": sha256,
+        "buckets": proof.sums_of_file(file, columns),
+        "tool": f"outbox-pipelines {__version__}",
+        "written_at": now(),
+    }
 
 
 def _published(connection: Connection, day: date) -> dict[int, dict[int, Published]]:

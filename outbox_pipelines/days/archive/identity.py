@@ -23,7 +23,7 @@ from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.archive import archive_sql
-from outbox_pipelines.days.archive.manifest import Source, digest, now
+from outbox_pipelines.days.archive.manifest import Source, digest, is_recorded, now, read_manifest
 from outbox_pipelines.days.archive.store import IDENTITY, Store, manifest_key, open_store
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.settings import DaySettings
@@ -120,7 +120,7 @@ def adopt(settings: DaySettings, force: bool = False) -> Adopted:
     require_schema(settings)
     with connect(settings, name="outbox archive adopt") as connection, _alone(connection):
         archived = connection.execute(archive_sql.ARCHIVED_DAYS).fetchall()
-        missing = tuple(day for day, known in archived if not _has(store, day, known))
+        missing = tuple(day for day, known in archived if not _has(store, connection, day, known))
         if missing and not force:
             raise NotReadyError(
                 f"{store.url} (OUTBOX_ARCHIVE) lacks the manifests of {len(missing)} of {len(archived)} "
@@ -183,9 +183,20 @@ def _make(store: Store, source: Source) -> Identity:
     return made
 
 
-def _has(store: Store, day: date, manifest_sha256: str) -> bool:
+def _has(store: Store, connection: Connection, day: date, recorded: str) -> bool:
+    """Return whether the archive has a day; record the changes that a restored database does not know."""
     stored = store.read(manifest_key(day))
-    return stored is not None and digest(stored.content) == manifest_sha256
+    if stored is None or is_recorded(stored.content, recorded):
+        return stored is not None
+    try:
+        manifest = read_manifest(stored.content, day)
+    except SetupError:
+        return False
+    if not set(recorded.split()) & {each.manifest_sha256 for each in manifest.changes}:
+        return False
+    given = {"day": day, "events": manifest.rows, "digest": digest(stored.content)}
+    connection.execute(archive_sql.CHANGED, given)
+    return True
 
 
 def _others(store: Store, found: Identity) -> SetupError:

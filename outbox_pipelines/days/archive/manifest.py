@@ -25,6 +25,7 @@ from typing import Final, Literal, LiteralString, NamedTuple
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.days.archive.rendering import quoted
 from outbox_pipelines.errors import SetupError
 
@@ -122,6 +123,33 @@ class Source(BaseModel):
         return f"schema {self.schema_} of database {self.database} (system {self.system_identifier})"
 
 
+class Change(BaseModel):
+    """A change of a day after it was archived."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at: datetime
+    by: str
+    """The role in the database, and on whose behalf it acted."""
+    reason: str
+    kind: Literal["redacted", "expired"]
+    names: tuple[str, ...]
+    """Paths of redacted values, or aggregate types of which events have expired."""
+    events: int
+    """Number of events changed or removed."""
+    rows_before: int
+    rows_after: int
+    sha256: str
+    """The checksum of the file that was replaced."""
+    manifest_sha256: str
+    """The digest of the manifest that was replaced."""
+
+    def __str__(self) -> str:
+        what = "redacted in" if self.kind == "redacted" else "expired, removed"
+        names, events = ", ".join(self.names), counted(self.events, "event")
+        return f"{names} {what} {events} on {self.at:%Y-%m-%d} by {self.by}: {self.reason}"
+
+
 class Manifest(BaseModel):
     """The manifest of one day."""
 
@@ -154,6 +182,8 @@ class Manifest(BaseModel):
     tool: str
     source: Source
     written_at: datetime
+    changes: tuple[Change, ...] = ()
+    """What has been changed since the day was archived, in order."""
 
     def to_bytes(self) -> bytes:
         """Return the stored form."""
@@ -183,6 +213,11 @@ def read_manifest(stored: bytes, day: date) -> Manifest:
 def digest(stored: bytes) -> str:
     """Return the digest of a manifest, as the database records it."""
     return hashlib.sha256(stored).hexdigest()
+
+
+def is_recorded(stored: bytes, recorded: str) -> bool:
+    """Return whether a manifest is what the database has recorded: one digest, or two during a change."""
+    return digest(stored) in recorded.split()
 
 
 def now() -> datetime:

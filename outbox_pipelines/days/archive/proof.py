@@ -31,12 +31,13 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.days.archive import archive_sql
 from outbox_pipelines.days.archive.manifest import (
     OWN,
+    Change,
     Column,
     Manifest,
     Sum,
     added,
-    digest,
     in_duckdb,
+    is_recorded,
     read_manifest,
 )
 from outbox_pipelines.days.archive.store import Store, key, manifest_key
@@ -164,6 +165,8 @@ class Proof:
     """Rows of the table; of the manifest if there was no table."""
     differences: tuple[str, ...]
     """One line each; empty if proven equal."""
+    changes: tuple[Change, ...] = ()
+    """What has been changed since the day was archived, as its manifest says."""
 
     @property
     def equal(self) -> bool:
@@ -196,7 +199,8 @@ def prove(store: Store, day: date, connection: Connection, leaf: str, manifest_s
                     found = sums_of_file(file, columns)
                 if found != table:
                     differences += _named(connection, leaf, file, columns, table, found)
-    return Proof(day, sum(each.rows for each in table.values()), tuple(differences))
+    changes = manifest.changes if manifest is not None else ()
+    return Proof(day, sum(each.rows for each in table.values()), tuple(differences), changes)
 
 
 def verify(store: Store, day: date, manifest_sha256: str | None) -> Proof:
@@ -204,7 +208,7 @@ def verify(store: Store, day: date, manifest_sha256: str | None) -> Proof:
     manifest, differences = _manifest(store, day, manifest_sha256)
     if manifest is None:
         return Proof(day, 0, tuple(differences))
-    return Proof(day, manifest.rows, (*differences, *_file(store, manifest)[1]))
+    return Proof(day, manifest.rows, (*differences, *_file(store, manifest)[1]), manifest.changes)
 
 
 def require_unchanged(store: Store, day: date, manifest_sha256: str) -> Manifest:
@@ -250,8 +254,11 @@ def _manifest(store: Store, day: date, manifest_sha256: str | None) -> tuple[Man
     if loaded is None:
         return None, [f"{day} has no manifest in {store.url}"]
     manifest, stored = loaded
-    if manifest_sha256 is not None and digest(stored) != manifest_sha256:
-        return manifest, [f"the manifest of {day} is not the one that was written: its digest differs"]
+    if manifest_sha256 is not None and not is_recorded(stored, manifest_sha256):
+        why = "its digest differs"
+        if set(manifest_sha256.split()) & {each.manifest_sha256 for each in manifest.changes}:
+            why = "it was changed since. If the database was restored, run `outbox archive adopt`"
+        return manifest, [f"the manifest of {day} is not the one that was written: {why}"]
     return manifest, []
 
 

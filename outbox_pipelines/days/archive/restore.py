@@ -22,7 +22,7 @@ from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.archive import archive_sql, identity, proof
-from outbox_pipelines.days.archive.manifest import Manifest
+from outbox_pipelines.days.archive.manifest import Change, Manifest
 from outbox_pipelines.days.archive.store import Store, key, open_store
 from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of, working_at
 from outbox_pipelines.errors import NotReadyError, SetupError
@@ -38,6 +38,8 @@ class Restored:
     day: date
     table: str
     rows: int
+    changes: tuple[Change, ...] = ()
+    """What had been changed since the day was archived: the rows are the changed ones."""
 
 
 def restore(
@@ -97,7 +99,7 @@ def restore(
             ) from None
         except psycopg.errors.LockNotAvailable:
             raise NotReadyError(f"{day} is not attached, the outbox is locked: run it again") from None
-        return Restored(day, table, manifest.rows)
+        return Restored(day, table, manifest.rows, manifest.changes)
 
 
 def _add_columns(connection: Connection, table: str, manifest: Manifest, attach: bool) -> None:

@@ -233,6 +233,10 @@ class Store:
         self.rename(name, target)
         return target
 
+    def kept(self, day: date) -> list[str]:
+        """Return the addresses of the files of a day that were moved to `_outbox/kept`."""
+        return [self.address(f"{_KEPT}/{day}/{name}") for name in sorted(self._names(f"{_KEPT}/{day}"))]
+
     def rename(self, name: str, target: str) -> None:
         """Give an object another name."""
         with self._errors():

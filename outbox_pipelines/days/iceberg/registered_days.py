@@ -26,7 +26,7 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.locks import AdvisoryLock
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.archive import archive_sql, identity
-from outbox_pipelines.days.archive.manifest import Manifest, digest, read_manifest
+from outbox_pipelines.days.archive.manifest import Manifest, is_recorded, read_manifest
 from outbox_pipelines.days.archive.store import Store, key, manifest_key, open_store
 from outbox_pipelines.days.iceberg import iceberg_table
 from outbox_pipelines.days.iceberg.iceberg_catalog import answering, opened, root_of
@@ -202,7 +202,7 @@ def _manifest(place: _Place, day: date) -> Manifest | str:
     """Return the manifest of a day that is as it was archived; otherwise what is wrong."""
     remedy = f"run `outbox archive verify {day}`"
     stored = place.store.read(manifest_key(day))
-    if stored is None or digest(stored.content) != place.archived[day]:
+    if stored is None or not is_recorded(stored.content, place.archived[day]):
         return f"its manifest is missing, or has changed since the day was archived: {remedy}"
     try:
         manifest = read_manifest(stored.content, day)

@@ -248,7 +248,7 @@ def test_a_dropped_day_is_not_archived_again(database: Database, settings: Setti
     days.archive(settings, day)
     database.rows(f"DROP TABLE outbox_{day:%Y%m%d}")
     database.rows("UPDATE outbox_days SET state = 'dropped' WHERE day = %s", day)
-    with pytest.raises(NotReadyError, match=f"{day} is dropped: its archive file is final"):
+    with pytest.raises(NotReadyError, match=f"{day} is dropped: its rows no longer exist"):
         days.archive(settings, day, again=True)
     left = days.archive(settings, day)
     assert (left.written, left.manifest) == (False, manifest(settings, day))
