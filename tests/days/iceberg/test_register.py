@@ -18,6 +18,7 @@ from pyiceberg.utils.config import Config
 
 from outbox_pipelines.core.secret import Secret
 from outbox_pipelines.days.archive import day as days
+from outbox_pipelines.days.archive import export
 from outbox_pipelines.days.archive.manifest import now
 from outbox_pipelines.days.archive.store import Store
 from outbox_pipelines.days.iceberg import compare, register
@@ -113,7 +114,7 @@ def test_a_day_that_is_archived_again(
         "overwrite",
     ]
     # The same file with another manifest.
-    monkeypatch.setattr(days, "now", lambda: now() + timedelta(hours=1))
+    monkeypatch.setattr(export, "now", lambda: now() + timedelta(hours=1))
     days.archive(settings, DAY, again=True)
     assert register(settings).replaced == (DAY,)
     last = table(lake).snapshots()[-1].summary
