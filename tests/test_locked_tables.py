@@ -20,8 +20,8 @@ from tests.existing import textbook
 # What changes something, runs until it is stopped, or opens no session of this kind.
 _OTHERS = """
 adopt back, adopt drain, adopt finish, adopt prepare, adopt switch, alerts test, archive adopt,
-archive day, archive redact, archive register, archive restore, bodies adopt, bodies sweep, catalog classes,
-catalog diff, catalog register, catalog schemas, cdc drop,
+archive day, archive expire, archive redact, archive register, archive restore, bodies adopt, bodies sweep,
+catalog classes, catalog diff, catalog register, catalog schemas, cdc drop,
 cdc setup, config check,
 config schema, config show, consumer dead-letters discard, consumer
 dead-letters replay, consumer drain, consumer migrate, consumer prune,

@@ -196,6 +196,41 @@ def redact_day(
     _mention_iceberg(settings, is_changed=bool(done.events))
 
 
+@archive.command("expire")
+@click.option("--dry-run", is_flag=True, help="Only count; remove nothing.")
+@click.pass_obj
+def expire_days(settings: Settings, dry_run: bool) -> None:
+    """Remove archived events of dropped days that are older than OUTBOX_ARCHIVE_RETENTION_DAYS.
+
+    A day is written again without them, and the former file is deleted. Also completes interrupted changes.
+    Exits with 1 if a day cannot be changed.
+    """
+    from outbox_pipelines.cli.dead_letters import actor
+    from outbox_pipelines.days.archive.expire import expire
+
+    days, failed = [], False
+    for each in expire(settings, actor=actor(), dry_run=dry_run):
+        if each.why_not:
+            click.echo(plain(f"outbox: {each.day} stays: {each.why_not}"), err=True)
+            failed = failed or not each.is_expected
+        elif not each.events:
+            click.echo(f"{each.day}: an interrupted change is completed")
+        else:
+            days.append(each.day)
+            verb = "would be removed" if dry_run else "removed"
+            types = plain(", ".join(each.types))
+            click.echo(f"{each.day}: {each.events:,} of {counted(each.rows, 'event')} {verb} ({types})")
+    if not days and not failed:
+        click.echo("no archived events have expired")
+    if days and not dry_run:
+        _mention_iceberg(settings, is_changed=True)
+        if settings.bodies:
+            span = f"--since {days[0]} --until {days[-1]}"
+            click.echo(f"bodies of removed events may be left: run `outbox bodies sweep {span}`")
+    if failed:
+        sys.exit(1)
+
+
 @archive.command("changes")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.pass_obj

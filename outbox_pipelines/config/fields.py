@@ -16,6 +16,7 @@ from outbox_pipelines.config.types import (
     ANY_CASE,
     AfterDeadLetter,
     AlertAddresses,
+    ArchiveRetention,
     Attempts,
     Brokers,
     Compatibility,
@@ -326,6 +327,11 @@ class Days(BaseModel):
     retention_days: Annotated[int, Field(ge=0, le=36_500)] = Field(
         default=30, description="Days that stay in the table; with 0, a day stays until it is archived."
     )
+    archive_retention_days: ArchiveRetention = Field(
+        default={},
+        description="Days after which archived events are [removed](retention.md#let-events-expire), by "
+        "aggregate type; `*` is for all others: `order=2557,*=3653`. Without an entry, events stay.",
+    )
     bodies: StorePlace = Field(
         default="",
         description="Store of [large payloads](writing-events.md#large-payloads), for [`outbox bodies`]"
@@ -347,6 +353,17 @@ class Days(BaseModel):
         default=None,
         description="Directory of a Great Expectations project for [archived days](days.md#data-quality).",
     )
+
+    @field_validator("archive_retention_days")
+    @classmethod
+    def _is_longer_than_that_of_the_table(cls, value: dict[str, int], info: ValidationInfo) -> dict[str, int]:
+        least = info.data.get("retention_days", 0)
+        for name, limit in value.items():
+            if limit < least:
+                raise ValueError(
+                    f"{name}={limit} is less than OUTBOX_RETENTION_DAYS ({least}): write more days"
+                )
+        return value
 
 
 class Checks(BaseModel):

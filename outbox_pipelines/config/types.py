@@ -256,6 +256,7 @@ HomePath = Annotated[Path, AfterValidator(expanded)]
 StorePlace = Annotated[str, AfterValidator(_place)]
 IcebergCatalog = Annotated[Secret, AfterValidator(_iceberg)]
 Limits = Annotated[dict[str, float | str], BeforeValidator(_limits), _read_by(read_thresholds)]
+ArchiveRetention = Annotated[dict[str, Annotated[int, Field(ge=1, le=36_500)]], BeforeValidator(as_table)]
 AlertAddresses = Annotated[Secret, AfterValidator(_alerts)]
 Link = Annotated[str, AfterValidator(_link)]
 ANY_CASE: Final = BeforeValidator(_lower)

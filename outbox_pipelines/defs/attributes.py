@@ -21,6 +21,7 @@ SCHEDULES: Final = (
     "check_health",
     "clean_table",
     "drop_days",
+    "expire_archive",
     "maintain_partitions",
     "make_months",
     "purge_history",

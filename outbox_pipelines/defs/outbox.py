@@ -40,6 +40,7 @@ Part = Literal[
     "partitions",
     "archive",
     "iceberg",
+    "expiry",
     "bodies",
     "replays",
     "checks",
@@ -57,6 +58,7 @@ PARTS: Final[tuple[Part, ...]] = Part.__args__  # type: ignore[attr-defined]
 # Settings without which a part has nothing to do.
 _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "iceberg": ("iceberg",),
+    "expiry": ("archive_retention_days",),
     "bodies": ("bodies",),
     "inbox": ("drain_consumers",),
     "catalog": ("catalog_file",),
@@ -65,7 +67,17 @@ _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 # Parts that one kind of outbox alone has.
 _APPEND_ONLY: Final = frozenset(
-    {"partitions", "archive", "iceberg", "bodies", "replays", "reconciliation", "catalog", "cutover"}
+    {
+        "partitions",
+        "archive",
+        "iceberg",
+        "expiry",
+        "bodies",
+        "replays",
+        "reconciliation",
+        "catalog",
+        "cutover",
+    }
 )
 _EXISTING_TABLE: Final = frozenset({"clean_table", "make_months"})
 Automation = Literal["running", "stopped"]
@@ -73,7 +85,7 @@ Automation = Literal["running", "stopped"]
 # What descriptions mention in backquotes.
 _MENTIONED: Final = re.compile(
     r"`(?:(outbox/\w+|application/tables)|(relay_supervisor|relay_session|relay_once|dead_letters|cutover|archive_days?"
-    r"|drop_days?|maintain_partitions|clean_table|make_months|register_days|sweep_bodies|replay_events|reconcile_day|check_catalog|check_health|health"
+    r"|drop_days?|maintain_partitions|clean_table|make_months|expire_archive|register_days|sweep_bodies|replay_events|reconcile_day|check_catalog|check_health|health"
     r"|inbox|drain_inbox|alerts|purge_history))`"
 )
 

@@ -23,6 +23,7 @@ JOBS: Final = (
     "clean_table",
     "make_months",
     "drain_inbox",
+    "expire_archive",
     "register_days",
     "sweep_bodies",
     "purge_history",

@@ -133,6 +133,12 @@ def _of_archive(settings: DaySettings, day: date) -> Iterator[pa.RecordBatch]:
     archive.require([day])
     if day not in archive.manifests:
         raise SetupError(f"{day} is neither in the table nor in {settings.archive} (OUTBOX_ARCHIVE)")
+    if removed := [each for each in archive.manifests[day].changes if each.kind == "expired"]:
+        events = counted(sum(each.events for each in removed), "event")
+        raise SetupError(
+            f"{events} of {day} were removed by retention on {removed[-1].at:%Y-%m-%d}: the day cannot be "
+            "reconciled"
+        )
     for batch in archive.of_days([day], columns=_COLUMNS).to_arrow_reader(_ROWS):
         states = [_STATES[status] for status in batch.column("status").to_pylist()]
         yield batch.drop_columns(["status"]).append_column("state", pa.array(states))

@@ -95,6 +95,7 @@ def served_of(outbox: Outbox, **overrides: Any) -> Served:
 
 # With these settings every part of the append-only outbox has work, and there is a connector.
 EVERYTHING: dict[str, Any] = {
+    "archive_retention_days": {"*": 3653},
     "bodies": "s3://bucket/bodies",
     "catalog_file": "catalog.yaml",
     "connect": "http://127.0.0.1:8083",

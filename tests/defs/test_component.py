@@ -293,13 +293,15 @@ def test_post_processing_reaches_the_jobs(shop: Path, monkeypatch: pytest.Monkey
 def test_parts_are_left_out_one_by_one() -> None:
     """Guards against pages full of jobs that have nothing to do."""
     everything, table = (outbox_definitions(serving(**settings)) for settings in (EVERYTHING, OF_TABLE))
-    assert {"drain_inbox", "check_catalog", "register_days", "sweep_bodies"} <= _names(everything)
+    assert {"drain_inbox", "check_catalog", "expire_archive", "register_days", "sweep_bodies"} <= _names(
+        everything
+    )
     assert {"clean_table", "make_months"} <= _names(table)
     assert "outbox/inbox" in _keys(everything)
     usual = _names(outbox_definitions(serving()))
     assert {"relay_session", "dead_letters", "cutover", "purge_history"} <= usual
     assert not {"clean_table", "make_months", "drain_inbox", "check_catalog", "inbox", "sweep_bodies"} & usual
-    assert "register_days" not in usual
+    assert not {"expire_archive", "register_days"} & usual
     for part in PARTS:
         of_table = part in ("clean_table", "make_months")
         rest = outbox_definitions(replace(serving(**(OF_TABLE if of_table else EVERYTHING)), without=[part]))

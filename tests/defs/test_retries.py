@@ -23,7 +23,15 @@ pytestmark = pytest.mark.slow
 ONCE = {"cutover", "dead_letters", "drop_day", "relay_session"}
 REPEATED = {
     *("archive_day", "check_catalog", "clean_table", "drain_inbox", "maintain_partitions", "make_months"),
-    *("purge_history", "reconcile_day", "register_days", "relay_once", "replay_events", "sweep_bodies"),
+    *(
+        "expire_archive",
+        "purge_history",
+        "reconcile_day",
+        "register_days",
+        "relay_once",
+        "replay_events",
+        "sweep_bodies",
+    ),
     # It succeeds whatever it finds.
     "check_health",
 }

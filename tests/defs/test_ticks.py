@@ -148,7 +148,7 @@ def test_a_check_names_the_variable_of_the_outbox(
     "name",
     [
         *("archive_days", "check_catalog", "clean_table", "drop_days", "maintain_partitions", "make_months"),
-        *("register_days", "sweep_bodies"),
+        *("expire_archive", "register_days", "sweep_bodies"),
     ],
 )
 def test_a_schedule_skips_too(instance: dg.DagsterInstance, name: str) -> None:

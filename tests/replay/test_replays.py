@@ -106,6 +106,25 @@ def test_days_of_archive_and_table_are_sent_again(place: Place) -> None:
     assert place.reconcile().equal
 
 
+def test_a_redacted_day_is_sent_as_it_is_now(place: Place) -> None:
+    """Guards against a value that comes back from an archive, and events that are lost with it."""
+    ids = place.write(2, keys=1, payload='{"email": "a@example.com", "total": 1.50}')
+    place.relay()
+    dropped(place)
+    archive = {"OUTBOX_ARCHIVE": str(place.settings.archive)}
+    asked = ("--where", f"id = '{ids[0]}'", "--path", "email", "--reason", "r")
+    told = place.outbox.outbox("archive", "redact", str(DAY), *asked, **archive)
+    assert told.returncode == 0, told.stderr
+    told = typed(place, "--since", str(DAY), "--until", str(DAY), "--same-topic", *WHY)
+    assert "done  2 of 2 sent" in told.stdout, told.stderr
+    again = {str(each.headers["id"]): json.loads(each.value or "") for each in replayed(place)}
+    assert again == {
+        ids[0]: {"email": "outbox-erased", "total": 1.5},
+        ids[1]: {"email": "a@example.com", "total": 1.5},
+    }
+    assert place.reconcile().equal
+
+
 def test_conditions_are_met_together_in_both_places(place: Place) -> None:
     """Guards against a condition that only one of the two places applies."""
     for day in (DAY, NEXT):

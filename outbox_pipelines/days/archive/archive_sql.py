@@ -115,6 +115,13 @@ CHANGES: Final = """
 SELECT day, former_deleted_at, at, changed_by, reason, kind, names, events, rows_before, rows_after,
        former_sha256, former_manifest_sha256
 FROM outbox_archive_changes ORDER BY at, day"""
+# Days with events that may have expired, and their age in days.
+EXPIRABLE: Final = """
+SELECT day, age FROM (
+    SELECT day, state, manifest_sha256, events, (clock_timestamp() AT TIME ZONE 'UTC')::date - day AS age
+    FROM outbox_days) d
+WHERE state = 'dropped' AND manifest_sha256 IS NOT NULL AND events > 0 AND age > %(least)s
+ORDER BY day"""
 # The table that `outbox archive restore` makes, and what parking has copied.
 COPIES: Final = """
 SELECT to_regclass('outbox_restored_' || to_char(%(day)s::date, 'YYYYMMDD'))::text,

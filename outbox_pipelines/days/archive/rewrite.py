@@ -134,21 +134,27 @@ def recorded(settings: DaySettings) -> list[Recorded]:
     ]
 
 
-def finish(settings: DaySettings) -> list[date]:
-    """Complete the changes that were interrupted, or undo them; return their days.
+def unfinished(settings: DaySettings) -> list[date]:
+    """Return the days of which a change was interrupted.
+
+    Raises:
+        UnavailableError: the database does not answer.
+    """
+    require_schema(settings)
+    with connect(settings, name="outbox archive expire") as connection:
+        return [day for (day,) in connection.execute(archive_sql.UNFINISHED)]
+
+
+def finish(settings: DaySettings, day: date) -> None:
+    """Complete a change that was interrupted, or undo it.
 
     Raises:
         NotReadyError, SetupError, UnavailableError: as `rewrite`.
     """
     store = open_store(settings)
-    require_schema(settings)
-    with connect(settings, name="outbox archive expire") as connection:
-        days = [day for (day,) in connection.execute(archive_sql.UNFINISHED)]
-    for day in days:
-        with working_at(settings, day) as connection, _as_owner():
-            manifest, stored = _proven(store, connection, day)
-            _complete(store, connection, manifest, stored.content)
-    return days
+    with working_at(settings, day) as connection, _as_owner():
+        manifest, stored = _proven(store, connection, day)
+        _complete(store, connection, manifest, stored.content)
 
 
 def record(connection: Connection, manifest: Manifest, content: bytes) -> None:

@@ -89,7 +89,9 @@ def test_a_day_is_the_former_or_the_new_one_after_a_kill(database: Database, dro
         assert is_unfinished or len(names(dropped, DAY)) == 1
         if number % 2:
             # Without the command being repeated.
-            assert rewrite.finish(dropped) == [DAY] * is_unfinished
+            assert rewrite.unfinished(dropped) == [DAY] * is_unfinished
+            rewrite.finish(dropped, DAY)
+            assert rewrite.unfinished(dropped) == []
             assert rows(dropped, DAY) == now
         assert act(number).events == (not is_new)
         assert days.verify(dropped, DAY).equal

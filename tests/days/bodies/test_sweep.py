@@ -14,18 +14,21 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from outbox_pipelines.bodies import Bodies
 from outbox_pipelines.days.archive import day as archive
 from outbox_pipelines.days.archive import drop
+from outbox_pipelines.days.archive.expire import expire
 from outbox_pipelines.days.bodies import sweep as sweeping
 from outbox_pipelines.days.bodies.sweep import sweep
 from outbox_pipelines.days.partitions import calendar, partitions_sql
 from outbox_pipelines.errors import SetupError, UnavailableError
 from tests.conftest import clean_environment
-from tests.days.archive.days import days_ago, make_days, manifest_path, publish, writing
+from tests.days.archive.days import at, days_ago, make_days, manifest_path, publish, writing
 from tests.days.bodies.stored import DAY, NEXT, Stored, key_of
 from tests.existing import textbook
+from tests.schema.events import insert
 from tests.schema.servers import Database
 
 
@@ -65,6 +68,27 @@ def test_other_objects_are_not_touched(stored: Stored) -> None:
     assert stored.sweep().objects == 1
     assert stored.keys() == set()
     assert all(each.exists() for each in others)
+
+
+def test_bodies_of_expired_events_go(stored: Stored) -> None:
+    """Guards against bodies that outlive the events of the archive, and against the loss of another's."""
+    kept, gone = stored.write(), stored.put()
+    with writing(stored.database) as connection:
+        payload = Jsonb(json.loads(gone))
+        insert(connection, created_at=at(DAY, 1), payload=payload, aggregate_type="invoice")
+    stored.close()
+    archive.archive(stored.settings, DAY)
+    drop.drop(stored.settings, DAY)
+    assert stored.sweep().unreferenced == 0
+    update = {"retention_days": 1, "archive_retention_days": {"invoice": 1}}
+    settings = stored.settings.model_copy(update=update)
+    assert [each.events for each in expire(settings, actor="a")] == [1]
+    assert stored.sweep().unreferenced == 1
+    assert stored.keys() == {kept}
+    update["archive_retention_days"] = {"*": 1}
+    [_] = expire(stored.settings.model_copy(update=update), actor="a")
+    assert stored.sweep().unreferenced == 1
+    assert stored.outbox("bodies", "check", "--since", str(DAY)).exit_code == 0
 
 
 # --- when a reference could still come ------------------------------------------------------------------

@@ -18,8 +18,10 @@ from pyiceberg.utils.config import Config
 
 from outbox_pipelines.core.secret import Secret
 from outbox_pipelines.days.archive import day as days
-from outbox_pipelines.days.archive import export
+from outbox_pipelines.days.archive import drop, export
+from outbox_pipelines.days.archive.expire import expire
 from outbox_pipelines.days.archive.manifest import now
+from outbox_pipelines.days.archive.redact import redact
 from outbox_pipelines.days.archive.store import Store
 from outbox_pipelines.days.iceberg import compare, register
 from outbox_pipelines.days.iceberg.iceberg_catalog import ArchiveIO, root_of
@@ -86,6 +88,23 @@ def test_only_the_empty_days_of_a_table(database: Database, settings: Settings, 
     assert register(settings).added == (EARLY,)
     assert read(lake) == []
     assert register(settings).unchanged == 1
+
+
+def test_a_day_that_is_changed(database: Database, settings: Settings, lake: str) -> None:
+    """Guards against a table that keeps what was redacted or has expired, or names a file that is deleted."""
+    archived(database, settings, EARLY, DAY)
+    register(settings)
+    for each in (EARLY, DAY):
+        drop.drop(settings, each)
+    redact(settings, DAY, "true", ["total"], reason="r", actor="a")
+    update = {"retention_days": 1, "archive_retention_days": {"*": (DAY - EARLY).days + 2}}
+    assert [each.day for each in expire(settings.model_copy(update=update), actor="a")] == [EARLY]
+    for each in (EARLY, DAY):
+        (difference,) = compare(settings, each)
+        assert "has its former file: run `outbox archive register`" in difference
+    assert register(settings).replaced == (EARLY, DAY)
+    assert [each["payload"] for each in read(lake)] == ['{"total": "outbox-erased"}']
+    assert [compare(settings, each) for each in (EARLY, DAY)] == [(), ()]
 
 
 def test_a_filter_on_the_time_opens_one_file(database: Database, settings: Settings, lake: str) -> None:
