@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from outbox_pipelines.core.erased import ERASED
 from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import connect
 from outbox_pipelines.days.archive import archive_sql, condition
@@ -33,7 +34,6 @@ from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.settings import DaySettings
 from outbox_pipelines.writer.references import MEMBER
 
-ERASED: Final = "outbox-erased"
 _ERASED: Final = json.dumps(ERASED)
 _STEP: Final = re.compile(r"([^\[\]]*)((?:\[\])*)")
 # A text, with the colon if it is the name of a member; a bracket; another value.
