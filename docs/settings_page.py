@@ -53,7 +53,7 @@ sasl.password = { file = "/run/secrets/kafka" }    # read again for each new cli
 
 ## Secrets
 Settings that hold a password, a token or a command are secrets. The file names where each is: `dsn = { env = "ORDERS_DSN" }`,
-or `dsn = { file = "/run/secrets/orders" }`. A `dsn`, `consumer_dsn` or `connect` without a password may be written as it is.
+or `dsn = { file = "/run/secrets/orders" }`. A `dsn`, `consumer_dsn`, `keys_dsn` or `connect` without a password may be written as it is.
 Secrets never appear in messages, and passwords in other settings are refused.
 
 [In Dagster](dagster.md), an outbox can override each setting. Below, each has its default in parentheses, then other values.

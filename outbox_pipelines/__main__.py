@@ -43,7 +43,7 @@ def main() -> None:
         extra = _EXTRAS_OF_MODULES.get((error.name or "").partition(".")[0], "")
         if not extra:
             raise
-        _end(error, "archive" if asked == "archive" else extra)
+        _end(error, "archive" if (asked, extra) == ("archive", "bodies") else extra)
 
 
 def _end(error: ModuleNotFoundError, extra: str) -> NoReturn:

@@ -332,7 +332,9 @@ def query(
     """Query the archive in SQL: one SELECT or PIVOT over the view `events`, or EXPLAIN, in DuckDB's dialect.
 
     The view `latest` has the last event of each aggregate. With OUTBOX_CATALOG_FILE, there is a view for each
-    documented event type, such as "order.placed", with the members of the payload as columns.
+    documented event type, such as "order.placed", with the members of the payload as columns. With
+    OUTBOX_KEYS_DSN and a master key, these are decrypted, and there is a function decrypted(payload): what
+    was erased is null.
 
     SQL is the text, the name of a file that ends in .sql, or - for standard input. The columns are
     `event_date` (the UTC day) and those of `outbox archive query "DESCRIBE events"`. Filter by day
@@ -459,7 +461,15 @@ def _open(settings: Settings, beside: Sequence[Path]) -> Archive:
             catalog = require_catalog(settings)
         except (SetupError, ImportError) as error:
             log.say(f"no views of event types: {error}")
-    return open_archive(named(settings), beside, catalog)
+    keys = None
+    if settings.keys_dsn:
+        from outbox_pipelines.subject_keys.subject_keys import subject_keys_of
+
+        try:
+            keys = subject_keys_of(settings)
+        except SetupError as error:
+            log.say(f"no function decrypted: {error}")
+    return open_archive(named(settings), beside, catalog, keys=keys)
 
 
 def _text(sql: str) -> str:

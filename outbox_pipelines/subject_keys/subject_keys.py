@@ -115,7 +115,7 @@ class SubjectKeys:
             SubjectForgottenError: a subject was forgotten.
             KeyStoreError: the database is unavailable, or the master key is not its own.
         """
-        if not members:
+        if not isinstance(members, Mapping) or not members:
             raise OutboxError("no member is named: give paths of members, each with the id of its subject")
         content = _copied(payload)
         member_paths.refuse_overlap(members)
@@ -297,6 +297,11 @@ def require_master(store: KeyStore, masters: MasterKeys) -> None:
         )
 
 
+def subject_keys_of(settings: ErasureSettings) -> SubjectKeys:
+    """Return the keys that the settings name; raise `SetupError` if they name none, or no master key."""
+    return SubjectKeys(_dsn_of(settings), master=_master_of(settings))
+
+
 def store_of(settings: ErasureSettings) -> KeyStore:
     """Return the store that OUTBOX_KEYS_DSN names; raise `SetupError` if it is not set."""
     return KeyStore(_dsn_of(settings), 5.0)
@@ -378,9 +383,10 @@ def _subject(value: object) -> str:
     if not text.strip():
         said = "is empty" if isinstance(value, str) else f"is of type {type(value).__name__}"
         raise OutboxError(f"a subject {said}: give its id, as text, an integer or a UUID")
-    if "\0" in text or len(text.encode(errors="replace")) > LONGEST_SUBJECT:
+    encoded = text.encode(errors="ignore")
+    if "\0" in text or encoded.decode() != text or len(encoded) > LONGEST_SUBJECT:
         raise OutboxError(
-            f"a subject has the character NUL, or more than {LONGEST_SUBJECT} bytes: give its id"
+            f"a subject has a NUL, half of a surrogate pair, or more than {LONGEST_SUBJECT} bytes: give an id"
         )
     return text
 

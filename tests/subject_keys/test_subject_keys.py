@@ -150,13 +150,15 @@ def test_what_is_no_payload_to_protect(keys: SubjectKeys, tmp_path: Path) -> Non
         ({"a": 1}, {"a": None}, "a subject is of type NoneType"),
         ({"a": 1}, {"a": True}, "a subject is of type bool"),
         ({"a": 1}, {"a": "x" * 501}, "more than 500 bytes"),
+        ({"a": 1}, {"a": "\ud800"}, "half of a surrogate pair"),
+        ({"a": 1}, ["a"], "no member is named"),
         ({"a": object()}, {"a": 1}, r"payload.a does not serialize to JSON"),
         ({"a": 1, "b": "outbox-encrypted:x"}, {"a": 1}, "begins with outbox-encrypted:"),
         (Bodies(str(tmp_path)).large({"a": 1}), {"a": 1}, r"bodies\.large\(keys\.protect\("),
         (BytesPayload(b"", "a/b"), {"a": 1}, "bytes have no members"),
     ):
         with pytest.raises(OutboxError, match=why):
-            keys.protect(payload, members)
+            keys.protect(payload, members)  # type: ignore[arg-type]
     protected = keys.protect(Placed(Decimal("1.50"), "Ann"), {"name": 1, "nick?": 2})
     assert keys.decrypted(protected) == {"price": "1.50", "name": "Ann"}
     assert keys.decrypted(keys.protect({"a": ["x", None]}, {"a[]": 1})) == {"a": ["x", None]}

@@ -7,6 +7,8 @@ Invariants:
 - Files of all versions form one table: a column that a file lacks is NULL. This includes columns added by
   users; if a column's type has changed, it is the wider integer, or else text.
 - A day whose manifest cannot be read is never left out in silence: what reads it fails, other days are read.
+- With the keys of data subjects, queries have the function `decrypted`; what was erased is null there, and
+  what cannot be decrypted stays encrypted, since one event must not fail the query of a day.
 - The archive is read-only, and a query reads only the archive's files.
 """
 
@@ -18,10 +20,10 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import date
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, Unpack
 
 import duckdb
 import pandas as pd
@@ -29,6 +31,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs
 import pyarrow.parquet as pq
+from duckdb.func import ARROW
 
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.days.archive import question
@@ -62,6 +65,16 @@ _LOCKED: Final = (
 _LATEST: Final = """
 CREATE VIEW latest AS SELECT * FROM events
 QUALIFY row_number() OVER (PARTITION BY aggregate_type, aggregate_id ORDER BY seq DESC) = 1"""
+
+
+class SubjectKeys(Protocol):
+    """What decrypts: `outbox_pipelines.subject_keys.SubjectKeys`."""
+
+    def all_decrypted(self, payloads: Sequence[Any], *, is_strict: bool = True) -> list[Any]: ...
+
+    def json_decrypted(self, texts: Sequence[str | None]) -> list[str | None]: ...
+
+
 Layout = tuple[int, tuple[Column, ...]]
 """What determines the columns of a file: the version, and the columns added by users."""
 
@@ -88,7 +101,9 @@ class Archive:
         catalog: Catalog | None = None,
         memory: int | None = None,
         threads: int | None = None,
+        keys: SubjectKeys | None = None,
     ) -> None:
+        self._keys = keys
         self._store = store
         self._beside = beside
         self._catalog = catalog
@@ -119,7 +134,8 @@ class Archive:
     def connection(self) -> duckdb.DuckDBPyConnection:
         """A separate in-memory DuckDB connection with the view `events`; you can register further tables.
 
-        It also has `latest`, and a view for each event type of the catalog, by its name.
+        It also has `latest`, and a view for each event type of the catalog, by its name; with keys, the
+        function `decrypted(payload)`.
 
         A query can open only the files of the archive, and cannot change that. Use `query` for untrusted SQL:
         it rejects statements that could write to these files.
@@ -145,11 +161,17 @@ class Archive:
             connection.register_filesystem(self._files)
         connection.execute(f"CREATE VIEW events AS {self._source(self.days)}")
         connection.execute(_LATEST)
+        if self._keys is not None:
+            # Of the keys alone: what refers to the connection would keep it.
+            decrypt: Any = partial(_decrypted, self._keys)
+            connection.create_function("decrypted", decrypt, ["VARCHAR"], "VARCHAR", type=ARROW)
         if self._catalog is not None:
             # Importing it needs the extra `catalog`.
             from outbox_pipelines.days.archive import question
 
-            for view in question.of_catalog(self._catalog, self._schema.names):
+            for view in question.of_catalog(
+                self._catalog, self._schema.names, decrypts=self._keys is not None
+            ):
                 connection.execute(view)
         paths = [*(self._path(day, _PROTOCOL) for day in self.manifests), *map(str, self._beside)]
         files = ", ".join(map(_quoted, paths))
@@ -202,10 +224,12 @@ class Archive:
 
         Args:
             columns: only these columns, in this order.
-            parse: return `payload` and `headers` as Python objects; by default they are JSON texts.
+            parse: return `payload` and `headers` as Python objects; by default they are JSON texts. With
+                keys, members of payloads are decrypted, and `ERASED` if they were erased.
 
         Raises:
             SetupError: a column does not exist, or Python cannot parse a payload.
+            KeyStoreError: the database of the keys is unavailable, or the master key is not its own.
         """
         names = list(columns or self._schema.names)
         parsed: dict[str, list[Any]] = {name: [] for name in _JSON if parse and name in names}
@@ -220,10 +244,13 @@ class Archive:
             tables.append(pa.Table.from_batches([batch]).select(kept))
             for name, values in parsed.items():
                 texts = batch.column(name)
-                values += [
+                found = [
                     _parsed(name, text.as_py(), batch, n) if text.is_valid else None
                     for n, text in enumerate(texts)
                 ]
+                if self._keys is not None and name == "payload":
+                    found = self._keys.all_decrypted(found, is_strict=False)
+                values += found
         schema = pa.schema([read.schema.field(name) for name in kept])
         table = pa.concat_tables([schema.empty_table(), *tables])
         del tables
@@ -362,6 +389,7 @@ def open_archive(
     catalog: Catalog | None = None,
     memory: int | None = None,
     threads: int | None = None,
+    keys: SubjectKeys | None = None,
 ) -> Archive:
     """Open the archive in a directory, or in a bucket (s3://bucket/path, gs://, az://).
 
@@ -370,6 +398,7 @@ def open_archive(
         catalog: the event catalog, as `catalog.document.read_catalog` returns it.
         memory: bytes for DuckDB; by default most of the machine's.
         threads: of DuckDB; by default one for each core.
+        keys: the keys of data subjects, a `SubjectKeys`, to decrypt members of payloads.
 
     Raises:
         SetupError: there is no archive, it has no days yet, or a manifest cannot be read.
@@ -378,11 +407,15 @@ def open_archive(
     store = Store(url)
     if store.root is not None and not store.root.is_dir():
         raise SetupError(f"the archive {url} is not a directory: give the location from OUTBOX_ARCHIVE")
-    archive = Archive(store, beside, catalog, memory, threads)
+    archive = Archive(store, beside, catalog, memory, threads, keys)
     if not archive.manifests:
         archive.require(archive.days)
         raise SetupError(f"the archive {url} has no days yet: write one with `outbox archive day`")
     return archive
+
+
+def _decrypted(keys: SubjectKeys, payloads: pa.ChunkedArray) -> pa.Array:
+    return pa.array(keys.json_decrypted(payloads.to_pylist()), pa.string())
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:

@@ -64,6 +64,9 @@ def refusal(error: duckdb.Error) -> SetupError:
     # DuckDB wraps an error that its file reader raises, with a stack trace.
     if away := re.search(r"^UnavailableError: (.*)$", str(error), re.MULTILINE):
         return UnavailableError(away[1])
+    # As a function of Python's raises it.
+    if of_keys := re.search(r"KeyStoreError: (.*)", str(error)):
+        return UnavailableError(of_keys[1])
     # The text from LINE on shows the position in the query or a suggested name; it is not printed.
     text = str(error).split("\n\nLINE")[0]
     said = " ".join(line.strip() for line in text.splitlines() if line.strip())
@@ -71,6 +74,8 @@ def refusal(error: duckdb.Error) -> SetupError:
         return SetupError(
             f"the file of {of_file[1]} cannot be read: run `outbox archive verify {of_file[1]}`: {said}"
         )
+    if "Function with name decrypted does not exist" in said:
+        return SetupError("there is no function decrypted: set OUTBOX_KEYS_DSN and a master key")
     # What the decompression and the parts of a file raise names no file.
     if isinstance(error, duckdb.IOException | duckdb.SerializationException) or type(error) is duckdb.Error:
         return SetupError(
@@ -104,11 +109,12 @@ def _has_writer(steps: list[dict[str, Any]]) -> bool:
     return any(_WRITING.search(step["name"].upper()) or _has_writer(step["children"]) for step in steps)
 
 
-def of_catalog(catalog: Catalog, columns: Iterable[str]) -> Iterator[str]:
+def of_catalog(catalog: Catalog, columns: Iterable[str], *, decrypts: bool) -> Iterator[str]:
     """Yield a CREATE VIEW for each event type with members.
 
     Args:
         columns: those of `events`; a member with such a name gets the suffix `_`.
+        decrypts: whether there is a function `decrypted`, for types that have protected members.
     """
     views, known = {"events", "latest"}, {name.casefold() for name in columns}
     for event_type, documented in catalog.events.items():
@@ -118,10 +124,11 @@ def of_catalog(catalog: Catalog, columns: Iterable[str]) -> Iterator[str]:
         taken = {*known}
         members = [f"__members.{quoted(name)} AS {quoted(_free(name, taken))}" for name in structure]
         form, name = json.dumps(structure).replace("'", "''"), event_type.replace("'", "''")
+        payload = "decrypted(payload)" if decrypts and documented.protected else "payload"
         yield (
             f"CREATE VIEW {quoted(_free(event_type, views))} AS "
             f"SELECT * EXCLUDE (__members), {', '.join(members)} FROM ("
-            f"SELECT *, json_transform(payload, '{form}') AS __members "
+            f"SELECT *, json_transform({payload}, '{form}') AS __members "
             f"FROM events WHERE event_type = '{name}')"
         )
 
