@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from io import BytesIO
 from typing import Any, Final
 
+import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
@@ -37,6 +38,9 @@ METADATA: Final = "_outbox/iceberg"
 _STORE: Final = "outbox.store"
 _READERS: Final = "outbox.readers"
 _CONNECT_SECONDS: Final = 10
+# Where a new table would be, if an outbox is there: engines would log in with rights to its schema.
+_OUTBOX_SCHEMA: Final = """
+SELECT schemaname FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'outbox_migrations'"""
 # Options of pyiceberg's catalogs with a password, a key or a token.
 _SECRET: Final = re.compile(r"credential|token|secret|password|key|sas|connection-string")
 # Readers of Iceberg disagree about these in a location.
@@ -68,6 +72,7 @@ def opened(settings: DaySettings, store: Store) -> Iterator[Catalog]:
             _require_configured(given)
             catalog = load_catalog(given, **own)
         else:
+            _require_own_schema(given)
             catalog = load_catalog(NAME, type="sql", uri=_url(given), **own)
     with closing(catalog):
         yield catalog
@@ -102,11 +107,27 @@ def _require_configured(name: str) -> None:
         register_urls(str(value))
 
 
+def _require_own_schema(dsn: str) -> None:
+    """Raise `SetupError` if pyiceberg would create its tables among those of an outbox, of any database."""
+    with psycopg.connect(**_parameters(dsn)) as connection:
+        found = connection.execute(_OUTBOX_SCHEMA).fetchone()
+    if found is not None:
+        raise SetupError(
+            "the Iceberg catalog (OUTBOX_ICEBERG) would have its tables among those of the outbox, in schema "
+            f"{found[0]}: name another database, or create a schema and name it at the end of the address: "
+            "?options=-csearch_path%3Dlake"
+        )
+
+
+def _parameters(dsn: str) -> dict[str, Any]:
+    given = {"connect_timeout": str(_CONNECT_SECONDS), **conninfo_to_dict(dsn)}
+    return {name: str(value) for name, value in given.items() if value is not None}
+
+
 def _url(dsn: str) -> str:
     """Return what SQLAlchemy takes for a connection string of libpq."""
-    given = {"connect_timeout": str(_CONNECT_SECONDS), **conninfo_to_dict(dsn)}
-    query = {name: str(value) for name, value in given.items() if value is not None}
-    return URL.create("postgresql+psycopg", query=query).render_as_string(hide_password=False)
+    url = URL.create("postgresql+psycopg", query=_parameters(dsn))
+    return url.render_as_string(hide_password=False)
 
 
 def root_of(store: Store) -> str:

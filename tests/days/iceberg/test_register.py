@@ -11,6 +11,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
@@ -57,6 +58,20 @@ def archived(database: Database, settings: Settings, *chosen: date) -> None:
 
 def read(lake: str) -> list[dict[str, Any]]:
     return table(lake).scan().to_arrow().to_pylist()  # type: ignore[no-any-return]
+
+
+def test_a_catalog_in_the_database_of_the_outbox(database: Database, settings: Settings) -> None:
+    """Guards against tables of pyiceberg among those of the outbox, where engines log in."""
+    archived(database, settings, DAY)
+    there = settings.model_copy(update={"iceberg": Secret(database.dsn)})
+    count = "SELECT count(*) FROM pg_tables WHERE tablename LIKE 'iceberg%%' AND schemaname = %s"
+    with pytest.raises(SetupError, match=r"in schema public: name another database, or create a schema"):
+        register(there)
+    assert database.value(count, "public") == 0
+    database.rows("CREATE SCHEMA lake")
+    beside = psycopg.conninfo.make_conninfo(database.dsn, options="-csearch_path=lake")
+    assert register(settings.model_copy(update={"iceberg": Secret(beside)})).added == (DAY,)
+    assert (database.value(count, "public"), database.value(count, "lake")) == (0, 2)
 
 
 def test_days_are_registered_once(database: Database, settings: Settings, lake: str) -> None:
