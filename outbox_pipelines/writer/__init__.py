@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from outbox_pipelines.writer.bytes_payload import BytesPayload
 from outbox_pipelines.writer.calls import cancel, emit, emit_many
-from outbox_pipelines.writer.context import correlated
+from outbox_pipelines.writer.context import correlated, in_schema
 from outbox_pipelines.writer.errors import (
     AutocommitError,
     BodyStoreError,
@@ -45,5 +45,6 @@ __all__ = [
     "derive_key",
     "emit",
     "emit_many",
+    "in_schema",
     "validate_with",
 ]

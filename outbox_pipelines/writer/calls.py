@@ -242,11 +242,11 @@ async def _canceled_later(way: Way, target: object, query: Query) -> bool:
     return bool((await way.run(target, query))[0][0])
 
 
-def write(target: Target, rows: Sequence[content.Row], schema: str | None = None) -> list[Emitted]:
+def write(target: Target, rows: Sequence[content.Row]) -> list[Emitted]:
     """Write checked rows, as `emit_many` does, through a synchronous target."""
     way = way_through(target)
     rows = _stored(way, target, rows)
-    return [emitted for query in statements.many(rows, schema) for emitted in _now(way, target, query)]
+    return [emitted for query in statements.many(rows) for emitted in _now(way, target, query)]
 
 
 def _checked(number: int, event: NewEvent | TypedEvent, around: Surroundings) -> content.Row:

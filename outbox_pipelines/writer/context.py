@@ -1,4 +1,4 @@
-"""The surroundings of an event: the ids of the request, and the current trace.
+"""The surroundings of an event: the ids of the request, the current trace, and the outbox it is for.
 
 Invariants:
 - Values of the event itself take precedence.
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, NamedTuple
 from uuid import UUID
+
+from outbox_pipelines.writer.errors import OutboxError
 
 
 class Surroundings(NamedTuple):
@@ -50,6 +52,32 @@ def correlated(
         yield
     finally:
         _CURRENT.reset(token)
+
+
+SCHEMA: Final[ContextVar[str | None]] = ContextVar("outbox_schema", default=None)
+"""That of the outbox; None if the search_path determines it."""
+
+
+@contextmanager
+def in_schema(schema: str | None) -> Iterator[None]:
+    """Let `emit`, `emit_many`, `cancel` and `events_of` within the block use the outbox of a schema.
+
+    The search_path stays as it is; None for what it determines. Tasks and threads: as for `correlated`. What
+    a flush of SQLAlchemy writes has its own schema, by `outbox_table(schema=…)` or `__outbox_schema__`.
+
+        with in_schema("billing"):
+            emit(connection, "invoice", invoice_id, "invoice.sent", {})
+
+    Raises:
+        OutboxError: `schema` is no name; nothing was sent.
+    """
+    if schema is not None and (not isinstance(schema, str) or not schema or "\0" in schema):
+        raise OutboxError(f"in_schema was given {schema!r}: give the name of the outbox's schema")
+    token = SCHEMA.set(schema)
+    try:
+        yield
+    finally:
+        SCHEMA.reset(token)
 
 
 def surroundings() -> Surroundings:

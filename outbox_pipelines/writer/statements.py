@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from json.encoder import encode_basestring as quoted
 from typing import Any, Final, LiteralString, NamedTuple
 from uuid import UUID
@@ -128,22 +129,19 @@ def cancel(id: UUID) -> Query:
     return Query(CANCEL, (str(wanted),), ())
 
 
-def many(rows: Sequence[Row], schema: str | None = None) -> Iterator[Query]:
-    """Yield the queries that write events in order: one query for up to 64 million characters.
-
-    Without a schema, the search_path determines the outbox; with one, the search_path of the function.
-    """
-    if len(rows) == 1 and schema is None:
+def many(rows: Sequence[Row]) -> Iterator[Query]:
+    """Yield the queries that write events in order: one query for up to 64 million characters."""
+    if len(rows) == 1:
         yield one(rows[0])
     elif rows:
-        columns = _columns(rows) if schema is None else None
+        columns = _columns(rows)
         texts = columns or [_json_array(rows)]
         if sum(map(len, filter(None, texts))) > _PIECE:
             middle = len(rows) // 2
-            yield from many(rows[:middle], schema)
-            yield from many(rows[middle:], schema)
+            yield from many(rows[:middle])
+            yield from many(rows[middle:])
         elif columns is None:
-            yield Query(_EMIT_MANY if schema is None else _in_schema(_EMIT_MANY, schema), tuple(texts), rows)
+            yield Query(_EMIT_MANY, tuple(texts), rows)
         elif columns[_KEY] is None:
             yield Query(_EMIT_LISTS, (*columns[:_KEY], *columns[_KEY + 1 :]), rows)
         else:
@@ -175,12 +173,25 @@ def _json_array(rows: Sequence[Row]) -> str:
     return f"[{','.join(map(_json_object, rows))}]"
 
 
-def _in_schema(statement: Statement, schema: str) -> Statement:
-    name = '"' + schema.replace('"', '""') + '".outbox_emit_many'
-    return Statement(
-        statement.percent.replace("outbox_emit_many", name.replace("%", "%%")),
-        statement.numbered.replace("outbox_emit_many", name),
-    )
+def within(query: Query, schema: str) -> Query:
+    """Return the query for the outbox of a schema; without, the search_path determines the outbox."""
+    return query._replace(statement=_within(query.statement, schema))
+
+
+@lru_cache(maxsize=1_000)
+def _within(statement: Statement, schema: str) -> Statement:
+    name = '"' + schema.replace('"', '""') + '".'
+    percent = _named(statement.percent, name.replace("%", "%%"))
+    return Statement(percent, _named(statement.numbered, name))
+
+
+def _named(text: str, name: str) -> str:
+    literal = name.replace("'", "''")
+    return _OUTBOX.sub(lambda found: f"{found[1]}{literal if found[1] else name}{found[2]}", text)
+
+
+# What stands in the outbox's schema; within a literal of SQL, too.
+_OUTBOX: Final = re.compile(r"('?)\b(outbox(?:_\w+)?)\b")
 
 
 _MEMBERS: Final[list[tuple[str, Callable[[Any], str]]]] = [

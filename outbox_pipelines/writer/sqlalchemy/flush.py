@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from outbox_pipelines.writer.calls import write
 from outbox_pipelines.writer.content import Row
+from outbox_pipelines.writer.context import in_schema
 from outbox_pipelines.writer.errors import OutboxError
 from outbox_pipelines.writer.events import Emitted
 from outbox_pipelines.writer.sqlalchemy.outbox_event import OutboxEventMixin
@@ -140,7 +141,9 @@ def _write(session: Session) -> None:
     for (connection, schema), group in by_place.items():
         if not INSTEAD:
             refuse_split(session, connection)
-        emitted = write(connection, [entry.row for entry in group], schema)
+        # That of their class, also within a block of the caller's.
+        with in_schema(schema):
+            emitted = write(connection, [entry.row for entry in group])
         for entry, outcome in zip(group, emitted, strict=True):
             entry.done(outcome)
 

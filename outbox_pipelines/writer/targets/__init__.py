@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from outbox_pipelines.writer import statements
+from outbox_pipelines.writer.context import SCHEMA
 from outbox_pipelines.writer.errors import AutocommitError, OutboxError
 
 
@@ -52,7 +54,11 @@ def way_of(kind: type) -> Way:
     way = _KNOWN.get(kind)
     if way is None:
         way = _KNOWN[kind] = _find(kind)
-    return way
+    return way if (schema := SCHEMA.get()) is None else _within(way, schema)
+
+
+def _within(way: Way, schema: str) -> Way:
+    return way._replace(run=lambda target, query: way.run(target, statements.within(query, schema)))
 
 
 _KNOWN: Final[dict[type, Way]] = {}
