@@ -398,9 +398,7 @@ def write_report(settings: Settings, since: date | None, until: date | None, out
             )
         begun.replace(out)
     except OSError as error:
-        raise SetupError(
-            f"{out} cannot be written: {first_line(error)}: name another file in --out"
-        ) from None
+        raise SetupError(f"{out} cannot be written: {error.strerror}: name another file in --out") from None
     finally:
         with suppress(OSError):
             begun.unlink()

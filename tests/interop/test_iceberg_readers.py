@@ -1,4 +1,4 @@
-"""The archive as an Iceberg table: four engines answer ten questions as `outbox archive query` does.
+"""The archive as an Iceberg table: four engines answer questions as `outbox archive query` does.
 
 Each is in an environment of its own. pyiceberg and polars, which have no such SQL, read all rows, and DuckDB
 asks those. Equal are counts, texts, times and whole numbers; a share is compared as the counts it is made of.

@@ -71,13 +71,13 @@ def bars(
             f"<rect x='{x:.1f}' y='{_TOP}' width='{step:.1f}' height='{_HEIGHT}' fill-opacity='0'>"
             f"<title>{escape(label + of_it)}</title></rect>"
         )
-    for place, (color, name) in enumerate(zip(_COLORS, series, strict=False) if len(series) > 1 else ()):
+    for place, (color, name) in enumerate(zip(_COLORS, series, strict=False)):
         row, column = divmod(place, _COLUMNS)
         x, y = column * _WIDTH / _COLUMNS, bottom + 38 + row * 18
         parts.append(f"<path d='M{x:.0f} {y - 9}h10v10h-10z' fill='{color}'/>")
         cut = name if len(name) <= _NAME else name[: _NAME - 1] + "…"
         parts.append(f"<g><title>{escape(name)}</title>{_text(x + 15, y, cut)}</g>")
-    height = bottom + 24 + (math.ceil(len(series) / _COLUMNS) * 18 if len(series) > 1 else 0)
+    height = bottom + 24 + math.ceil(len(series) / _COLUMNS) * 18
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {height}' role='img' "
         f"font-family='system-ui,sans-serif' font-size='12' fill='#777'>"

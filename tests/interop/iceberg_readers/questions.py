@@ -1,4 +1,4 @@
-"""Ten questions of the flights, in the SQL that DuckDB and Spark share; what differs is written with @."""
+"""Questions of the flights, in the SQL that DuckDB and Spark share; what differs is written with @."""
 
 from __future__ import annotations
 
@@ -47,6 +47,11 @@ _QUESTIONS: Final = (
         SELECT event_date, sum(CASE event_type WHEN 'flight.departed' THEN 1 WHEN 'flight.arrived' THEN -1
                                ELSE 0 END) OVER (ORDER BY created_at, seq) AS in_the_air
         FROM events) running GROUP BY event_date ORDER BY event_date""",
+    # What was the latest event of each aggregate? The view `latest`, which engines do not have.
+    """SELECT event_type, count(*) FROM (
+        SELECT event_type,
+               row_number() OVER (PARTITION BY aggregate_type, aggregate_id ORDER BY seq DESC) AS age
+        FROM events) aged WHERE age = 1 GROUP BY event_type ORDER BY event_type""",
 )
 _DUCKDB: Final = {
     "": r"(payload ->> '\1')",
