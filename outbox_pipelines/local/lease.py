@@ -40,9 +40,15 @@ def try_lock(path: Path, *, shared: bool = False) -> int | None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[int | None]:
-    """Hold a lock alone for the length of the block; yields its descriptor, or None where others hold it."""
-    descriptor = try_lock(path)
+def locked(path: Path, *, shared: bool = False, seconds: float = 0.0) -> Iterator[int | None]:
+    """Hold a lock, alone or as one of many, for the length of the block; yields its descriptor.
+
+    Args:
+        seconds: after this time without the lock it yields None.
+    """
+    deadline = time.monotonic() + seconds
+    while (descriptor := try_lock(path, shared=shared)) is None and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
     try:
         yield descriptor
     finally:
@@ -58,28 +64,3 @@ def is_held(path: Path) -> bool:
         return True
     os.close(descriptor)
     return False
-
-
-@contextmanager
-def shared(path: Path) -> Iterator[None]:
-    """Hold the lease as one of many; waits for as long as someone holds it alone."""
-    while (descriptor := try_lock(path, shared=True)) is None:
-        time.sleep(POLL_SECONDS)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[bool]:
-    """Hold the lease alone; yields False where others still held it after 0.3 s."""
-    # The supervisor takes the lease for an instant to see whether it is free: one attempt is not enough.
-    deadline = time.monotonic() + 0.3
-    while (descriptor := try_lock(path)) is None and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    try:
-        yield descriptor is not None
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)

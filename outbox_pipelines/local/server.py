@@ -155,16 +155,11 @@ class Server(ABC):
     def _alone(self) -> Iterator[int]:
         """The lock of this data, for a child to inherit; waits for what ran on it before to be gone."""
         # After a kill -9 the children of a server, or the server of a killed process, last a little longer.
-        deadline = time.monotonic() + STOP_SECONDS
         path = self.directory / f"{self.name}.lock"
-        while (lock := lease.try_lock(path)) is None:
-            if time.monotonic() > deadline:
+        with lease.locked(path, seconds=STOP_SECONDS) as lock:
+            if lock is None:
                 raise SetupError(f"another {self.name} still runs on {self.directory}: end it first")
-            time.sleep(POLL_SECONDS)
-        try:
             yield lock
-        finally:
-            os.close(lock)
 
     def _spawn(
         self,

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -27,6 +28,8 @@ from outbox_pipelines.settings import LocalSettings
 ATTEMPTS = 3
 # Longer than killing two servers takes.
 STOP_SECONDS = 60.0
+# The supervisor takes the lease for an instant to see whether it is free: one attempt is not enough.
+_GLANCE_SECONDS = 0.3
 
 
 # A terminal sends these to the command as well as to us.
@@ -69,7 +72,7 @@ def stack(settings: LocalSettings, say: Callable[[str], None] = lambda _: None) 
         return
     home = home_of(settings)
     home.make()
-    with lease.shared(home.lease):
+    with lease.locked(home.lease, shared=True, seconds=math.inf):
         if KAFKA in wanted and not jars.place(jars.KAFKA, settings.local_jars).is_dir():
             say("fetching Apache Kafka (43 MB), only this time …")
         state = _started(home, settings, wanted)
@@ -92,8 +95,8 @@ def stop(home: Home, *, force: bool = False, even_if_kept: bool = True) -> bool:
     if home.asked(KEEP) and not even_if_kept:
         return False
     # Kept until the servers have ended: a new client waits, and then starts its own.
-    with lease.alone(home.lease) as nobody_uses_it:
-        if not (nobody_uses_it or force):
+    with lease.locked(home.lease, seconds=_GLANCE_SECONDS) as unused:
+        if unused is None and not force:
             return False
         deadline = time.monotonic() + STOP_SECONDS
         while lease.is_held(home.lock):
@@ -108,8 +111,8 @@ def forget(home: Home) -> bool:
     """Remove the servers' data; return False while they run, or a client waits for them."""
     if not home.path.is_dir():
         return True
-    with lease.alone(home.lease) as nobody_uses_it:
-        if not nobody_uses_it or lease.is_held(home.lock):
+    with lease.locked(home.lease, seconds=_GLANCE_SECONDS) as unused:
+        if unused is None or lease.is_held(home.lock):
             return False
         for data in (home.path / "kafka", *home.path.glob("postgres-*/")):
             if data.is_dir():
