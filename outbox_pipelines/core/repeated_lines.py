@@ -72,11 +72,11 @@ class RepeatedLines:
                 line.logged, line.repeated = now, 0
         self._logger.log(level, message, *given, extra=extra)
 
-    def end(self, kind: Hashable, message: str, *given: object, level: int = logging.WARNING) -> None:
+    def end(self, kind: Hashable, message: str, *given: object) -> None:
         """Log that what the lines of a kind report has ended, if there were any, and after how long."""
         if kind not in self._lines:
             return
         with self._lock:
             line = self._lines.pop(kind, None)
         if line is not None:
-            self._logger.log(level, message + " after %.1f s", *given, time.monotonic() - line.began)
+            self._logger.warning(message + " after %.1f s", *given, time.monotonic() - line.began)

@@ -139,10 +139,7 @@ class Ddl:
             *self._of_view.functions(with_table=True),
             sql.SQL("CREATE VIEW {} AS\n{}").format(self._made, self._of_view.select(self._view)).as_string(),
             *self._of_view.defaults(self._made),
-            self._text(
-                "CREATE TRIGGER adopted_insert INSTEAD OF INSERT ON {made} FOR EACH ROW "
-                "EXECUTE FUNCTION {ours}.adopted_insert()"
-            ),
+            self._trigger("adopted_insert", "INSTEAD OF INSERT ON {made}"),
             *self._changes(),
             # SELECT … FOR UPDATE, which needs this right, locks no row behind a view: a publisher that was
             # forgotten would publish everything again and again.
@@ -157,10 +154,7 @@ class Ddl:
             *self._raised("outbox_seq", [(column.name, self._view) for column in self._drawn]),
             self._text("ALTER TABLE {view} RENAME TO {kept_name}"),
             self._text("ALTER VIEW {made} RENAME TO {name}"),
-            self._text(
-                "CREATE TRIGGER adopted_frozen BEFORE INSERT ON {kept} FOR EACH ROW "
-                "EXECUTE FUNCTION {ours}.adopted_frozen()"
-            ),
+            self._trigger("adopted_frozen", "BEFORE INSERT ON {kept}"),
         ]
         return Change(tuple(before), tuple(short))
 
@@ -175,21 +169,13 @@ class Ddl:
             self._text("DROP VIEW {view}"),
             # It waits for transactions that have written into the outbox themselves, and keeps out others:
             # the table's relay would not wait for what they commit later.
-            self._text(
-                "CREATE TRIGGER adopted_returned BEFORE INSERT ON {ours}.outbox FOR EACH STATEMENT "
-                "EXECUTE FUNCTION {ours}.adopted_returned()"
-            ),
+            self._trigger("adopted_returned", "BEFORE INSERT ON {ours}.outbox", each="STATEMENT"),
             *self._without_triggers(self._kept),
             *(self._lowered(column) for column in self._drawn),
             self._text("ALTER TABLE {kept} RENAME TO {name}"),
         ]
         if self._mapping.slot is None:
-            short.append(
-                self._text(
-                    f"CREATE TRIGGER {ORDER_TRIGGER} BEFORE UPDATE ON {{view}} FOR EACH ROW "
-                    "EXECUTE FUNCTION {ours}.adopted_order()"
-                )
-            )
+            short.append(self._trigger(ORDER_TRIGGER, "BEFORE UPDATE ON {view}", runs="adopted_order"))
         if (key := self._mapping.columns.get("idempotency_key")) is not None:
             column = sql.Identifier(key)
             body = sql.SQL(_KEYS_BODY).format(
@@ -218,13 +204,9 @@ class Ddl:
         """Return the statements after which no row of the table changes."""
         short = [
             *self.thaw().short,
-            self._text(
-                "CREATE TRIGGER adopted_final BEFORE UPDATE OR DELETE ON {kept} FOR EACH ROW "
-                "EXECUTE FUNCTION {ours}.adopted_final()"
-            ),
-            self._text(
-                "CREATE TRIGGER adopted_no_truncate BEFORE TRUNCATE ON {kept} FOR EACH STATEMENT "
-                "EXECUTE FUNCTION {ours}.adopted_final()"
+            self._trigger("adopted_final", "BEFORE UPDATE OR DELETE ON {kept}"),
+            self._trigger(
+                "adopted_no_truncate", "BEFORE TRUNCATE ON {kept}", each="STATEMENT", runs="adopted_final"
             ),
         ]
         return Change((self._refusal("adopted_final", sql.SQL(_REFUSE_FINAL).as_string()),), tuple(short))
@@ -259,24 +241,30 @@ class Ddl:
         names = {"view": self._view, "kept": self._kept, "name": self._name, "ours": self._ours}
         return sql.SQL(statement).format(**names, kept_name=self._kept_name, made=self._made).as_string()
 
+    def _trigger(
+        self,
+        name: LiteralString,
+        event: LiteralString,
+        *,
+        each: LiteralString = "ROW",
+        runs: LiteralString = "",
+    ) -> str:
+        """Return the statement that creates a trigger.
+
+        Args:
+            event: when it runs, and the table or view.
+            runs: its function, if that has not its name.
+        """
+        runs = f"EXECUTE FUNCTION {{ours}}.{runs or name}()"
+        return self._text(f"CREATE TRIGGER {name} {event} FOR EACH {each} {runs}")
+
     def _changes(self) -> list[str]:
         """Return the triggers for UPDATE and DELETE."""
         if self._mapping.slot is None:
-            return [
-                self._text(
-                    "CREATE TRIGGER adopted_refuse INSTEAD OF UPDATE OR DELETE ON {made} FOR EACH ROW "
-                    "EXECUTE FUNCTION {ours}.adopted_refuse()"
-                )
-            ]
+            return [self._trigger("adopted_refuse", "INSTEAD OF UPDATE OR DELETE ON {made}")]
         return [
-            self._text(
-                "CREATE TRIGGER adopted_refuse INSTEAD OF UPDATE ON {made} FOR EACH ROW "
-                "EXECUTE FUNCTION {ours}.adopted_refuse()"
-            ),
-            self._text(
-                "CREATE TRIGGER adopted_delete INSTEAD OF DELETE ON {made} FOR EACH ROW "
-                "EXECUTE FUNCTION {ours}.adopted_delete()"
-            ),
+            self._trigger("adopted_refuse", "INSTEAD OF UPDATE ON {made}"),
+            self._trigger("adopted_delete", "INSTEAD OF DELETE ON {made}"),
         ]
 
     def _refusal(self, function: str, body: str) -> str:

@@ -57,10 +57,6 @@ class _Run:
     """When the publishing thread was seen to have taken it."""
 
 
-def _always() -> bool:
-    return True
-
-
 class Retries:
     """Retries the parked events of an owned shard.
 
@@ -88,7 +84,7 @@ class Retries:
         on_dead_letter: Callable[[DeadLetter], None],
         on_crash: Callable[[TakenOver], None],
         counters: Counters,
-        may_isolate: Callable[[], bool] = _always,
+        may_isolate: Callable[[], bool],
     ) -> None:
         self._table = table
         self._blocked = blocked

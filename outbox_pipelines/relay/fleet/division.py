@@ -54,17 +54,6 @@ class Division:
         self._seen: dict[Unit, _Seen] = {}
         self._owned: set[Unit] = set()
 
-    @property
-    def processes(self) -> int:
-        """How many processes divide the shards: what most shards show."""
-        with self._lock:
-            return self._processes()
-
-    @property
-    def owned(self) -> int:
-        """How many shards this process relays, or is about to."""
-        return len(self._owned)
-
     def saw(self, unit: Unit, *, others: int, is_free: bool) -> None:
         """Record what a look has shown.
 
@@ -128,4 +117,5 @@ class Division:
         return math.ceil(units / self._processes())
 
     def _processes(self) -> int:
+        """Return how many processes divide the shards: what most shards show."""
         return 1 + median_high([seen.others for seen in self._seen.values()] or [0])
