@@ -10,7 +10,7 @@ Invariants:
 import logging
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from functools import cache, lru_cache
 from pathlib import Path
@@ -158,26 +158,14 @@ class OutboxComponent(dg.Component, dg.Resolvable):
 
     def outbox(self) -> Outbox:
         """Return the outbox; override this to compute settings or options."""
+        given = {each.name: getattr(self, each.name) for each in fields(OutboxComponent)}
+        given |= vars(given.pop("translation"))
         try:
+            start = given.pop("partition_start")
             return Outbox(
-                name=self.name,
-                dsn_variable=self.dsn_variable,
-                variables=self.variables,
-                settings=self.settings,
-                parts=self.parts,
-                without=self.without,
-                automation=self.automation,
-                schedules=self.schedules,
-                key_prefix=self.translation.key_prefix,
-                group=self.translation.group,
-                owners=self.translation.owners,
-                tags=self.translation.tags,
+                **given,
+                partition_start=date.fromisoformat(start) if start else None,
                 executor=self.executor(),
-                pool=self.pool,
-                partition_start=date.fromisoformat(self.partition_start) if self.partition_start else None,
-                blocking_checks=self.blocking_checks,
-                freshness_policy=self.freshness_policy,
-                automation_condition=self.automation_condition,
                 map_spec=self.get_asset_spec,
                 error=self._unread,
             )
