@@ -57,6 +57,10 @@ class _Run:
     """When the publishing thread was seen to have taken it."""
 
 
+def _always() -> bool:
+    return True
+
+
 class Retries:
     """Retries the parked events of an owned shard.
 
@@ -84,7 +88,7 @@ class Retries:
         on_dead_letter: Callable[[DeadLetter], None],
         on_crash: Callable[[TakenOver], None],
         counters: Counters,
-        may_isolate: Callable[[], bool],
+        may_isolate: Callable[[], bool] = _always,
     ) -> None:
         self._table = table
         self._blocked = blocked
