@@ -189,7 +189,7 @@ _EVENTS: Final = f"SELECT hash(seq, id) AS event, {_DUCKDB_DIGEST} AS digest FRO
 FILES_DIFFER: Final = f"""
 SELECT count(*) FILTER (former.digest <> new.digest), count(*) FILTER (new.event IS NULL),
        count(*) FILTER (former.event IS NULL)
-FROM ({_EVENTS}($former)) AS former FULL JOIN ({_EVENTS}($file)) AS new USING (event)"""
+FROM ({_EVENTS}($file)) AS former FULL JOIN ({_EVENTS}($new)) AS new USING (event)"""
 
 # --- restoring ------------------------------------------------------------------------------------------
 

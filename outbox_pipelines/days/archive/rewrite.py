@@ -224,7 +224,8 @@ def _write(source: Path, file: Path, edit: Edit, manifest: Manifest) -> dict[str
 def _compare(source: Path, file: Path, manifest: Manifest, kind: str, rows: int) -> int:
     """Return how many events were changed or removed; raise `SetupError` if the other happened to any."""
     query = in_duckdb(archive_sql.FILES_DIFFER, manifest.columns)
-    ((changed, removed, added),) = proof.read_file(query, file, {"former": str(source)})
+    # The former file's row groups are the larger ones, and determine the memory.
+    ((changed, removed, added),) = proof.read_file(query, source, {"new": str(file)})
     events, others = (changed, removed) if kind == "redacted" else (removed, changed)
     # An event that is there twice is neither of the three.
     if others or added or rows != manifest.rows - removed:

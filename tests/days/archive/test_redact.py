@@ -14,11 +14,12 @@ from psycopg.conninfo import make_conninfo
 from psycopg.types.json import Jsonb
 
 from outbox_pipelines.days.archive import day as days
-from outbox_pipelines.days.archive import drop, restore
+from outbox_pipelines.days.archive import drop, open_archive, restore
 from outbox_pipelines.days.archive.redact import _steps, erased
 from outbox_pipelines.days.partitions import calendar
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
+from tests.days.archive import buckets
 from tests.days.archive.days import (
     NUMBERS,
     days_ago,
@@ -260,6 +261,28 @@ def test_a_made_up_change_is_found(database: Database, dropped: Settings) -> Non
     # What an operator says after a restore of the database.
     assert outbox(database, dropped, "adopt").exit_code == 0
     assert outbox(database, dropped, "verify", str(DAY)).exit_code == 0
+
+
+def test_in_a_bucket(database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a former file that stays in a bucket, and a manifest that cannot be replaced there."""
+    make_days(database, DAY)
+    write(database, DAY, [{"payload": Jsonb(PERSON)}])
+    publish(database)
+    with buckets.serving() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        within = settings.model_copy(update={"archive": f"{buckets.URL}/redact"})
+        days.archive(within, DAY)
+        drop.drop(within, DAY)
+        before = {name for name in buckets.names(environment) if "/redact/" in name}
+        done = redact(database, within, "--where", "true", "--path", "customer.email")
+        assert done.exit_code == 0, done.output
+        after = {name for name in buckets.names(environment) if "/redact/" in name}
+        [gone], [new] = before - after, after - before
+        assert gone.rpartition("/")[0] == new.rpartition("/")[0]
+        assert outbox(database, within, "verify", str(DAY)).exit_code == 0
+        relation = open_archive(within.archive).relation(columns=["payload"])
+        assert "outbox-erased" in str(relation.fetchall())
 
 
 def test_where_the_values_may_still_be(database: Database, dropped: Settings) -> None:
