@@ -16,7 +16,7 @@ from tests.schema.servers import Database
 
 # The last is archived only.
 OLD, OLDER, OLDEST, IN_TABLE = map(days_ago, (3, 4, 6, 7))
-RETENTION = "order=3,*=5"
+RETENTION = "order=3,*=4"
 
 
 def outbox(database: Database, settings: Settings, *arguments: str, retention: str = RETENTION) -> Result:
@@ -68,7 +68,7 @@ def test_what_is_too_old_goes(database: Database, dropped: Settings) -> None:
     shown = outbox(database, dropped, "verify", str(OLDEST)).stdout.splitlines()
     assert shown[0] == f"{OLDEST}: 0 rows proven equal"
     assert shown[1].startswith("changed: invoice, order expired, removed 3 events on ")
-    assert shown[1].endswith(": older than 3, 5 days (OUTBOX_ARCHIVE_RETENTION_DAYS)")
+    assert shown[1].endswith(": older than 3, 4 days (OUTBOX_ARCHIVE_RETENTION_DAYS)")
     # Once more: nothing.
     again = outbox(database, dropped, "expire")
     assert (again.exit_code, again.stdout) == (0, "no archived events have expired\n")
