@@ -123,6 +123,15 @@ def _of_bodies(settings: Settings) -> Refusals:
             yield ("bodies",), why
 
 
+def _of_master_key(settings: Settings) -> Refusals:
+    """Of a file that is read when a key is needed."""
+    from outbox_pipelines.subject_keys.subject_keys import masters_of
+
+    if settings.master_key_file is not None:
+        for why in _said(masters_of, settings):
+            yield ("master_key_file",), why
+
+
 def _of_local_stack(settings: Settings) -> Refusals:
     from outbox_pipelines.local.postgres import find_programs
 
@@ -170,6 +179,7 @@ _CHECKS: Final = (
     _of_catalog,
     _of_directories,
     _of_bodies,
+    _of_master_key,
     _of_local_stack,
     _of_alerts,
     _of_inboxes,

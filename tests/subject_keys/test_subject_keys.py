@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from outbox_pipelines.bodies import Bodies
 from outbox_pipelines.catalog.document import Catalog
@@ -188,6 +190,7 @@ def test_what_cannot_be_decrypted_is_not_erased(keys: SubjectKeys, keys_dsn: str
         text.upper(),
         f"{begin}:AAAA",
         " " + text,
+        '"' + text,
     ):
         assert keys.decrypted({"a": stays, text: 1}) == {"a": stays, text: 1}
         assert keys.json_decrypted([json.dumps({"a": stays, text: 1})]) == [json.dumps({"a": stays, text: 1})]
@@ -309,6 +312,29 @@ def test_a_service_for_the_master_key(keys_dsn: str) -> None:
         KeyStoreError, match="the master key's service is unavailable: TimeoutError: no answer"
     ):
         keys.protect({"a": "x"}, {"a": 2})
+
+
+def test_another_language(keys: SubjectKeys, keys_dsn: str) -> None:
+    """Guards against texts that differ from what docs/erasure.md describes for other languages."""
+    master, key, nonce = AESGCM(base64.b64decode(MASTER)), b"k" * 32, b"n" * 12
+    with psycopg.connect(keys_dsn, autocommit=True) as connection:
+        wrapped = nonce + master.encrypt(nonce, key, None)
+        assert connection.execute("SELECT subject_keys_find('{7}')").fetchall() == []
+        [(key_id,)] = connection.execute(
+            "SELECT key_id::text FROM subject_keys_add('{7}', ARRAY[%s]::bytea[])", [wrapped]
+        ).fetchall()
+        begin = f"outbox-encrypted:1:{key_id}:"
+        content = nonce + AESGCM(key).encrypt(nonce, '{"é": 1.50}'.encode(), begin.encode())
+        theirs = begin + base64.urlsafe_b64encode(content).decode().rstrip("=")
+        assert keys.json_decrypted([f'{{"a": "{theirs}"}}']) == ['{"a": {"é": 1.50}}']
+        ours = keys.protect({"a": "x"}, {"a": 7})["a"]
+        assert ours.startswith(begin)
+        content = base64.urlsafe_b64decode(ours.rpartition(":")[2] + "==")
+        assert AESGCM(key).decrypt(content[:12], content[12:], begin.encode()) == b'"x"'
+        [(read,)] = connection.execute(
+            "SELECT wrapped FROM subject_keys_read(ARRAY[%s]::uuid[])", [key_id]
+        ).fetchall()
+        assert read == wrapped
 
 
 def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
