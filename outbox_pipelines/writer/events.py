@@ -36,7 +36,8 @@ class UnkeyedEvent(Protocol):
 class TypedEvent(UnkeyedEvent, Protocol):
     """An event whose class names its type and key: a dataclass, or a model of pydantic or attrs.
 
-    A class can also have `__event_version__`, an integer: the event's `version`.
+    A class can also have `__event_version__`, an integer: the event's `version`; and `__deliver_after__`, a
+    duration: its `deliver_after` unless one is given.
     """
 
     @property
@@ -133,6 +134,8 @@ def of_typed(event: Any, /, *options: Any, aggregate_id: Any = MISSING) -> NewEv
     made = NewEvent(aggregate_type, aggregate_id, event_type, event, *options)
     if made.version is None:
         made = made._replace(version=getattr(kind, "__event_version__", None))
+    if made.deliver_after is None:
+        made = made._replace(deliver_after=getattr(kind, "__deliver_after__", None))
     return made
 
 

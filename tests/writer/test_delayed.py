@@ -91,6 +91,23 @@ def test_typed_events_and_another_time_zone(connection: Connection) -> None:
     assert events_of(connection)[1].deliver_after is None
 
 
+def test_a_class_delays_its_events(connection: Connection) -> None:
+    """Guards against a delay of a type that one of the calls forgets, or that none can replace."""
+
+    class OrderUnpaid(OrderExpired):
+        __event_type__ = "order.unpaid"
+        __deliver_after__ = 2 * HOUR
+
+    emit(connection, OrderUnpaid("7"))
+    emit_many(connection, [OrderUnpaid("7"), OrderExpired("7")])
+    emit(connection, OrderUnpaid("7"), deliver_after=NOON)
+    emit(connection, OrderUnpaid("7"), deliver_after=timedelta())
+    due = [event.deliver_after for event in events_of(connection)]
+    assert due[0] is not None
+    assert due[0] - datetime.now(UTC) > HOUR
+    assert due[1:] == [due[0], None, NOON, None]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
