@@ -17,6 +17,8 @@ from decimal import Decimal
 from typing import Any, Final
 
 import fastavro
+
+# Private: fastavro has no public name for its reader in Python, and no limit of depth in the one in C.
 from fastavro._read_py import schemaless_reader as read_in_python
 
 from outbox_pipelines.avro.avro_schema import (
@@ -32,6 +34,7 @@ from outbox_pipelines.avro.avro_schema import (
 
 # None converts nothing.
 _Convert = Callable[[Any], Any]
+_MOST_EMPTIES: Final = 100
 _PER_SECOND: Final = {"millis": 3, "micros": 6, "nanos": 9}
 
 
@@ -85,12 +88,17 @@ class _Type:
     values: type
     """The class of its values."""
     convert: _Convert | None = None
-    is_empty: bool = False
-    """Whether its values take no bytes."""
+    empties: int = 0
+    """How many values without bytes one of its values is, with all its parts; 0 if it takes bytes."""
 
 
 def _empty(names: Mapping[str, _Type]) -> set[str]:
-    return {name for name, each in names.items() if each.is_empty}
+    return {name for name, each in names.items() if each.empties}
+
+
+def _empties(schema: Any, names: Mapping[str, _Type]) -> int:
+    name = schema.get("name", "") if isinstance(schema, dict) else schema if isinstance(schema, str) else ""
+    return names[name].empties if name in names else int(is_empty(schema))
 
 
 def _reader(schema: Any, names: dict[str, _Type]) -> _Convert | None:
@@ -118,7 +126,7 @@ def _reader(schema: Any, names: dict[str, _Type]) -> _Convert | None:
         return lambda value: {name: each(one) for name, one in value.items()}
     convert = _logical_reader(schema) or (_base64 if kind in ("bytes", "fixed") else None)
     if "name" in schema:
-        names[schema["name"]] = _Type(str if kind == "enum" else bytes, convert, is_empty(schema))
+        names[schema["name"]] = _Type(str if kind == "enum" else bytes, convert, int(is_empty(schema)))
     return convert
 
 
@@ -138,7 +146,11 @@ def _record_reader(schema: dict[str, Any], names: dict[str, _Type]) -> _Convert:
         is_optional = "default" in each and each["default"] is None
         convert = _reader(each["type"], names)
         fields.append((each["name"], each.get("json_name", each["name"]), convert, is_optional))
-    names[schema["name"]].is_empty = is_empty(schema, _empty(names))
+    empties = [_empties(each["type"], names) for each in schema["fields"]]
+    if sum(empties) > _MOST_EMPTIES:
+        # Each level of records may have two of the level below, and no byte ends that.
+        raise UnreadableSchemaError(f"has a record with more than {_MOST_EMPTIES} parts that take no bytes")
+    names[schema["name"]].empties = 1 + sum(empties) if all(empties) else 0
     return read
 
 

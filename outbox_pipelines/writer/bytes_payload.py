@@ -5,7 +5,8 @@ The row has them as JSON, so they pass the table, the archive and other language
     {"outbox-bytes": {"base64": "CAU=", "content-type": "application/x-protobuf"}}
 
 Invariants:
-- What has this member at its top is bytes, or is refused: it is never published as JSON.
+- What has this member at its top is bytes, or is refused: it is never published as JSON. In a `json` column
+  of an existing table, a name with an escaped letter, which no usual encoder writes, is another one.
 - Messages never have the content.
 """
 

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import fastavro
 import pytest
+from fastavro._read_py import schemaless_reader as read_in_python
 
 from outbox_pipelines.avro import decoding, encoding
 from outbox_pipelines.catalog import avro_schemas
@@ -286,6 +287,30 @@ def test_a_few_bytes_are_no_billions_of_items(items: str) -> None:
             decoding.reader(text)
     with pytest.raises(NoEquivalentError, match=r"payload\.l\[\]: items that are all alike"):
         document("x", _of(l={"type": "array", "items": {"type": "null"}}))
+
+
+def test_a_value_without_bytes_is_small() -> None:
+    """Guards against a schema of a kilobyte whose one value, of no bytes, has billions of parts."""
+    nested = '{"type": "record", "name": "r0", "fields": []}'
+    for level in range(1, 6):
+        fields = f'{{"name": "a", "type": {nested}}}, {{"name": "b", "type": "r{level - 1}"}}'
+        nested = f'{{"type": "record", "name": "r{level}", "fields": [{fields}]}}'
+    count = json.dumps(decoding.reader(nested)(b"")).count("{")
+    assert count == 63
+    bigger = (
+        '{"type": "record", "name": "r", "fields": [{"name": "n", "type": "int"}, {"name": "a", "type": %s}'
+    )
+    assert decoding.reader(f"{bigger % nested}]}}")(b"\2")["n"] == 1
+    with pytest.raises(ValueError, match="has a record with more than 100 parts that take no bytes"):
+        decoding.reader(f'{bigger % nested}, {{"name": "b", "type": "r5"}}]}}')
+
+
+def test_the_reader_in_python_is_there() -> None:
+    """Guards against an upgrade of fastavro that changes what is private: pin it in pyproject.toml."""
+    for one in (read_in_python, fastavro.schemaless_reader):
+        stream = io.BytesIO(b"\2")
+        assert one(stream, "int", None, return_named_type=True, return_named_type_override=True) == 1
+    assert read_in_python.__code__.co_filename.endswith(".py")
 
 
 def test_what_differs_is_named() -> None:
