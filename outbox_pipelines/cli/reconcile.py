@@ -35,7 +35,7 @@ from outbox_pipelines.settings import Settings
     type=click.IntRange(1, 1_000),
     default=1,
     show_default=True,
-    help="Compare the day in this many parts, one after the other, to use less memory and disk.",
+    help="Compare the day in this many parts, one after the other, to use less disk.",
 )
 @click.pass_obj
 def reconcile(

@@ -57,7 +57,10 @@ def clash(context: dg.SensorEvaluationContext, outbox: Outbox, now: float) -> st
 
 
 def mark(
-    context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext | dg.SensorEvaluationContext,
+    context: dg.AssetExecutionContext
+    | dg.AssetCheckExecutionContext
+    | dg.OpExecutionContext
+    | dg.SensorEvaluationContext,
     outbox: Outbox,
 ) -> dict[str, str]:
     """Return metadata with the code location of a result, and whether another outbox has the same check."""

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import dagster as dg
 
-_KEY: Final = "outbox_pipelines_io_manager"
+KEY: Final = "outbox_pipelines_io_manager"
+"""Of every output of an asset or a check that is a graph of ops."""
 
 
 class _Nothing(dg.IOManager):
@@ -37,5 +38,5 @@ def detached(definition: Any) -> Any:
     # Imported here: it has private names of Dagster.
     from outbox_pipelines.defs.dagster_internals import set_io_manager_key
 
-    set_io_manager_key(definition, _KEY)
-    return dg.with_resources([definition], {_KEY: nothing})[0]
+    set_io_manager_key(definition, KEY)
+    return dg.with_resources([definition], {KEY: nothing})[0]

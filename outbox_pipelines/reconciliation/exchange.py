@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,6 +117,11 @@ class Exchange:
                     found.append(path)
             yield found
 
+    def discard(self, kinds: Iterable[str], number: int) -> None:
+        """Remove a slice's files of these kinds from the directory."""
+        for kind in kinds:
+            shutil.rmtree(self.directory / kind / str(number), ignore_errors=True)
+
     def remove(self) -> None:
         """Remove all files."""
         if self.store is not None:
@@ -200,8 +205,12 @@ def shared(settings: DaySettings, name: str) -> Iterator[Exchange]:
 
     Raises:
         SetupError: OUTBOX_ARCHIVE is not set.
-        UnavailableError: the archive does not answer.
     """
+    if not settings.archives:
+        raise SetupError(
+            "slices pass on their rows in the archive, and none is configured: set OUTBOX_ARCHIVE to a "
+            "location that all steps reach, or slices to 1"
+        )
     store, prefix = open_store(settings), f"{_SHARED}/{name}"
     if store.root is not None:
         (store.root / _SHARED).mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -42,6 +42,7 @@ def reconcile(
             steps.read(settings, step, exchange, progress)
         for number in range(slices):
             steps.compare(settings, number, exchange, progress)
+            exchange.discard(steps.COMPARED, number)
         for number in range(slices):
             steps.order(number, exchange)
         if handled is not None:

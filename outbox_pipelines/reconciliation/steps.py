@@ -43,6 +43,8 @@ from outbox_pipelines.settings import Settings
 MOST_SLICES: Final = 1_000
 """Each step that reads has as many files open."""
 DAY: Final = "day"
+COMPARED: Final = ("written", "parked", "messages", "unreadable", "processed", "inbox")
+"""The kinds of rows that only `compare` reads."""
 _TOPICS: Final = "topics"
 _KINDS: Final = pa.schema(
     [

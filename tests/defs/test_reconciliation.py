@@ -16,6 +16,9 @@ from dagster._core.event_api import PartitionKeyFilter
 
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs.reconciliation import reconciliation
+from outbox_pipelines.errors import UnavailableError
+from outbox_pipelines.reconciliation import steps
+from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox
 from tests.defs.conftest import failure_of, job_of, metadata_of, served_of, serving
 from tests.reconciliation.place import DAY, Place
@@ -31,12 +34,15 @@ def place(outbox: Outbox, tmp_path: Path) -> Place:
 
 
 def _run(
-    place: Place, instance: dg.DagsterInstance, day: date, **overrides: str
+    place: Place, instance: dg.DagsterInstance, day: date, slices: int | None = None, **overrides: str
 ) -> dg.ExecuteInProcessResult:
     consumers = json.dumps(place.consumers)
-    served = replace(served_of(place.outbox, consumers=consumers), partition_start=date(2026, 1, 1))
-    job = job_of(served, "reconcile_day")
-    return job.execute_in_process(instance=instance, partition_key=str(day), raise_on_error=False)
+    served = served_of(place.outbox, consumers=consumers, **overrides)
+    job = job_of(replace(served, partition_start=date(2026, 1, 1)), "reconcile_day")
+    config = {} if slices is None else {"ops": {"outbox__reconciliation": {"config": {"slices": slices}}}}
+    return job.execute_in_process(
+        instance=instance, partition_key=str(day), raise_on_error=False, run_config=config
+    )
 
 
 def test_each_day_has_its_counts_and_its_own_result(place: Place, instance: dg.DagsterInstance) -> None:
@@ -126,6 +132,57 @@ def test_what_only_lags_is_a_warning(place: Place, instance: dg.DagsterInstance)
     assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert found.description == "billing: 1 lagging"
     assert found.metadata["billing: compared"].value == 3
+
+
+def test_slices_are_steps_of_one_run(
+    place: Place, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Guards against a slice that fails and is left out, or that makes all others run again."""
+    ids = place.write(40, keys=10)
+    place.relay()
+    place.consumer(ids[3:])
+    place.write(2)
+    place.pass_over()
+    (whole,) = _run(place, instance, DAY).get_asset_check_evaluations()
+    compared: list[int] = []
+    compare = steps.compare
+
+    def fail_once(settings: Settings, number: int, *rest: Any) -> None:
+        compared.append(number)
+        if compared.count(2) == 1 and number == 2:
+            raise UnavailableError("no broker answers")
+        compare(settings, number, *rest)
+
+    monkeypatch.setattr(steps, "compare", fail_once)
+    monkeypatch.setattr("outbox_pipelines.defs.reconciliation._AGAIN", dg.RetryPolicy(max_retries=1))
+    archive = tmp_path / "archive"
+    result = _run(place, instance, DAY, slices=4, archive=str(archive))
+    assert result.success
+    assert sorted(compared) == [0, 1, 2, 2, 3]
+    (found,) = result.get_asset_check_evaluations()
+    assert (found.passed, found.severity, found.description) == (False, whole.severity, whole.description)
+    assert found.metadata["report"] == whole.metadata["report"]
+    (materialized,) = result.asset_materializations_for_node("outbox__reconciliation")
+    assert (materialized.partition, metadata_of(materialized)["events"]) == (str(DAY), 42)
+    assert [path for path in archive.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("slices", "archive", "said"),
+    [
+        (2, "none", "set OUTBOX_ARCHIVE to a location that all steps reach, or slices to 1"),
+        (0, "archive", "a day cannot be divided into 0 slices: choose 1 to 1,000"),
+    ],
+)
+def test_slices_that_cannot_be(
+    place: Place, instance: dg.DagsterInstance, tmp_path: Path, slices: int, archive: str, said: str
+) -> None:
+    """Guards against a clean check without a comparison."""
+    archive = archive if archive == "none" else str(tmp_path / archive)
+    result = _run(place, instance, DAY, slices=slices, archive=archive)
+    (failed,) = result.filter_events(lambda event: event.is_step_failure)
+    assert said in failure_of(failed)
+    assert list(result.get_asset_check_evaluations()) == []
 
 
 def test_a_failure_is_one_line(place: Place, instance: dg.DagsterInstance) -> None:
