@@ -32,7 +32,7 @@ from outbox_pipelines.settings import Settings
 )
 @click.option(
     "--slices",
-    type=click.IntRange(1, 1_000),
+    type=click.IntRange(1, 250),
     default=1,
     show_default=True,
     help="Compare the day in this many parts, one after the other, to use less disk.",

@@ -213,8 +213,7 @@ def shared(settings: DaySettings, name: str) -> Iterator[Exchange]:
         )
     store, prefix = open_store(settings), f"{_SHARED}/{name}"
     if store.root is not None:
-        (store.root / _SHARED).mkdir(mode=0o700, parents=True, exist_ok=True)
-        yield Exchange(store.root / prefix)
+        yield Exchange(store.directory(prefix))
         return
     with _temporary() as directory:
         yield Exchange(directory, store, prefix)

@@ -40,8 +40,8 @@ from outbox_pipelines.reconciliation.report import Report, Side
 from outbox_pipelines.reconciliation.workspace import Workspace, workspace
 from outbox_pipelines.settings import Settings
 
-MOST_SLICES: Final = 1_000
-"""Each step that reads has as many files open."""
+MOST_SLICES: Final = 250
+"""Each step that reads has as many files open, of at most 1,024 by default, for each kind of rows."""
 DAY: Final = "day"
 COMPARED: Final = ("written", "parked", "messages", "unreadable", "processed", "inbox")
 """The kinds of rows that only `compare` reads."""

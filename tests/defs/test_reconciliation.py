@@ -171,7 +171,7 @@ def test_slices_are_steps_of_one_run(
     ("slices", "archive", "said"),
     [
         (2, "none", "set OUTBOX_ARCHIVE to a location that all steps reach, or slices to 1"),
-        (0, "archive", "a day cannot be divided into 0 slices: choose 1 to 1,000"),
+        (0, "archive", "a day cannot be divided into 0 slices: choose 1 to 250"),
     ],
 )
 def test_slices_that_cannot_be(

@@ -194,6 +194,13 @@ class Store:
         with TemporaryDirectory(prefix=f"{name}-", dir=parent) as temporary:
             yield Path(temporary)
 
+    def directory(self, name: str) -> Path:
+        """Create a directory of a local archive, and return it."""
+        assert self.root is not None
+        with self._errors():
+            self._make(self.root / name)
+        return self.root / name
+
     def _make(self, directory: Path) -> None:
         """Create a directory and its parents, and sync each of them."""
         if not directory.exists():
