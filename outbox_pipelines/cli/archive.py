@@ -267,6 +267,12 @@ def adopt_archive(settings: Settings, force: bool) -> None:
     click.echo(
         f"{settings.archive} is the archive of this outbox; it has {adopted.days} of its archived days"
     )
+    for day in adopted.changed:
+        click.echo(
+            f"outbox: {day}: this database did not know of its changes: check them with "
+            f"`outbox archive verify {day}`",
+            err=True,
+        )
     if adopted.missing:
         click.echo(
             f"outbox: missing there: {counted(len(adopted.missing), 'archived day')}, first "

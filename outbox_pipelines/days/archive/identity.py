@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Literal
+from typing import Any, Literal
 
 import psycopg
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -54,6 +54,8 @@ class Adopted:
     """Archived days of the outbox that the archive has."""
     missing: tuple[date, ...]
     """Archived days of the outbox that the archive does not have."""
+    changed: tuple[date, ...] = ()
+    """Days whose manifests say that they were changed, which the database, restored, did not know."""
 
 
 def require(store: Store, connection: Connection) -> None:
@@ -120,7 +122,15 @@ def adopt(settings: DaySettings, force: bool = False) -> Adopted:
     require_schema(settings)
     with connect(settings, name="outbox archive adopt") as connection, _alone(connection):
         archived = connection.execute(archive_sql.ARCHIVED_DAYS).fetchall()
-        missing = tuple(day for day, known in archived if not _has(store, connection, day, known))
+        missing, unknown = [], {}
+        for day, known in archived:
+            stored = store.read(manifest_key(day))
+            if stored is None or not is_recorded(stored.content, known):
+                changed = None if stored is None else _changed(stored.content, day, known)
+                if changed is None:
+                    missing.append(day)
+                else:
+                    unknown[day] = changed
         if missing and not force:
             raise NotReadyError(
                 f"{store.url} (OUTBOX_ARCHIVE) lacks the manifests of {len(missing)} of {len(archived)} "
@@ -140,11 +150,13 @@ def adopt(settings: DaySettings, force: bool = False) -> Adopted:
             found = _make(store, source)
         try:
             connection.execute(archive_sql.ADOPT, {"archive": found.archive})
+            for given in unknown.values():
+                connection.execute(archive_sql.CHANGED, given)
         except psycopg.errors.InsufficientPrivilege as error:
             raise SetupError(
                 f"{first_line(error)}: only the owner of the outbox can adopt an archive"
             ) from None
-        return Adopted(found.archive, len(archived) - len(missing), missing)
+        return Adopted(found.archive, len(archived) - len(missing), tuple(missing), tuple(unknown))
 
 
 def source_of(connection: Connection) -> Source:
@@ -183,20 +195,15 @@ def _make(store: Store, source: Source) -> Identity:
     return made
 
 
-def _has(store: Store, connection: Connection, day: date, recorded: str) -> bool:
-    """Return whether the archive has a day; record the changes that a restored database does not know."""
-    stored = store.read(manifest_key(day))
-    if stored is None or is_recorded(stored.content, recorded):
-        return stored is not None
+def _changed(stored: bytes, day: date, recorded: str) -> dict[str, Any] | None:
+    """Return what is to be recorded of a day that, as its manifest says, was changed since; None if not."""
     try:
-        manifest = read_manifest(stored.content, day)
+        manifest = read_manifest(stored, day)
     except SetupError:
-        return False
+        return None
     if not set(recorded.split()) & {each.manifest_sha256 for each in manifest.changes}:
-        return False
-    given = {"day": day, "events": manifest.rows, "digest": digest(stored.content)}
-    connection.execute(archive_sql.CHANGED, given)
-    return True
+        return None
+    return {"day": day, "events": manifest.rows, "digest": digest(stored)}
 
 
 def _others(store: Store, found: Identity) -> SetupError:
