@@ -11,12 +11,14 @@ import json
 import os
 import pty
 import re
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from xml.etree import ElementTree
 
 import dagster as dg
 import mistune
@@ -267,7 +269,9 @@ def _of(shown: Any) -> Iterator[tuple[str, str]]:
     yield "markdown", getattr(shown, "description", None) or ""
     for label, value in (getattr(shown, "metadata", None) or {}).items():
         yield "line", label
-        if isinstance(value, dg.MarkdownMetadataValue):
+        if label == "pictures":
+            yield from (("line", text) for text in _texts_of_pictures(value.value or ""))
+        elif isinstance(value, dg.MarkdownMetadataValue):
             # A chapter of ours, which has no text of a row.
             assert label == "runbook"
             yield "chapter", value.value or ""
@@ -291,6 +295,18 @@ def _of(shown: Any) -> Iterator[tuple[str, str]]:
                 | dg.PathMetadataValue,
             ), (label, value)
             yield "line", str(value.value)
+
+
+def _texts_of_pictures(markdown: str) -> Iterator[str]:
+    """Yield the texts of images, which consist of shapes and texts alone."""
+    images = markdown.split("\n\n")
+    for image in images:
+        found = re.fullmatch(r"!\[of the last days\]\(data:image/svg\+xml;base64,([\w+/=]+)\)", image)
+        assert found is not None, image
+        for each in ElementTree.fromstring(b64decode(found[1])).iter():
+            assert each.tag.rpartition("}")[2] in {"svg", "title", "text", "path", "g"}
+            assert not [name for name in each.attrib if name.startswith("on") or "href" in name]
+            yield each.text or ""
 
 
 _MARKDOWN = mistune.create_markdown(escape=False, plugins=["url", "table", "strikethrough"])
