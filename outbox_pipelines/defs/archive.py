@@ -12,9 +12,8 @@ from outbox_pipelines.core.text import counted, markdown, plain
 from outbox_pipelines.defs import archived_day, pages, places, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import day_of, one_line
-from outbox_pipelines.defs.runs import NO_DAYS, requests
+from outbox_pipelines.defs.runs import requests
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
     import duckdb
@@ -160,14 +159,14 @@ def archive_days(outbox: Outbox) -> dg.ScheduleDefinition:
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
         from outbox_pipelines.days.partitions import calendar
 
-        if not kinds.of(settings).has_days:
-            return dg.SkipReason(NO_DAYS)
         if not settings.archives:
             return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive closed days")
         return requests(context, outbox, calendar.waiting(settings), nothing="every closed day is archived")
 
     # Not on the hour, when many other jobs start.
-    return ticks.schedule(outbox, "archive_days", "archive_day", "37 * * * *", _ARCHIVE_DAYS, one)
+    return ticks.schedule(
+        outbox, "archive_days", "37 * * * *", _ARCHIVE_DAYS, one, job="archive_day", of_days=True
+    )
 
 
 class ArchiveResource(dg.ConfigurableResource):  # type: ignore[type-arg]

@@ -12,8 +12,6 @@ from outbox_pipelines.core.text import counted, plain, size
 from outbox_pipelines.defs import pages, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line
-from outbox_pipelines.defs.runs import NO_DAYS
-from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings
@@ -90,13 +88,11 @@ def sweep_bodies_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `sweep_bodies`."""
 
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
-        if not kinds.of(settings).has_days:
-            return dg.SkipReason(NO_DAYS)
         if not settings.bodies:
             return dg.SkipReason("no store of large payloads configured: set OUTBOX_BODIES to sweep it")
         return dg.RunRequest()
 
-    return ticks.schedule(outbox, "sweep_bodies", "sweep_bodies", "12 4 * * *", _SWEEP_BODIES_SCHEDULE, one)
+    return ticks.schedule(outbox, "sweep_bodies", "12 4 * * *", _SWEEP_BODIES_SCHEDULE, one, of_days=True)
 
 
 def _day(text: str) -> date | None:

@@ -106,4 +106,4 @@ def check_catalog_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
         return dg.RunRequest()
 
     # Not on the hour, when many other jobs start.
-    return ticks.schedule(outbox, "check_catalog", "check_catalog", "7 6 * * *", _CHECK_CATALOG_SCHEDULE, one)
+    return ticks.schedule(outbox, "check_catalog", "7 6 * * *", _CHECK_CATALOG_SCHEDULE, one)

@@ -80,7 +80,7 @@ def clean_table_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
         return dg.RunRequest()
 
     # Not on the hour, when many other jobs start.
-    return ticks.schedule(outbox, "clean_table", "clean_table", "22 * * * *", _CLEAN_TABLE_SCHEDULE, one)
+    return ticks.schedule(outbox, "clean_table", "22 * * * *", _CLEAN_TABLE_SCHEDULE, one)
 
 
 def make_months(outbox: Outbox) -> dg.JobDefinition:
@@ -107,4 +107,4 @@ def make_months_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
             return dg.SkipReason("no months to make: set OUTBOX_TABLE and OUTBOX_MONTHS_AHEAD")
         return dg.RunRequest()
 
-    return ticks.schedule(outbox, "make_months", "make_months", "37 */6 * * *", _MAKE_MONTHS_SCHEDULE, one)
+    return ticks.schedule(outbox, "make_months", "37 */6 * * *", _MAKE_MONTHS_SCHEDULE, one)

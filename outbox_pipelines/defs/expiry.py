@@ -11,8 +11,6 @@ from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs import pages, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line
-from outbox_pipelines.defs.runs import NO_DAYS
-from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings
@@ -81,14 +79,10 @@ def expire_archive_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `expire_archive`."""
 
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
-        if not kinds.of(settings).has_days:
-            return dg.SkipReason(NO_DAYS)
         if not settings.archives or not settings.archive_retention_days:
             return dg.SkipReason(
                 "no retention configured: set OUTBOX_ARCHIVE and OUTBOX_ARCHIVE_RETENTION_DAYS"
             )
         return dg.RunRequest()
 
-    return ticks.schedule(
-        outbox, "expire_archive", "expire_archive", "42 4 * * *", _EXPIRE_ARCHIVE_SCHEDULE, one
-    )
+    return ticks.schedule(outbox, "expire_archive", "42 4 * * *", _EXPIRE_ARCHIVE_SCHEDULE, one, of_days=True)

@@ -210,14 +210,7 @@ def check_health_schedule(outbox: Outbox) -> dg.ScheduleDefinition | None:
     """Return the schedule of the job `check_health`; None without the check `last_hour`."""
     if outbox.is_existing_table:
         return None
-    return dg.ScheduleDefinition(
-        name=outbox.name_of("check_health"),
-        job_name=outbox.name_of("check_health"),
-        cron_schedule=outbox.cron("check_health", "17 * * * *"),
-        execution_timezone="UTC",
-        default_status=outbox.schedule_status,
-        description=outbox.line(_CHECK_HEALTH_SCHEDULE),
-    )
+    return dg.ScheduleDefinition(**outbox.timing("check_health", "17 * * * *", _CHECK_HEALTH_SCHEDULE))
 
 
 def check_health(outbox: Outbox) -> Any:

@@ -10,9 +10,7 @@ from outbox_pipelines.core.text import plain
 from outbox_pipelines.defs import pages, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line
-from outbox_pipelines.defs.runs import NO_DAYS
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings
@@ -71,12 +69,8 @@ def register_days_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `register_days`."""
 
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
-        if not kinds.of(settings).has_days:
-            return dg.SkipReason(NO_DAYS)
         if not settings.archives or not settings.iceberg:
             return dg.SkipReason("no Iceberg catalog configured: set OUTBOX_ARCHIVE and OUTBOX_ICEBERG")
         return dg.RunRequest()
 
-    return ticks.schedule(
-        outbox, "register_days", "register_days", "52 * * * *", _REGISTER_DAYS_SCHEDULE, one
-    )
+    return ticks.schedule(outbox, "register_days", "52 * * * *", _REGISTER_DAYS_SCHEDULE, one, of_days=True)

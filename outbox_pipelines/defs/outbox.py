@@ -326,6 +326,17 @@ class Outbox:
             **options,
         )
 
+    def timing(self, name: str, cron: str, description: str, job: str = "") -> dict[str, Any]:
+        """Return the arguments of a schedule, which launches the job of its name by default."""
+        return {
+            "name": self.name_of(name),
+            "job_name": self.name_of(job or name),
+            "cron_schedule": self.cron(name, cron),
+            "execution_timezone": "UTC",
+            "default_status": self.schedule_status,
+            "description": self.line(description),
+        }
+
     def cron(self, schedule: str, default: str) -> str:
         """Return when a schedule ticks; hourly ones of several outboxes at different minutes."""
         return self.schedules.get(schedule) or _shifted(default, self.name)

@@ -12,8 +12,7 @@ from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import day_of, one_line
-from outbox_pipelines.defs.runs import NO_DAYS, requests
-from outbox_pipelines.relay import kinds
+from outbox_pipelines.defs.runs import requests
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings
@@ -180,11 +179,11 @@ def maintain_partitions_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `maintain_partitions_schedule`."""
 
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
-        return dg.RunRequest() if kinds.of(settings).has_days else dg.SkipReason(NO_DAYS)
+        return dg.RunRequest()
 
     # Not on the hour, when many other jobs start.
-    name = "maintain_partitions"
-    return ticks.schedule(outbox, name, name, "17 * * * *", _MAINTAIN_PARTITIONS_SCHEDULE, one)
+    text = _MAINTAIN_PARTITIONS_SCHEDULE
+    return ticks.schedule(outbox, "maintain_partitions", "17 * * * *", text, one, of_days=True)
 
 
 class DropConfig(dg.Config):
@@ -239,11 +238,9 @@ def drop_days(outbox: Outbox) -> dg.ScheduleDefinition:
     def one(context: dg.ScheduleEvaluationContext, settings: "Settings") -> ticks.Requests:
         from outbox_pipelines.days.archive import drop
 
-        if not kinds.of(settings).has_days:
-            return dg.SkipReason(NO_DAYS)
         if not settings.archive:
             return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive and drop days")
         return requests(context, outbox, drop.due(settings), nothing="no archived day is past the retention")
 
     # After `archive_days`, and not on the hour, when many other jobs start.
-    return ticks.schedule(outbox, "drop_days", "drop_day", "52 * * * *", _DROP_DAYS, one)
+    return ticks.schedule(outbox, "drop_days", "52 * * * *", _DROP_DAYS, one, job="drop_day", of_days=True)

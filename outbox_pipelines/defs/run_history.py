@@ -125,13 +125,5 @@ if another tool prunes this instance. A few missed nights only cost disk space.
 
 def purge_history_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
     """Return the schedule `purge_history_schedule`."""
-
-    return dg.ScheduleDefinition(
-        name=outbox.name_of("purge_history"),
-        job_name=outbox.name_of("purge_history"),
-        # Not on the hour, when many other jobs start, and not together with the hourly ones.
-        cron_schedule=outbox.cron("purge_history", "7 3 * * *"),
-        execution_timezone="UTC",
-        default_status=outbox.schedule_status,
-        description=outbox.line(_PURGE_HISTORY_SCHEDULE),
-    )
+    # Not on the hour, when many other jobs start, and not together with the hourly ones.
+    return dg.ScheduleDefinition(**outbox.timing("purge_history", "7 3 * * *", _PURGE_HISTORY_SCHEDULE))

@@ -66,8 +66,6 @@ def is_ours(outbox: Outbox, run: dg.DagsterRun) -> bool:
     return bool(selected or checked) and selected <= assets(outbox) and checked <= checks(outbox)
 
 
-NO_DAYS = "an existing table (OUTBOX_TABLE) has no days"
-"""Why schedules of days skip."""
 # Dagster adds this tag to every run of a partition.
 DAY = "dagster/partition"
 IN_FLIGHT = [

@@ -141,29 +141,29 @@ def sensor(
 def schedule(
     outbox: Outbox,
     name: str,
-    job: str,
     cron: str,
     description: str,
     one: Callable[[dg.ScheduleEvaluationContext, Settings], Requests],
+    *,
+    job: str = "",
+    of_days: bool = False,
 ) -> dg.ScheduleDefinition:
     """Return a schedule, in UTC.
 
     Args:
         name: without prefix, and so is that of the job.
         one: returns what to launch, or why nothing.
+        job: by default, that of the schedule's name.
+        of_days: nothing is launched for a table without days.
     """
 
-    @dg.schedule(
-        name=outbox.name_of(name),
-        job_name=outbox.name_of(job),
-        cron_schedule=outbox.cron(name, cron),
-        execution_timezone="UTC",
-        default_status=outbox.schedule_status,
-        description=outbox.line(description),
-    )
+    @dg.schedule(**outbox.timing(name, cron, description, job))
     def tick(context: dg.ScheduleEvaluationContext) -> Any:
         try:
-            return one(context, outbox.load_settings())
+            settings = outbox.load_settings()
+            if of_days and not kinds.of(settings).has_days:
+                return dg.SkipReason("an existing table (OUTBOX_TABLE) has no days")
+            return one(context, settings)
         except Exception as error:  # noqa: BLE001 - the reason of a skipped tick
             _log_place(outbox, error)
             return dg.SkipReason(short(_why(outbox, error)))
