@@ -21,11 +21,18 @@ from outbox_pipelines.local.jars import jars
 from outbox_pipelines.local.kafka import DEFAULT_JARS, LASTING, QUICK
 from outbox_pipelines.local.server import Server
 
+VERSION = "3.7.0.Final"
+# The version of Kafka that Debezium is built with.
+CONNECT = "4.3.1"
 JARS = (
-    "org.apache.kafka:connect-runtime:4.1.0",
-    "org.apache.kafka:connect-json:4.1.0",
-    "io.debezium:debezium-connector-postgres:3.3.1.Final",
-    "org.apache.kafka:kafka-clients:4.1.0",
+    f"org.apache.kafka:connect-runtime:{CONNECT}",
+    f"org.apache.kafka:connect-json:{CONNECT}",
+    f"io.debezium:debezium-connector-postgres:{VERSION}",
+    f"org.apache.kafka:kafka-clients:{CONNECT}",
+    # jgo would take newer ones than the server's, which they do not run with.
+    "org.eclipse.jetty.ee10:jetty-ee10-servlet:12.0.34",
+    "org.eclipse.jetty:jetty-security:12.0.34",
+    "org.eclipse.jetty:jetty-session:12.0.34",
     "org.slf4j:slf4j-simple:1.7.36",
 )
 NAME = "outbox_debezium"
