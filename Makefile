@@ -97,10 +97,12 @@ lint: $(VENV)/ready
 
 # The pages as a site, from build/docs/index.html; a broken link or anchor fails it.
 docs: $(VENV)/ready
+	@$(BIN)/python -m benchmarks.page
 	@rm -rf build/docs build/doctrees
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky --jobs 2 -d build/doctrees docs build/docs
 	@echo build/docs/index.html
 
+# All parts or those of BENCH, into benchmarks/results.json; QUICK=1: small sizes, ratios only, nothing is kept.
 bench: $(VENV)/ready
 	@$(BIN)/python -m benchmarks $(BENCH)
 

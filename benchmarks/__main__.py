@@ -1,28 +1,24 @@
-"""`python -m benchmarks [--busy] [--quick] [--seconds N] [NAME …]`: all or some.
+"""`python -m benchmarks [--busy] [NAME …]`: measures all parts or some, and keeps their results.
 
---busy: beside a process that burns a core. Of `scale` alone: --quick: small sizes, for development;
---seconds: how long the highest rate is offered.
+--busy: beside a process that burns a core. With ``QUICK=1`` in the environment: small sizes, ratios only,
+nothing is kept, and the parts in `_LONG` are left out unless they are named.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from typing import Final
 
 from benchmarks import (
-    adoption,
     archive,
     archive_queries,
-    attached,
     cdc,
-    cleaning,
     commits,
-    compression,
     consumers,
     drains,
     existing,
@@ -38,23 +34,24 @@ from benchmarks import (
     pruning,
     reconciliation,
     replay,
+    results,
     scale,
     shard_reads,
     shards,
     starts,
     writers,
 )
+from benchmarks.quick import QUICK
 from benchmarks.servers import servers
 from benchmarks.table import Row, render
 from outbox_pipelines.settings import Settings
 
-_PARTS: dict[str, Callable[[Settings], list[Row]]] = {
+PARTS: Final[dict[str, Callable[[Settings], list[Row]]]] = {
     part.__name__.rpartition(".")[2]: part.measure
     for part in (
         drains,
         existing,
         framing,
-        compression,
         peers,
         shards,
         shard_reads,
@@ -69,41 +66,42 @@ _PARTS: dict[str, Callable[[Settings], list[Row]]] = {
         archive,
         archive_queries,
         maintenance,
-        attached,
         health,
         history,
         reconciliation,
         replay,
         pruning,
-        adoption,
-        cleaning,
         fleet,
         scale,
     )
 }
+# Made of many millions of rows, or of waiting, which no smaller size shortens.
+_LONG: Final = {"scale", "health", "history", "archive_queries", "maintenance", "existing", "shards", "fleet"}
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and print the table. Return 2 for an unknown name."""
+    """Measure, print the table, keep each part when it is done. Return 2 for an unknown name."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", add_help=False)
     parser.add_argument("--busy", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--seconds", type=float)
     parser.add_argument("names", nargs="*")
     given = parser.parse_args(arguments)
-    is_busy, names = given.busy, given.names
-    parts = _PARTS | {"scale": partial(scale.measure, quick=given.quick, seconds=given.seconds)}
-    if unknown := set(names) - set(parts):
-        print(f"unknown benchmark {min(unknown)!r}: choose from {', '.join(parts)}", file=sys.stderr)
+    if unknown := set(given.names) - set(PARTS):
+        print(f"unknown benchmark {min(unknown)!r}: choose from {', '.join(PARTS)}", file=sys.stderr)
         return 2
+    names = given.names or [name for name in PARTS if not (QUICK and name in _LONG)]
     rows: list[Row] = []
-    with servers() as settings, _burning() if is_busy else nullcontext():
-        for name in names or parts:
+    began = time.monotonic()
+    with servers() as settings, _burning() if given.busy else nullcontext():
+        for name in names:
             print(f"measuring {name} …", file=sys.stderr)
-            rows += parts[name](settings)
-    beside = ", beside a process that burns a core" if is_busy else ""
-    print(f"\n{platform.machine()}, {platform.python_implementation()} {platform.python_version()}{beside}\n")
-    print(render(rows))
+            loop_ms = results.loop()
+            found = PARTS[name](settings)
+            rows += found
+            if not QUICK:
+                results.store(name, results.run(found, loop_ms, settings, is_busy=given.busy))
+    print(f"\n{render(rows, is_quick=QUICK)}\n\n{len(names)} parts in {time.monotonic() - began:,.0f} s")
+    if QUICK and not given.names:
+        print(f"left out (name them in BENCH): {', '.join(sorted(_LONG))}")
     return 0
 
 

@@ -13,14 +13,15 @@ import psycopg
 
 from benchmarks import programs
 from benchmarks.past import ago, fill_day
+from benchmarks.quick import sized
 from benchmarks.servers import fresh_outbox
-from benchmarks.table import Row
+from benchmarks.table import Figure, Ratio, Row, memory, rate
 from outbox_pipelines.days.archive import day as archive
 from outbox_pipelines.settings import Settings
 
-_EVENTS = 2_000_000
-_MANY = 6_000_000
-_ROUNDS = 3
+_EVENTS = sized(2_000_000, 100_000)
+_MANY = sized(6_000_000, 300_000)
+_ROUNDS = sized(3, 1)
 _NAMES = {
     "ours": "with manifest and sums",
     "csv": "COPY to CSV, pyarrow (the file alone)",
@@ -31,14 +32,14 @@ _NAMES = {
 def measure(servers: Settings) -> list[Row]:
     """Rows of the table."""
     rates: dict[str, list[float]] = {way: [] for way in _NAMES}
-    memory: dict[str, float] = dict.fromkeys(_NAMES, 0.0)
+    peaks: dict[str, float] = dict.fromkeys(_NAMES, 0.0)
     with fresh_outbox(servers) as settings, tempfile.TemporaryDirectory(prefix="outbox-bench-") as directory:
         fill_day(settings, ago(2), _EVENTS)
         for number in range(_ROUNDS):
             for way in _NAMES if number == 0 else ("ours", "csv"):
                 rows, seconds, peak = _export(settings, way, 2, directory)
                 rates[way].append(rows / seconds)
-                memory[way] = max(memory[way], peak)
+                peaks[way] = max(peaks[way], peak)
         _forget(settings)
         proving = settings.model_copy(update={"archive": directory})
         archive.archive(proving, ago(2))
@@ -51,19 +52,19 @@ def measure(servers: Settings) -> list[Row]:
         *(
             Row(
                 f"export of {_EVENTS:,}: {name}",
-                f"{median(rates[way]):,.0f} events/s, {memory[way]:.0f} MB",
-                "" if way == "ours" else f"{ours / median(rates[way]):.1f} × as fast as this",
+                (rate(rates[way]), memory([peaks[way]])),
+                () if way == "ours" else (Ratio(ours / median(rates[way]), "as fast as this"),),
                 "≥ 200,000, < 500 MB" if way == "ours" else "",
             )
             for way, name in _NAMES.items()
         ),
         Row(
             f"export of {_MANY:,}",
-            f"{many[0] / many[1]:,.0f} events/s, {many[2]:.0f} MB",
-            f"{many[2] / memory['ours']:.2f} × the memory",
+            (rate(many[0] / many[1]), memory([many[2]])),
+            (Ratio(many[2] / peaks["ours"], "the memory"),),
             "flat",
         ),
-        Row(f"proof of {_EVENTS:,}, both sides", f"{median(proofs):.1f} s", "", "≤ 10 s"),
+        Row(f"proof of {_EVENTS:,}, both sides", (Figure(median(proofs), "s"),), goal="≤ 10 s"),
     ]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.table import Row
+from benchmarks.table import Figure, Row, milliseconds
 from outbox_pipelines import __version__
 from outbox_pipelines.days.archive import Archive, open_archive
 from outbox_pipelines.days.archive.export import GROUP_ROWS, new_file
@@ -47,19 +47,25 @@ def measure(servers: Settings) -> list[Row]:
         url = str(root)
         size = sum(path.stat().st_size for path in root.rglob("*.parquet"))
         rows = [
-            Row(f"archive of {_DAYS} days, {_DAYS * _ROWS / 1e6:.0f} million rows", f"{size / 1e6:,.0f} MB")
+            Row(
+                f"archive of {_DAYS} days, {_DAYS * _ROWS / 1e6:.0f} million rows",
+                (Figure(size / 1e6, "MB"),),
+            )
         ]
         seconds, _ = _timed(lambda: open_archive(url).connection)
-        rows.append(Row("  opened", f"{seconds * 1000:.0f} ms"))
+        rows.append(Row("archive, opened", (milliseconds(seconds),)))
         archive = open_archive(url)
         for what, sql, goal in (
             ("one day's counts", _COUNTS, 20),
             (f"one aggregate over {_DAYS} days", _AGGREGATE, 60),
         ):
             seconds, read = _timed(partial(_ask, archive, sql))
-            found = len(_ask(archive, sql))
-            rows.append(Row(f"  {what} ({found} rows)", f"{seconds * 1000:.0f} ms", "", f"≤ {goal} ms"))
-            rows.append(Row("    files and MB of them read", f"{_files(archive, sql)}, {read / 1e6:.1f} MB"))
+            figures = (
+                milliseconds(seconds),
+                Figure(_files(archive, sql), "files"),
+                Figure(read / 1e6, "MB read"),
+            )
+            rows.append(Row(f"archive: {what}", figures, goal=f"≤ {goal} ms"))
         return rows
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
@@ -21,13 +21,14 @@ from typing import Any, Final, NamedTuple
 import psycopg
 
 from benchmarks import programs
+from benchmarks.quick import sized
 from benchmarks.servers import fill, fresh_outbox
-from benchmarks.table import Row
+from benchmarks.table import Figure, Ratio, Row, paired, rate
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings
 
 _WRITERS: Final = 8
-_ROUNDS: Final = 4
+_ROUNDS: Final = sized(4, 1)
 _SECONDS: Final = 2.5
 # The statement of `emit`, after a change of a business row.
 _SCRIPT: Final = """\\set n random(0, 999)
@@ -85,33 +86,31 @@ def rows(servers: Settings) -> list[Row]:
     # The first round creates files and caches.
     alone, relay, burner = (turns[1:] for turns in found.values())
     shares = [median(turn[at] for turn in relay) for at in (2, 3, 4)]
-    beyond = _percent(b.rate / a.rate for a, b in zip(burner, relay, strict=True))
+    beyond = paired((turn.rate for turn in relay), (turn.rate for turn in burner))
     return [
-        Row(f"{_WRITERS} writers alone", f"{median(turn.rate for turn in alone):,.0f}/s"),
-        _row("  beside a relay that publishes their events", relay, alone),
-        _row("  beside as much CPU, burned by other processes", burner, alone),
+        Row(f"{_WRITERS} writers alone", (rate([turn.rate for turn in alone]),)),
+        _row(f"{_WRITERS} writers beside a relay that publishes their events", relay, alone),
+        _row(f"{_WRITERS} writers beside as much CPU, burned by other processes", burner, alone),
         Row(
-            "  the relay's cost beyond CPU (cores: relay, its sessions, broker)",
-            " + ".join(f"{share:.2f}" for share in shares),
-            f"{beyond} events",
-            "-10 %",
+            "the relay's cost for writers beyond CPU",
+            tuple(
+                Figure(share, "cores", name)
+                for name, share in zip(("relay", "sessions", "broker"), shares, strict=True)
+            ),
+            (Ratio(beyond, "beside the burned CPU"),),
+            "≥ 0.90 ×",
         ),
     ]
 
 
 def _row(what: str, turns: list[_Turn], alone: list[_Turn]) -> Row:
-    pairs = list(zip(alone, turns, strict=True))
-    rate = median(b.rate / a.rate for a, b in pairs)
-    cpu = _percent(b.cpu / a.cpu for a, b in pairs)
+    events = paired((turn.rate for turn in turns), (turn.rate for turn in alone))
+    cpu = paired((turn.cpu for turn in turns), (turn.cpu for turn in alone))
     return Row(
         what,
-        f"{median(turn.rate for turn in turns):,.0f}/s",
-        f"{rate:.2f} × alone, CPU of an event {cpu}",
+        (rate([turn.rate for turn in turns]),),
+        (Ratio(events, "alone"), Ratio(cpu, "alone", "CPU of an event")),
     )
-
-
-def _percent(ratios: Iterable[float]) -> str:
-    return f"{100 * (median(ratios) - 1):+.0f} %"
 
 
 def _turn(settings: Settings, connection: psycopg.Connection[Any], relay: int | None = None) -> _Turn:

@@ -8,21 +8,22 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, Final
 
 import psycopg
 
 from benchmarks import programs
+from benchmarks.quick import sized
 from benchmarks.servers import fresh_outbox
-from benchmarks.table import Row
+from benchmarks.table import Ratio, Row, milliseconds, p99
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
 
 _CLIENTS: Final = 4
 _RATE: Final = 1000.0
-_SECONDS: Final = 5.0
-_ROUNDS: Final = 5
+_SECONDS: Final = sized(5.0, 2.0)
+_ROUNDS: Final = sized(5, 2)
 _WAYS: Final = ("no relay", "relay", "relay, and NOTIFY in each transaction")
 
 
@@ -36,13 +37,13 @@ def measure(servers: Settings) -> list[Row]:
                 with _relay(settings, way):
                     seconds = _write(settings, notify="NOTIFY" in way)
                 found[way].append(median(seconds))
-                p99s[way].append(quantiles(seconds, n=100)[98])
+                p99s[way].append(p99(seconds))
     alone = median(found[_WAYS[0]])
     return [
         Row(
             f"commit of a writer at {_RATE:,.0f}/s, {way}",
-            f"p50 {median(found[way]) * 1000:.2f} ms, p99 {median(p99s[way]) * 1000:.1f} ms",
-            f"{median(found[way]) / alone:.2f} × without",
+            (milliseconds(median(found[way]), "p50"), milliseconds(median(p99s[way]), "p99")),
+            (Ratio(median(found[way]) / alone, "without"),),
         )
         for way in _WAYS
     ]

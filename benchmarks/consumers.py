@@ -38,19 +38,22 @@ from benchmarks.consumer_ways import (
     TEXTBOOK_TABLE,
     Run,
 )
+from benchmarks.quick import sized
 from benchmarks.redis_server import RedisServer
 from benchmarks.servers import fresh_outbox
 from benchmarks.slow_link import slow_link
-from benchmarks.table import Row
+from benchmarks.table import Figure, Ratio, Row, milliseconds, paired, rate
 from outbox_pipelines import consumer
 from outbox_pipelines.settings import Settings
 
-_EVENTS_ONE: Final = 500
-_EVENTS_MANY: Final = 5000
-_ROUNDS: Final = 10
+_EVENTS_ONE: Final = sized(500, 100)
+_EVENTS_MANY: Final = sized(5000, 1000)
+_ROUNDS: Final = sized(10, 2)
 # Each way, of a database in another building.
 _FAR_SECONDS: Final = 0.0005
-_FAR_ROUNDS: Final = 2
+_FAR_ROUNDS: Final = sized(2, 1)
+# How a row calls what it is compared with.
+_SHOWN: Final = {"bare": "a loop that records nothing", "bare, many": "a loop that records nothing"}
 _Ways = Mapping[str, Callable[[Run], None]]
 
 
@@ -101,9 +104,12 @@ def _far(place: _Place) -> list[Row]:
             for name, way in AGAIN_ONE.items():
                 figures[name].append(place.run(way, _EVENTS_ONE, dsn))
     return [
-        _row(f"consumer: all delivered again, the database {away * 1000:.1f} ms away", figures, "again"),
-        _row("  with the cache", figures, "again, cache", "again"),
-        _row("  looked up, without the cache", figures, "looked up", "again"),
+        Row("round trip to a database in another building", (milliseconds(away),)),
+        _row("delivered again, database in another building", figures, "again"),
+        _row(
+            "delivered again, database in another building, with the cache", figures, "again, cache", "again"
+        ),
+        _row("delivered again, database in another building, looked up", figures, "looked up", "again"),
     ]
 
 
@@ -121,30 +127,32 @@ def _rows(of: _Figures) -> list[Row]:
     many = f"{AT_ONCE} at a time"
     return [
         _row("consumer, one at a time: a loop that records nothing", of, "bare"),
-        _row("  textbook: a row per event, ON CONFLICT DO NOTHING", of, "textbook", "bare"),
-        _row("  each event once", of, "once", "bare"),
-        _row(f"  each event once, up to {AT_ONCE} share a transaction", of, "shared", "bare"),
-        _row("  each event once, with the cache", of, "once, cache", "bare"),
-        _row("  a loop that reads and writes Redis", of, "redis", "bare"),
+        _row("consumer, one at a time: textbook, ON CONFLICT DO NOTHING", of, "textbook", "bare"),
+        _row("consumer, one at a time: each event once", of, "once", "bare"),
+        _row(f"consumer, up to {AT_ONCE} share a transaction: each event once", of, "shared", "bare"),
+        _row("consumer, one at a time: each event once, with the cache", of, "once, cache", "bare"),
+        _row("consumer, one at a time: a loop that reads and writes Redis", of, "redis", "bare"),
         _row(f"consumer, {many}: a loop that records nothing", of, "bare, many"),
-        _row("  textbook: a multi-row INSERT", of, "textbook, many", "bare, many"),
-        _row("  each event once", of, "once, many", "bare, many"),
-        _row("consumer: all delivered again", of, "again", "once"),
-        _row("  with the cache", of, "again, cache", "again"),
-        _row("  looked up, without the cache", of, "looked up", "again"),
-        _row(f"consumer: all delivered again, {many}", of, "again, many", "once, many"),
-        _row("  with the cache", of, "again, many, cache", "again, many"),
-        _row("  looked up, without the cache", of, "looked up, many", "again, many"),
+        _row(f"consumer, {many}: textbook, a multi-row INSERT", of, "textbook, many", "bare, many"),
+        _row(f"consumer, {many}: each event once", of, "once, many", "bare, many"),
+        _row("delivered again, one at a time", of, "again", "once"),
+        _row("delivered again, one at a time, with the cache", of, "again, cache", "again"),
+        _row("delivered again, one at a time, looked up", of, "looked up", "again"),
+        _row(f"delivered again, {many}", of, "again, many", "once, many"),
+        _row(f"delivered again, {many}, with the cache", of, "again, many, cache", "again, many"),
+        _row(f"delivered again, {many}, looked up", of, "looked up, many", "again, many"),
     ]
 
 
 def _row(what: str, of: _Figures, name: str, other: str = "") -> Row:
-    rate, cpu = (median(each) for each in zip(*of[name], strict=True))
-    figure = f"{rate:,.0f} events/s, {cpu:.0f} µs of CPU in the client"
+    figures = (
+        rate([each.rate for each in of[name]]),
+        Figure(median(each.cpu for each in of[name]), "µs of CPU in the client"),
+    )
     if not other:
-        return Row(what, figure)
-    ratio = median(ours.rate / theirs.rate for ours, theirs in zip(of[name], of[other], strict=True))
-    return Row(what, figure, f"{ratio:.2f} × {other}")
+        return Row(what, figures)
+    ratio = paired((each.rate for each in of[name]), (each.rate for each in of[other]))
+    return Row(what, figures, (Ratio(ratio, _SHOWN.get(other, other)),))
 
 
 @dataclass

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 import psycopg
 
 from benchmarks import programs
+from benchmarks.quick import sized
 from benchmarks.servers import fill, fresh_outbox, rewind
-from benchmarks.table import Row
+from benchmarks.table import Ratio, Row, memory, paired, rate
 from outbox_pipelines.settings import Settings
 
-_EVENTS = 400_000
-_TEXTBOOK_EVENTS = 20_000
-_ROUNDS = 5
+_EVENTS = sized(400_000, 40_000)
+_LONG = sized(2_000_000, 200_000)
+_TEXTBOOK_EVENTS = sized(20_000, 2_000)
+_ROUNDS = sized(5, 3)
 
 
 def measure(servers: Settings) -> list[Row]:
@@ -24,14 +24,14 @@ def measure(servers: Settings) -> list[Row]:
         rates: dict[str, list[float]] = {
             name: [] for name in ("bones", "relay", "open", "bones beside writers", "writers")
         }
-        memory: list[float] = []
+        peaks: list[float] = []
         # In turn, so that a drift of the machine falls on all alike.
         for _ in range(_ROUNDS):
             rates["bones"].append(_reference(settings))
-            rates["relay"].append(_drain(settings, memory))
+            rates["relay"].append(_drain(settings, peaks))
             with psycopg.connect(settings.dsn) as connection:
                 connection.execute("SELECT pg_current_xact_id()")
-                rates["open"].append(_drain(settings, memory))
+                rates["open"].append(_drain(settings, peaks))
         textbook = [
             events / seconds
             for events, seconds in (
@@ -43,31 +43,19 @@ def measure(servers: Settings) -> list[Row]:
             with programs.running(settings, "benchmarks.load", settings.dsn, 4):
                 rates["bones beside writers"].append(_reference(settings))
                 rates["writers"].append(_drain(settings, []))
-    bones = median(rates["bones"])
-    relay = median(rates["relay"])
-    paired = median(r / b for r, b in zip(rates["relay"], rates["bones"], strict=True))
+    drained = f"drain of {_EVENTS:,}"
+    fast = Ratio(paired(rates["relay"], rates["bones"]), "a bare loop")
+    alone = Ratio(paired(rates["open"], rates["relay"]), "without it")
+    beside = Ratio(paired(rates["writers"], rates["bones beside writers"]), "the bare loop there")
     return [
-        Row("drain of 400,000: bare loop (reference)", f"{bones:,.0f} events/s"),
-        Row("drain of 400,000: relay", f"{relay:,.0f} events/s", f"{paired:.2f} × the reference", "≥ 0.80 ×"),
-        Row("  its peak memory", f"{max(memory):.0f} MB", "", "< 250 MB"),
+        Row(f"{drained}: bare loop", (rate(rates["bones"]),)),
+        Row(f"{drained}: relay", (rate(rates["relay"]), memory(peaks)), (fast,), "≥ 0.80 ×, < 250 MB"),
         Row(
-            "  beside a transaction that stays open",
-            f"{median(rates['open']):,.0f} events/s",
-            f"{median(rates['open']) / relay:.2f} × alone",
-            "flat",
+            f"{drained}: relay beside a transaction that stays open", (rate(rates["open"]),), (alone,), "flat"
         ),
-        Row(
-            "  while 4 clients write",
-            f"{median(rates['writers']):,.0f} events/s",
-            f"{median(rates['writers']) / median(rates['bones beside writers']):.2f} × the reference there",
-            "≥ 0.80 ×",
-        ),
-        Row(
-            "textbook publisher (batch 100, a commit each)",
-            f"{median(textbook):,.0f} events/s",
-            f"relay {relay / median(textbook):.0f} × faster",
-        ),
-        *_long_drain(servers, relay),
+        Row(f"{drained}: relay while 4 clients write", (rate(rates["writers"]),), (beside,), "≥ 0.80 ×"),
+        Row("textbook publisher (batch 100, a commit each)", (rate(textbook),)),
+        *_long_drain(servers, rate(rates["relay"]).value),
     ]
 
 
@@ -78,25 +66,18 @@ def _reference(settings: Settings) -> float:
     return events / seconds
 
 
-def _drain(settings: Settings, memory: list[float]) -> float:
+def _drain(settings: Settings, peaks: list[float]) -> float:
     rewind(settings)
     drain = programs.drain(settings)
     assert drain.events >= _EVENTS, drain
-    memory.append(drain.peak)
+    peaks.append(drain.peak)
     return drain.rate
 
 
 def _long_drain(servers: Settings, relay: float) -> list[Row]:
     with fresh_outbox(servers) as settings:
-        fill(settings, 2_000_000)
+        fill(settings, _LONG)
         drain = programs.drain(settings)
-        assert drain.events == 2_000_000, drain
-    return [
-        Row(
-            "drain of 2,000,000: relay",
-            f"{drain.rate:,.0f} events/s",
-            f"{drain.rate / relay:.2f} × 400,000",
-            "flat",
-        ),
-        Row("  its peak memory", f"{drain.peak:.0f} MB", "", "< 250 MB"),
-    ]
+        assert drain.events == _LONG, drain
+    ratio = Ratio(drain.rate / relay, f"{_EVENTS:,}")
+    return [Row(f"drain of {_LONG:,}: relay", (rate(drain.rate), memory([drain.peak])), (ratio,), "flat")]

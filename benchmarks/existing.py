@@ -10,12 +10,13 @@ from typing import Final
 import psycopg
 
 from benchmarks import programs
+from benchmarks.quick import sized
 from benchmarks.servers import fresh_outbox
-from benchmarks.table import Row
+from benchmarks.table import Ratio, Row, rate
 from outbox_pipelines.settings import Settings
 
-_EVENTS: Final = 200_000
-_ROUNDS: Final = 3
+_EVENTS: Final = sized(200_000, 20_000)
+_ROUNDS: Final = sized(3, 1)
 _SHARED: Final = (1, 2, 4)
 _TABLE: Final = """
 CREATE TABLE existing (
@@ -54,12 +55,12 @@ def measure(servers: Settings) -> list[Row]:
     base = median(rates["seq"])
     told = {
         "seq": f"existing table of {_EVENTS:,}: with an integer",
-        "serial": "  ordered by times, ids from a sequence",
-        "uuid": "  ordered by times, random ids",
-        **{f"shared by {n}": f'  order = "none", {n} relay{"s" * (n > 1)}' for n in _SHARED},
+        "serial": "existing table ordered by times, ids from a sequence",
+        "uuid": "existing table ordered by times, random ids",
+        **{f"shared by {n}": f'existing table, order = "none", {n} relay{"s" * (n > 1)}' for n in _SHARED},
     }
     return [
-        Row(told[name], f"{median(found):,.0f} events/s", f"{median(found) / base:.2f} × with an integer")
+        Row(told[name], (rate(found),), (Ratio(median(found) / base, "with an integer"),))
         for name, found in rates.items()
     ]
 

@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Final
 
 import psycopg
@@ -26,13 +25,14 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks import programs
+from benchmarks.quick import sized
 from benchmarks.servers import fill
-from benchmarks.table import Row
+from benchmarks.table import Figure, Row, latency
 from outbox_pipelines.database import schema
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
 
-_SECONDS: Final = 20.0
+_SECONDS: Final = sized(20.0, 5.0)
 _ADOPT: Final = """
 UPDATE outbox_shards SET done = pg_current_snapshot(),
     database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
@@ -42,7 +42,7 @@ SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox relay%
 
 def measure(servers: Settings) -> list[Row]:
     """Rows of the table."""
-    number = int(os.environ.get("FLEET", "100"))
+    number = int(os.environ.get("FLEET", sized("100", "10")))
     with _outboxes(servers, number) as outboxes, _relays(outboxes) as relays:
         _await_all(outboxes)
         time.sleep(5)
@@ -54,22 +54,16 @@ def measure(servers: Settings) -> list[Row]:
         )
         rare = _latency(outboxes, 1.0)
         busy, *others = outboxes
-        fill(busy, 400_000)
+        fill(busy, sized(400_000, 40_000))
         beside = _latency(others, 1.0)
     what = f"{number} outboxes in one process"
     return [
-        Row(f"{what}, idle", f"{idle:.1%} of a core", "", "≤ 25 %"),
-        Row(f"{what}: memory", f"{memory:.0f} MB", "", "≤ 600 MB"),
-        Row(f"{what}: sessions, threads", f"{sessions}, {threads}"),
-        _row(f"{what}: insert → consumer at 1/s in each", rare, "p99 ≤ 60 ms"),
-        _row(f"{what}: the same beside a backlog of 400,000", beside),
+        Row(f"{what}, idle", (Figure(idle * 100, "% of a core"),), goal="≤ 25 %"),
+        Row(f"{what}: memory", (Figure(memory, "MB"),), goal="≤ 600 MB"),
+        Row(f"{what}: its parts", (Figure(sessions, "sessions"), Figure(threads, "threads"))),
+        Row(f"{what}: insert → consumer at 1/s in each", latency(rare), goal="p99 ≤ 60 ms"),
+        Row(f"{what}: the same beside a backlog of one", latency(beside)),
     ]
-
-
-def _row(what: str, found: list[float], goal: str = "") -> Row:
-    p50, p99 = median(found), quantiles(found, n=100)[98]
-    figure = f"p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms"
-    return Row(f"{what} ({len(found):,} events)", figure, "", goal)
 
 
 @contextmanager

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from statistics import median
 
 from google.protobuf import descriptor_pb2
 
 from benchmarks import programs
+from benchmarks.quick import sized
 from benchmarks.servers import fill, fresh_outbox, rewind
-from benchmarks.table import Row
+from benchmarks.table import Ratio, Row, paired, rate
 from outbox_pipelines.settings import Settings
 
-_EVENTS = 400_000
-_ROUNDS = 5
+_EVENTS = sized(400_000, 40_000)
+_ROUNDS = sized(5, 3)
 _CATALOG = """
 events:
   order.placed:
@@ -59,12 +59,11 @@ def measure(servers: Settings) -> list[Row]:
 
 
 def _row(name: str, rates: dict[str, list[float]]) -> Row:
-    rate = f"{median(rates[name]):,.0f} events/s"
+    figures = (rate(rates[name]),)
     if name == "plain":
-        return Row("drain of 400,000, JSON Schema: plain values (reference)", rate)
-    paired = median(one / reference for one, reference in zip(rates[name], rates["plain"], strict=True))
+        return Row("plain values", figures)
     wanted = "≥ 0.40 ×" if name.startswith(("Avro", "Protobuf")) else "≥ 0.80 ×"
-    return Row(f"  {name}", rate, f"{paired:.2f} × plain", wanted)
+    return Row(f"framed: {name}", figures, (Ratio(paired(rates[name], rates["plain"]), "plain"),), wanted)
 
 
 def _descriptors() -> bytes:

@@ -14,11 +14,12 @@ from typing import Any
 
 import psycopg
 
+from benchmarks.quick import sized
 from benchmarks.servers import fresh_outbox
-from benchmarks.table import Row
+from benchmarks.table import Figure, Ratio, Row, paired
 from outbox_pipelines.settings import Settings
 
-_ROUNDS = 600
+_ROUNDS = sized(600, 100)
 _COLUMNS = "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, headers) "
 _ONE = _COLUMNS + "VALUES ('order', %s, 'order.placed', %s::jsonb, %s::jsonb)"
 _MANY = (
@@ -64,14 +65,21 @@ def measure(servers: Settings) -> list[Row]:
                 for way, session in sessions.items():
                     spent[way].append(_cpu(session, statement, values, times) / events)
             rows += [
-                Row(f"CPU of an INSERT, {kind}, without guards", _us(spent["none"])),
+                Row(f"{kind}: without guards", _us(spent["none"])),
                 Row(
-                    "  with all but the limits on sizes",
+                    f"{kind}: all but the limits on sizes",
                     _us(spent["no limits"]),
-                    _over(spent, "no limits", "none"),
+                    (Ratio(paired(spent["no limits"], spent["none"]), "without guards"),),
                 ),
-                Row("  with all guards", _us(spent["all"]), _over(spent, "all", "none")),
-                Row("  of which the limits", "", _over(spent, "all", "no limits"), "1 %"),
+                Row(
+                    f"{kind}: all guards",
+                    _us(spent["all"]),
+                    (
+                        Ratio(paired(spent["all"], spent["none"]), "without guards"),
+                        Ratio(paired(spent["all"], spent["no limits"]), "without limits"),
+                    ),
+                    "1.03 ×, 1.01 ×",
+                ),
             ]
         return rows
 
@@ -91,11 +99,5 @@ def _worked(session: psycopg.Connection[Any]) -> float:
     return int(Path(f"/proc/{session.info.backend_pid}/schedstat").read_text().split()[0]) / 1e9
 
 
-def _us(seconds: list[float]) -> str:
-    return f"{median(seconds) * 1e6:.1f} µs"
-
-
-def _over(spent: dict[str, list[float]], way: str, other: str) -> str:
-    # Turn by turn: a process beside this one slows both.
-    ratio = median(a / b for a, b in zip(spent[way], spent[other], strict=True))
-    return f"{100 * (ratio - 1):+.0f} %"
+def _us(seconds: list[float]) -> tuple[Figure]:
+    return (Figure(median(seconds) * 1e6, "µs of CPU"),)

@@ -11,7 +11,7 @@ import dagster as dg
 
 from benchmarks.past import publish
 from benchmarks.servers import fill, fresh_outbox
-from benchmarks.table import Row
+from benchmarks.table import Figure, Ratio, Row, milliseconds
 from outbox_pipelines.defs.health import check_health, health_sensor
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.quality import outbox_measurements
@@ -43,8 +43,8 @@ def measure(servers: Settings) -> list[Row]:
         rows = [
             Row(
                 f"measurements beside {millions} million published events",
-                f"{median(seconds) * 1000:.1f} ms",
-                f"{median(seconds) / first:.2f} ×",
+                (milliseconds(median(seconds)),),
+                (Ratio(median(seconds) / first, f"{_MILLIONS[0]} million"),),
                 "flat",
             )
             for millions, seconds in taken.items()
@@ -78,9 +78,9 @@ def _sensor(settings: Settings) -> list[Row]:
         + _TICK_BYTES * _TICKS_A_DAY
     )
     return [
-        Row("a sensor tick that reports everything", f"{cpu * 1000:.0f} ms of CPU"),
-        Row("  of a core, twice a minute", f"{cpu / _TICK_SECONDS:.2%}", "", "≤ 2 %"),
-        Row("  in Dagster's storage (SQLite), with its ticks", f"{day / 1e6:.1f} MB a day", "", "≤ 10 MB"),
+        Row("a sensor tick that reports everything", (milliseconds(cpu, "CPU"),)),
+        Row("the sensor, twice a minute", (Figure(cpu / _TICK_SECONDS * 100, "% of a core"),), goal="≤ 2 %"),
+        Row("the sensor in Dagster's storage (SQLite)", (Figure(day / 1e6, "MB a day"),), goal="≤ 10 MB"),
     ]
 
 

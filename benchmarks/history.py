@@ -21,7 +21,7 @@ import dagster as dg
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.scheduler.instigation import TickData, TickStatus
 
-from benchmarks.table import Row
+from benchmarks.table import Figure, Row
 from outbox_pipelines.defs.dagster_internals import LOCATION
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.run_history import purge_history
@@ -75,20 +75,22 @@ def measure(settings: Settings) -> list[Row]:
             gone = runs + 1 - instance.get_runs_count()
             vacuum = _vacuum(Path(home))
             least, _ = _megabytes(Path(home))
-    per_day = f"{before / _DAYS:,.0f} MB a day"
     return [
         Row(
-            f"Dagster's storage after a week: {runs:,} runs, {_DAYS * _CHECKS} results of checks, "
-            f"{_DAYS * _HOURLY} measurements, {_TICKS:,} ticks",
-            f"{before:,.0f} MB",
-            per_day,
+            "Dagster's storage after a week",
+            (Figure(before, "MB"), Figure(before / _DAYS, "MB a day"), Figure(runs, "runs")),
         ),
         Row(
-            f"purge of six days: {gone:,} runs",
-            f"{after:,.0f} MB after {seconds:,.0f} s, {gone / seconds:,.0f} runs/s",
-            f"{used:,.0f} → {still_used:,.0f} MB in use",
+            "purge of six days",
+            (
+                Figure(after, "MB"),
+                Figure(seconds, "s"),
+                Figure(gone / seconds, "runs/s"),
+                Figure(used, "MB", "in use before"),
+                Figure(still_used, "MB", "in use after"),
+            ),
         ),
-        Row("VACUUM afterwards (not needed)", f"{least:,.0f} MB after {vacuum:,.1f} s"),
+        Row("VACUUM afterwards (not needed)", (Figure(least, "MB"), Figure(vacuum, "s"))),
     ]
 
 

@@ -10,18 +10,19 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer
 
-from benchmarks import debezium, programs
+from benchmarks import debezium, limits, programs
+from benchmarks.quick import sized
 from benchmarks.servers import fill, fresh_outbox
-from benchmarks.table import Row
+from benchmarks.table import Figure, Ratio, Row, milliseconds, p99
 from outbox_pipelines.settings import Settings
 
-_SECONDS: Final = 15.0
-_IDLE_SECONDS: Final = 15.0
+_SECONDS: Final = sized(15.0, 4.0)
+_IDLE_SECONDS: Final = sized(15.0, 4.0)
 _RATES: Final = ((100, 1), (1000, 2))
 # What makes Debezium as quick as it gets.
 _QUICK: Final[dict[str, object]] = {"poll.interval.ms": 5, "producer.override.linger.ms": 0}
@@ -39,10 +40,11 @@ class Latency(NamedTuple):
     name: str
     rate: int
     """Events a second."""
-    events: int
     p50: float
     """In seconds, as p99."""
     p99: float
+    limit: float
+    """Of a commit and a round trip to the broker, measured just before, in seconds."""
 
 
 def measure(servers: Settings) -> list[Row]:
@@ -54,30 +56,36 @@ def measure(servers: Settings) -> list[Row]:
             warm(settings)
             found += [at_rate(settings, name, rate, clients) for rate, clients in _RATES]
             if name == "relay":
-                resting.append(idle(pid))
+                resting.append(idle(pid, name))
     return [*rows(found), *resting]
 
 
 def rows(found: list[Latency]) -> list[Row]:
-    """Return a row for each, with its ratio to Debezium at the same rate."""
+    """Return a row for each, with its ratios to Debezium at the same rate and to the limit."""
     debezium = {each.rate: each for each in found if each.name == DEBEZIUM}
-    return [
-        Row(
-            f"insert → consumer at {each.rate:,}/s ({each.events:,} events): {each.name}",
-            f"p50 {each.p50 * 1000:.1f} ms, p99 {each.p99 * 1000:.1f} ms",
-            ""
-            if each.name == DEBEZIUM
-            else f"{each.p50 / debezium[each.rate].p50:.2f} and {each.p99 / debezium[each.rate].p99:.2f} × "
-            "Debezium",
-            _GOALS.get(each.name, ""),
-        )
-        for each in found
-    ]
+    return [_row(each, debezium[each.rate]) for each in found]
+
+
+def _row(each: Latency, debezium: Latency) -> Row:
+    ratios = [Ratio(each.p99 / each.limit, "the limit", "p99")]
+    if each.name != DEBEZIUM:
+        ratios = [
+            Ratio(each.p50 / debezium.p50, "Debezium", "p50"),
+            Ratio(each.p99 / debezium.p99, "Debezium", "p99"),
+            *ratios,
+        ]
+    figures = (milliseconds(each.p50, "p50"), milliseconds(each.p99, "p99"))
+    return Row(name_of(each.name, each.rate), figures, tuple(ratios), _GOALS.get(each.name, ""))
+
+
+def name_of(name: str, rate: int) -> str:
+    """Return the name of a row."""
+    return f"latency at {rate:,}/s: {name}"
 
 
 def warm(settings: Settings) -> None:
     """Publish many events: a broker of a minute's age competes with its compiler."""
-    fill(settings, 400_000)
+    fill(settings, sized(400_000, 100_000))
     with programs.running(settings, "benchmarks.load", settings.dsn, 2, 1000):
         _await_news(settings)
         listen(settings)
@@ -104,18 +112,19 @@ def running(settings: Settings, name: str) -> Iterator[int]:
 
 def at_rate(settings: Settings, name: str, rate: int, clients: int) -> Latency:
     """Measure a rate, in events a second."""
+    limit = sum(limits.write_and_send(settings))
     with programs.running(settings, "benchmarks.load", settings.dsn, clients, rate):
         found = listen(settings)
-    return Latency(name, rate, len(found), median(found), quantiles(found, n=100)[98])
+    return Latency(name, rate, median(found), p99(found), limit)
 
 
-def idle(pid: int) -> Row:
+def idle(pid: int, name: str) -> Row:
     """Return what a relay costs that has nothing to do."""
     time.sleep(3)
     before = programs.cpu_seconds(pid)
     time.sleep(_IDLE_SECONDS)
     share = (programs.cpu_seconds(pid) - before) / _IDLE_SECONDS
-    return Row("idle relay", f"{share:.1%} of a core", "", "≤ 2 %")
+    return Row(f"idle: {name}", (Figure(share * 100, "% of a core"),), goal="≤ 2 %")
 
 
 def _await_news(settings: Settings) -> None:

@@ -1,21 +1,32 @@
-"""What no relay in Python can exceed here: reading the rows alone, and giving them to librdkafka alone.
+"""What no relay can exceed here: reading alone, producing alone, a commit and a round trip to the broker.
 
-As a program: ``python -m benchmarks.limits read|produce DSN KAFKA TOPIC`` prints events and seconds.
+As a program: ``python -m benchmarks.limits read|copy|produce DSN KAFKA TOPIC`` prints events and seconds.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from statistics import median
+from typing import Any, Final
 
 import psycopg
 from confluent_kafka import Producer
 
 from benchmarks.bones import PIECE, PRODUCER, READ
+from benchmarks.quick import sized
+from outbox_pipelines.local import postgres
+from outbox_pipelines.settings import Settings
 
 _ENDS = "SELECT min(seq), max(seq), max(tableoid)::regclass::text, pg_current_snapshot()::text FROM outbox"
+
+_PROBES: Final = sized(500, 100)
+# Of the relay's slot; the end is what was written before.
+_PUBLICATION: Final = """
+SELECT (SELECT pubname FROM pg_publication), pg_current_wal_insert_lsn()::text
+FROM pg_replication_slots WHERE slot_name = %s"""
 
 
 def batches(dsn: str) -> Iterator[list[Any]]:
@@ -50,6 +61,57 @@ def produce(dsn: str, kafka: str, topic: str) -> tuple[int, float]:
     return len(rows), time.perf_counter() - started
 
 
+def copy(dsn: str) -> tuple[int, float]:
+    """Copies everything in PostgreSQL's binary format to nothing; events and seconds."""
+    with psycopg.connect(dsn, autocommit=True) as connection, connection.cursor() as cursor:
+        started = time.perf_counter()
+        with cursor.copy("COPY (SELECT * FROM outbox) TO STDOUT (FORMAT binary)") as rows:
+            for _ in rows:
+                pass
+        return cursor.rowcount, time.perf_counter() - started
+
+
+def decode(settings: Settings, slot: str) -> float:
+    """Return the seconds in which pg_recvlogical receives what a slot has, as raw bytes, to nothing."""
+    with psycopg.connect(settings.dsn, autocommit=True) as connection:
+        ((publication, end),) = connection.execute(_PUBLICATION, [slot]).fetchall()
+    program = postgres.find_programs(settings.local_postgres) / "pg_recvlogical"
+    options = ("-o", "proto_version=1", "-o", f"publication_names={publication}", "--endpos", end)
+    command = [
+        program,
+        "-d",
+        settings.dsn.reveal(),
+        "-S",
+        slot,
+        "--start",
+        "--no-loop",
+        "-f",
+        "/dev/null",
+        *options,
+    ]
+    started = time.perf_counter()
+    subprocess.run(command, check=True, timeout=300, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+def write_and_send(settings: Settings) -> tuple[float, float]:
+    """Return the median seconds of a commit of one row, and of one message's way to the broker and back."""
+    topic = settings.topic.format(aggregate_type="order")
+    producer = Producer({"bootstrap.servers": settings.kafka, "acks": "all", "linger.ms": 0})
+    commits, trips = [], []
+    with psycopg.connect(settings.dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS committed (n int)")
+        for n in range(_PROBES):
+            started = time.perf_counter()
+            connection.execute("INSERT INTO committed VALUES (%s)", [n])
+            commits.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            producer.produce(topic, b"{}", str(n))
+            producer.flush()
+            trips.append(time.perf_counter() - started)
+    return median(commits[_PROBES // 10 :]), median(trips[_PROBES // 10 :])
+
+
 if __name__ == "__main__":
     which, dsn, *place = sys.argv[1:]
-    print(*(read(dsn) if which == "read" else produce(dsn, *place)))
+    print(*({"read": read, "copy": copy}[which](dsn) if which != "produce" else produce(dsn, *place)))

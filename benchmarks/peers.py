@@ -25,13 +25,14 @@ from confluent_kafka import Consumer
 
 from benchmarks import debezium, programs, textbook
 from benchmarks.debezium import Debezium
+from benchmarks.quick import sized
 from benchmarks.servers import fill, fresh_outbox, rewind
-from benchmarks.table import Row
+from benchmarks.table import Figure, Ratio, Row, memory, paired, rate
 from outbox_pipelines.settings import Settings
 
-_EVENTS: Final = 400_000
-_ROUNDS: Final = 3
-_TEXTBOOK_EVENTS: Final = 20_000
+_EVENTS: Final = sized(400_000, 40_000)
+_ROUNDS: Final = sized(3, 1)
+_TEXTBOOK_EVENTS: Final = sized(20_000, 2_000)
 
 # As its documentation and those who measured it advise for throughput.
 TUNED: Final[dict[str, object]] = {
@@ -91,6 +92,7 @@ def measure(servers: Settings) -> list[Row]:
             theirs.drain(found.setdefault("Debezium, tuned, JVM just started", Measured()))
             for _ in range(_ROUNDS):
                 _limit(settings, "read", found.setdefault("limit: reading alone", Measured()))
+                _limit(settings, "copy", found.setdefault("limit: COPY in binary to nothing", Measured()))
                 _limit(settings, "produce", found.setdefault("limit: librdkafka alone", Measured()))
                 for delivery in ("at_least_once", "exactly_once"):
                     rewind(settings)
@@ -104,31 +106,33 @@ def measure(servers: Settings) -> list[Row]:
 
 
 def _rows(found: dict[str, Measured]) -> list[Row]:
-    ours = found["relay, at_least_once"]
-    best = found["Debezium, tuned, JVM warm"]
-    alone = found["limit: librdkafka alone"]
-    exactly = found["relay, exactly_once"]
-
-    def paired(one: Measured, other: Measured) -> float:
-        return median(a / b for a, b in zip(one.rates, other.rates, strict=True))
-
-    ratios = {
-        "relay, at_least_once": (
-            f"{paired(ours, best):.1f} × Debezium at its best, {paired(ours, alone):.2f} × librdkafka alone",
-            "≥ 2.5 ×, ≥ 0.70 ×",
-        ),
-        "relay, exactly_once": (f"{paired(exactly, ours):.2f} × at_least_once", "≥ 0.85 ×"),
+    ours = found["relay, at_least_once"].rates
+    peers = {
+        "relay, at_least_once": {
+            "Debezium at its best": "Debezium, tuned, JVM warm",
+            "librdkafka alone": "limit: librdkafka alone",
+        },
+        "relay, exactly_once": {
+            "at_least_once": "relay, at_least_once",
+            "librdkafka alone": "limit: librdkafka alone",
+        },
     }
+    goals = {"relay, at_least_once": "≥ 2.5 ×, ≥ 0.70 ×", "relay, exactly_once": "≥ 0.85 ×"}
     rows = []
     for name, measured in found.items():
-        ratio, goal = ratios.get(name, (f"relay {ours.rate / measured.rate:.1f} × faster", ""))
-        rows.append(Row(name, f"{measured.rate:,.0f} events/s", "" if "limit" in name else ratio, goal))
+        figures = [rate(measured.rates)]
         if any(measured.memory):
-            cost = (
-                f"{median(measured.cpu):.2f} CPU-s per 100,000 (machine {median(measured.machine):.2f}), "
-                f"{max(measured.memory):,.0f} MB"
-            )
-            rows.append(Row("  its cost", cost))
+            figures += [
+                Figure(median(measured.cpu), "CPU-s per 100,000"),
+                Figure(median(measured.machine), "CPU-s of the machine"),
+                memory(measured.memory),
+            ]
+        ratios = [
+            Ratio(paired(measured.rates, found[other].rates), to) for to, other in peers.get(name, {}).items()
+        ]
+        if name not in peers and "limit" not in name:
+            ratios = [Ratio(measured.rate / median(ours), "the relay")]
+        rows.append(Row(name, tuple(figures), tuple(ratios), goals.get(name, "")))
     return rows
 
 

@@ -12,12 +12,13 @@ from typing import Final
 
 import psycopg
 
+from benchmarks.quick import sized
 from benchmarks.servers import fresh_outbox
-from benchmarks.table import Row
+from benchmarks.table import Figure, Ratio, Row
 from outbox_pipelines.consumer import migrate, prune
 from outbox_pipelines.settings import Settings
 
-_ROWS: Final = 10_000_000
+_ROWS: Final = sized(10_000_000, 200_000)
 _KEEP: Final = timedelta(days=14)
 # Ids of version 7, spread over one day, with random ends, in the order of their times as they come.
 _FILL: Final = """
@@ -51,9 +52,8 @@ def measure(servers: Settings) -> list[Row]:
     return [
         Row(
             f"consumer: {_ROWS:,} processed events forgotten, {name}",
-            f"{seconds:,.1f} s",
-            f"1/{rows['DELETE'] / seconds:.0f} of DELETE" if name == "prune" else "",
-            f"{(left[name] or (0,))[0] / 1e6:,.0f} MB left",
+            (Figure(seconds, "s"), Figure((left[name] or (0,))[0] / 1e6, "MB left")),
+            (Ratio(seconds / rows["DELETE"], "DELETE"),) if name == "prune" else (),
         )
         for name, seconds in rows.items()
     ]

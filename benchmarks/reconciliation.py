@@ -14,14 +14,15 @@ from typing import Any
 import psycopg
 
 from benchmarks import programs
+from benchmarks.quick import sized
 from benchmarks.servers import fresh_outbox
-from benchmarks.table import Row
+from benchmarks.table import Figure, Ratio, Row, memory
 from outbox_pipelines.consumer import migrate
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 
-_EVENTS = 10_000_000
-_FEW = 1_000_000
+_EVENTS = sized(10_000_000, 100_000)
+_FEW = sized(1_000_000, 10_000)
 _AT_ONCE = 1_000_000
 # Payloads stay where they are: what is read of a message is its id.
 _FILL = """
@@ -40,11 +41,13 @@ def measure(servers: Settings, events: int = _EVENTS) -> list[Row]:
     return [
         Row(
             f"reconciliation of {events:,} events: table, topic, one consumer",
-            f"{many[3]:.0f} s, {many[4]:.0f} MB",
-            f"{many[4] / few[4]:.1f} × the memory, {many[3] / few[3]:.1f} × the time of {int(few[0]):,}",
+            (Figure(many[3], "s"), memory([many[4]]), Figure(many[5], "MB of disk")),
+            (
+                Ratio(many[4] / few[4], f"that of {int(few[0]):,}", "memory"),
+                Ratio(many[3] / few[3], f"that of {int(few[0]):,}", "time"),
+            ),
             "< 1 GB",
-        ),
-        Row("  on disk while it runs", f"{many[5]:,.0f} MB"),
+        )
     ]
 
 

@@ -6,20 +6,21 @@ import resource
 import sys
 import tempfile
 import time
-from statistics import median, quantiles
+from statistics import median
 from typing import Final
 
 from benchmarks import latency, programs
 from benchmarks.past import ago, fill_day
+from benchmarks.quick import sized
 from benchmarks.servers import SHORT_LOG, fresh_outbox
-from benchmarks.table import Row
+from benchmarks.table import Figure, Ratio, Row, memory, milliseconds, p99, rate
 from outbox_pipelines.days.archive import day, drop
 from outbox_pipelines.settings import Settings, load_settings
 
-_EVENTS: Final = 1_000_000
-_ROUNDS: Final = 3
+_EVENTS: Final = sized(1_000_000, 100_000)
+_ROUNDS: Final = sized(3, 1)
 _LIVE: Final = 1_000
-_SECONDS: Final = 20.0
+_SECONDS: Final = sized(20.0, 5.0)
 _RATE: Final = 10_000
 
 
@@ -44,13 +45,12 @@ def measure(servers: Settings) -> list[Row]:
             alone = _live(settings)
             with programs.running(settings, "benchmarks.replay", directory, _RATE):
                 beside = _live(settings)
-    ratio = beside[1] / alone[1]
     return [
         *rows,
         Row(
             f"live events at {_LIVE:,}/s beside a replay of {_RATE:,}/s into their topic",
-            f"p50 {beside[0] * 1000:.1f} ms, p99 {beside[1] * 1000:.1f} ms",
-            f"p99 {ratio:.2f} × alone ({alone[1] * 1000:.1f} ms)",
+            (milliseconds(beside[0], "p50"), milliseconds(beside[1], "p99")),
+            (Ratio(beside[1] / alone[1], "alone", "p99"),),
             "≤ 1.5 ×",
         ),
     ]
@@ -58,12 +58,11 @@ def measure(servers: Settings) -> list[Row]:
 
 def _speed(settings: Settings, directory: str) -> Row:
     found = [programs.run(settings, "replay", directory, 10**9) for _ in range(_ROUNDS)]
-    rate, cpu, memory = (median(column) for column in zip(*found, strict=True))
+    events, cpu, peak = (median(column) for column in zip(*found, strict=True))
     return Row(
         f"replay of {_EVENTS:,} archived events, {settings.delivery}",
-        f"{rate:,.0f} events/s, {memory:.0f} MB",
-        f"{cpu:.1f} µs of CPU an event",
-        "≥ 100,000, < 300 MB",
+        (rate(events), Figure(cpu, "µs of CPU each"), memory([peak])),
+        goal="≥ 100,000, < 300 MB",
     )
 
 
@@ -71,7 +70,7 @@ def _live(settings: Settings) -> tuple[float, float]:
     """Median and 99th percentile, in seconds."""
     with programs.running(settings, "benchmarks.load", settings.dsn, 2, _LIVE):
         found = latency.listen(settings, seconds=_SECONDS)
-    return median(found), quantiles(found, n=100)[98]
+    return median(found), p99(found)
 
 
 def main(directory: str, rate: float) -> None:

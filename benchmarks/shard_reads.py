@@ -18,15 +18,16 @@ from unittest import mock
 import psycopg
 
 from benchmarks import programs
+from benchmarks.quick import sized
 from benchmarks.servers import fill, fresh_outbox, rewind
-from benchmarks.table import Row
+from benchmarks.table import Figure, Ratio, Row, rate
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.read.snapshots import SnapshotSource
 from outbox_pipelines.settings import Settings, load_settings
 
-_EVENTS: Final = 400_000
-_ROUNDS: Final = 5
+_EVENTS: Final = sized(400_000, 40_000)
+_ROUNDS: Final = sized(5, 2)
 _ONE: Final = "1 shard"
 _WAYS: Final = {
     _ONE: (1, ""),
@@ -63,8 +64,8 @@ def measure(servers: Settings) -> list[Row]:
     return [
         Row(
             f"reading {_EVENTS:,} by {way}, a core each",
-            f"{rates[way]:,.0f} events/s, {costs[way]:.2f} µs of CPU each",
-            f"{rates[way] / rates[_ONE]:.2f} × one's rate, {costs[way] / costs[_ONE]:.2f} × its CPU",
+            (rate(rates[way]), Figure(costs[way], "µs of CPU each")),
+            (Ratio(rates[way] / rates[_ONE], "one's rate"), Ratio(costs[way] / costs[_ONE], "its CPU")),
         )
         for way in _WAYS
     ]

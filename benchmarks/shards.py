@@ -8,14 +8,15 @@ from statistics import median
 from typing import Final
 
 from benchmarks import programs
+from benchmarks.quick import sized
 from benchmarks.servers import fill, fresh_outbox, rewind
-from benchmarks.table import Row
+from benchmarks.table import Ratio, Row, rate
 from outbox_pipelines.relay.lease import resharding
 from outbox_pipelines.settings import Settings
 
-_EVENTS: Final = 400_000
+_EVENTS: Final = sized(400_000, 40_000)
 _COUNTS: Final = (1, 2, 4)
-_ROUNDS: Final = 3
+_ROUNDS: Final = sized(3, 1)
 
 
 def measure(servers: Settings) -> list[Row]:
@@ -33,8 +34,8 @@ def measure(servers: Settings) -> list[Row]:
     return [
         Row(
             f"drain of {_EVENTS:,} by {count} shard{'s' * (count > 1)}",
-            f"{median(found):,.0f} events/s",
-            f"{median(found) / one:.2f} × one",
+            (rate(found),),
+            (Ratio(median(found) / one, "one"),),
         )
         for count, found in rates.items()
     ]

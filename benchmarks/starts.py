@@ -18,15 +18,16 @@ import psycopg
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from benchmarks.quick import sized
 from benchmarks.servers import fresh_outbox
-from benchmarks.table import Row
+from benchmarks.table import Ratio, Row, rate
 from outbox_pipelines import consumer
 from outbox_pipelines.settings import Settings
 
 _PARTITIONS: Final = 4
 # How many events each size of a batch is measured with.
-_EVENTS: Final = {1: 500, 100: 4000, 500: 4000}
-_ROUNDS: Final = 3
+_EVENTS: Final = sized({1: 500, 100: 4000, 500: 4000}, {1: 100, 100: 1000, 500: 1000})
+_ROUNDS: Final = sized(3, 1)
 _HANDLE: Final = "INSERT INTO invoices (order_id, total) VALUES (%s, %s)"
 _LEAVE: Final = """
 INSERT INTO partition_owners (source, consumer_group, topic, partition, owner)
@@ -49,10 +50,12 @@ def measure(servers: Settings) -> list[Row]:
     for batch in _EVENTS:
         clean, killed = (median(rates[batch, each]) for each in (False, True))
         rows += [
+            Row(f"consumer after a clean end, batch={batch}", (rate(clean),)),
             Row(
-                f"consumer: {_EVENTS[batch]:,} events after a start, batch={batch}", f"{clean:,.0f} events/s"
+                f"consumer after a kill -9, batch={batch}",
+                (rate(killed),),
+                (Ratio(killed / clean, "after a clean end"),),
             ),
-            Row("  after a kill -9", f"{killed:,.0f} events/s", f"{killed / clean:.2f} ×"),
         ]
     return rows
 

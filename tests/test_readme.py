@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from benchmarks.__main__ import _PARTS
+from benchmarks.__main__ import PARTS
 from outbox_pipelines.consumer import Consumer, migrate
 from outbox_pipelines.consumer.testing import handle, make_event
 from tests.conftest import Outbox
@@ -80,4 +80,4 @@ def test_every_benchmark_is_named() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     sections = re.findall(r"^Parts: ([`\w, ]+)\.", page, re.MULTILINE)
     others = re.findall(r"^- `(\w+)`: ", page, re.MULTILINE)
-    assert {*re.findall(r"`(\w+)`", " ".join(sections)), *others} == set(_PARTS)
+    assert {*re.findall(r"`(\w+)`", " ".join(sections)), *others} == set(PARTS)

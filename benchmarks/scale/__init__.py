@@ -7,20 +7,14 @@ Invariants:
 
 from __future__ import annotations
 
+from benchmarks.quick import sized
 from benchmarks.scale import backlog, blocked, days, late, steady
-from benchmarks.scale.sizes import FULL, QUICK
+from benchmarks.scale.sizes import FULL, SMALL
 from benchmarks.table import Row
 from outbox_pipelines.settings import Settings
 
 
-def measure(servers: Settings, *, quick: bool = False, seconds: float | None = None) -> list[Row]:
-    """Rows of the table.
-
-    Args:
-        quick: smaller sizes, for development: their figures say nothing.
-        seconds: how long the highest rate is offered.
-    """
-    sizes = QUICK if quick else FULL
-    if seconds is not None:
-        sizes = sizes._replace(seconds=seconds)
+def measure(servers: Settings) -> list[Row]:
+    """Rows of the table."""
+    sizes = sized(FULL, SMALL)
     return [row for part in (backlog, days, blocked, late, steady) for row in part.measure(servers, sizes)]

@@ -3,51 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import quantiles
 from typing import Final, NamedTuple
 
-from benchmarks.table import Row
+from benchmarks import table as rows_of
+from benchmarks.table import Ratio, Row, milliseconds, p99, rate
+
+__all__ = ["FLAT", "Figure", "megabytes", "milliseconds", "number", "p99", "rate", "seconds", "table"]
 
 
 class Figure(NamedTuple):
     """What is measured at each size."""
 
     name: str
-    show: Callable[[float], str]
+    show: Callable[[float], rows_of.Figure]
     goal: str = ""
 
 
 FLAT: Final = "flat within 10 %"
 
 
-def rate(value: float) -> str:
-    """Events a second."""
-    return f"{value:,.0f} events/s"
-
-
-def megabytes(value: float) -> str:
+def megabytes(value: float) -> rows_of.Figure:
     """From bytes."""
-    return f"{value / 1e6:,.1f} MB"
+    return rows_of.Figure(value / 1e6, "MB")
 
 
-def milliseconds(value: float) -> str:
-    """From seconds."""
-    return f"{value * 1000:,.2f} ms"
-
-
-def seconds(value: float) -> str:
+def seconds(value: float) -> rows_of.Figure:
     """Of CPU, or of time."""
-    return f"{value:,.2f} s"
+    return rows_of.Figure(value, "s")
 
 
-def number(value: float) -> str:
+def number(value: float) -> rows_of.Figure:
     """Of anything."""
-    return f"{value:,.0f}"
-
-
-def p99(found: list[float]) -> float:
-    """Return the 99th percentile."""
-    return quantiles(found, n=100)[98]
+    return rows_of.Figure(value, "")
 
 
 def table(
@@ -66,7 +53,8 @@ def table(
             if figure.name not in values:
                 continue
             value = values[figure.name]
-            growth = f"{value / before:.2f} × per tenfold" if before else ""
-            rows.append(Row(f"{what.format(size)}: {figure.name}", figure.show(value), growth, figure.goal))
+            growth = (Ratio(value / before, "per tenfold"),) if before else ()
+            name = f"{what.format(size)}: {figure.name}"
+            rows.append(Row(name, (figure.show(value),), growth, figure.goal))
             before = None if size == base else value
     return rows

@@ -87,8 +87,8 @@ def _between_snapshots(servers: Settings, sizes: Sizes) -> list[Row]:
         left = state.value(settings, _VERSIONS)
     return [
         *table("{} events beside an open transaction", _FIGURES, found, base="0"),
-        Row("  its own event, after the commit", f"published in {ended * 1000:,.0f} ms", "", "≤ 100 ms"),
-        Row("  dead versions after the next vacuum", f"{left:,.0f}", "", "0"),
+        Row("the open transaction's own event, after its commit", (milliseconds(ended),), goal="≤ 100 ms"),
+        Row("dead versions after the next vacuum", (number(left),), goal="0"),
     ]
 
 
@@ -148,7 +148,7 @@ def _from_a_slot(servers: Settings, sizes: Sizes) -> list[Row]:
                     written = size
         finally:
             remove(settings, seconds=60, say=lambda line: None)
-    return table("{} events beside an open transaction", _SLOT_FIGURES, found)
+    return table("slot, {} events beside an open transaction", _SLOT_FIGURES, found)
 
 
 def _slot_beside(settings: Settings, events: int) -> dict[str, float]:

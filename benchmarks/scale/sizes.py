@@ -37,7 +37,7 @@ FULL: Final = Sizes(
     listening=10.0,
     seconds=60.0,
 )
-QUICK: Final = Sizes(
+SMALL: Final = Sizes(
     backlog=(10_000, 100_000),
     days=(4, 40),
     blocked=(10, 100),

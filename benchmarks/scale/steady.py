@@ -22,7 +22,7 @@ from benchmarks.scale import state
 from benchmarks.scale.growth import FLAT, Figure, megabytes, milliseconds, number, p99, rate, seconds, table
 from benchmarks.scale.sizes import Sizes
 from benchmarks.servers import SHORT_LOG, fresh_outbox
-from benchmarks.table import Row
+from benchmarks.table import Ratio, Row
 from outbox_pipelines.settings import Settings
 
 _WARM: Final = 3.0
@@ -111,16 +111,17 @@ def _flat(what: str, lasts: float, moments: list[_Moment], lags: list[tuple[floa
     rows = [
         Row(
             f"{what}: {name}, first and last {part:,.0f} s",
-            f"{show(max(before))}, {show(max(after))}",
-            f"{max(after) / max(before):.2f} ×" if max(before) else "",
+            (show(max(before)), show(max(after))),
+            (Ratio(max(after) / max(before), "the first"),) if max(before) else (),
             FLAT,
         )
         for name, show, before, after in pairs
     ]
     early = p99([lag for at, lag in lags if at <= lags[0][0] + part])
     late = p99([lag for at, lag in lags if at >= lags[-1][0] - part])
-    shown = f"{milliseconds(early)}, {milliseconds(late)}"
-    return [*rows, Row(f"{what}: p99, first and last {part:,.0f} s", shown, f"{late / early:.2f} ×", FLAT)]
+    figures = (milliseconds(early), milliseconds(late))
+    ratio = (Ratio(late / early, "the first"),)
+    return [*rows, Row(f"{what}: p99, first and last {part:,.0f} s", figures, ratio, FLAT)]
 
 
 def _look(settings: Settings, relay: int, moments: list[_Moment], end: threading.Event) -> None:
