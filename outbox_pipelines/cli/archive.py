@@ -7,7 +7,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from datetime import date
 from itertools import chain
 from pathlib import Path
@@ -18,6 +17,7 @@ import click
 from outbox_pipelines.cli.options import DAY, TEXT
 from outbox_pipelines.config import parsed
 from outbox_pipelines.core import log
+from outbox_pipelines.core.replaced_file import replacing, require_replaceable
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import counted, plain, plain_lines
 from outbox_pipelines.days import iceberg
@@ -352,10 +352,12 @@ def query(
     if form and parquet:
         raise click.UsageError("choose one of --csv, --json, --parquet")
     archive = _open(settings, beside)
+    if parquet is not None:
+        _refuse_archived(settings, parquet)
+        require_replaceable(parquet)
     try:
         asked = archive.query(_text(sql))
         if parquet is not None:
-            _refuse_archived(settings, parquet)
             rendering.write_parquet(asked if limit is None else asked.limit(limit), parquet)
             log.say(f"written to {parquet}", file=str(parquet))
         elif form is not None:
@@ -391,23 +393,14 @@ def write_report(settings: Settings, since: date | None, until: date | None, out
 
     url = named(settings)
     _refuse_archived(settings, out)
+    require_replaceable(out)
     if settings.dsn and parsed.mapping(settings) is None:
         identity.require_own(settings)
     opened = report.opened(url)
     # Opened first: an archive can take long to read.
-    begun = out.with_name(f".{out.name}.begun")
-    try:
-        with begun.open("w", encoding="utf-8") as file:
-            found = report.read(opened, since, until)
-            file.write(
-                report_page.page(found, report.largest(opened, found), report.aggregates(opened, found))
-            )
-        begun.replace(out)
-    except OSError as error:
-        raise SetupError(f"{out} cannot be written: {error.strerror}: name another file in --out") from None
-    finally:
-        with suppress(OSError):
-            begun.unlink()
+    with replacing(out) as begun, begun.open("w", encoding="utf-8") as file:
+        found = report.read(opened, since, until)
+        file.write(report_page.page(found, report.largest(opened, found), report.aggregates(opened, found)))
     click.echo(
         f"{counted(found.total.events, 'event')} of {counted(found.archived, 'archived day')}, "
         f"{found.since} to {found.until}, in {plain(str(out))}"

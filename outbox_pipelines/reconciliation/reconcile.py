@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
+from outbox_pipelines.core.replaced_file import require_replaceable
 from outbox_pipelines.reconciliation import exchange as exchanges
 from outbox_pipelines.reconciliation import reconciliation_sql, steps
 from outbox_pipelines.reconciliation.report import Report
@@ -33,9 +34,12 @@ def reconcile(
         slices: compare this share of the ids at once.
 
     Raises:
-        SetupError: a setting is missing or wrong, the outbox has no such day, or its events do not exist.
+        SetupError: a setting is missing or wrong, the outbox has no such day, its events do not exist, or the
+            file cannot be written.
         UnavailableError: a database, the archive or Kafka does not answer.
     """
+    if handled is not None:
+        require_replaceable(handled)
     with exchanges.local() as exchange:
         of = steps.begin(settings, day, names, slices, exchange, progress)
         for step in of.readers:

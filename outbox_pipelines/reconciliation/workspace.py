@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from psycopg import sql
 
 from outbox_pipelines.core import session
+from outbox_pipelines.core.replaced_file import replacing
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import reading_dsn
 from outbox_pipelines.errors import SetupError, UnavailableError
@@ -97,12 +98,12 @@ class Workspace:
         """Write a result of any length to a Parquet file."""
         with room():
             reader = self._connection.sql(query).to_arrow_reader(_ROWS)
-        try:
-            with pq.ParquetWriter(file, reader.schema, compression="zstd") as writer:
-                for batch in reader:
-                    writer.write_batch(batch)
-        except OSError as error:
-            raise SetupError(f"{file} cannot be written: {first_line(error)}") from None
+        with (
+            replacing(file) as begun,
+            pq.ParquetWriter(begun, reader.schema, compression="zstd") as writer,
+        ):
+            for batch in reader:
+                writer.write_batch(batch)
 
     def chunks(self, query: str, size: int) -> Iterator[list[tuple[Any, ...]]]:
         """Yield a result of any length in chunks of this many rows."""

@@ -118,5 +118,9 @@ def test_when_consumers_handled_the_events(place: Place, tmp_path: Path) -> None
     assert {row["consumer"] for row in rows} == {"billing"}
     ((first, last),) = place.rows("SELECT min(processed_at), max(processed_at) FROM processed_events")
     assert all(first <= row["handled_at"] <= last for row in rows)
-    nowhere = outbox(place, str(DAY), "--handled", str(tmp_path / "no" / "file"))
-    assert (nowhere.exit_code, "cannot be written" in nowhere.stderr) == (2, True)
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("no/file", "pipe"):
+        # Before it looks for the day, which does not exist.
+        nowhere = outbox(place, "1999-01-01", "--handled", str(tmp_path / name))
+        assert (nowhere.exit_code, "cannot be written" in nowhere.stderr) == (2, True)
+    assert (tmp_path / "pipe").is_fifo()

@@ -17,6 +17,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_pipelines.core.replaced_file import replacing
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import to_json
 from outbox_pipelines.errors import SetupError
@@ -75,18 +76,15 @@ def write_parquet(asked: duckdb.DuckDBPyRelation, file: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    begun = file.with_name(f".{file.name}.begun")
     try:
-        # DuckDB's own writer is not used: it hangs if a query fails half-way.
-        rows = storable(asked).to_arrow_reader(ROWS_AT_ONCE)
-        with pq.ParquetWriter(begun, rows.schema, compression="zstd") as writer:
-            for batch in rows:
-                writer.write_batch(batch)
-        begun.replace(file)
-    except (OSError, pa.ArrowException) as error:
+        with replacing(file) as begun:
+            # DuckDB's own writer is not used: it hangs if a query fails half-way.
+            rows = storable(asked).to_arrow_reader(ROWS_AT_ONCE)
+            with pq.ParquetWriter(begun, rows.schema, compression="zstd") as writer:
+                for batch in rows:
+                    writer.write_batch(batch)
+    except pa.ArrowException as error:
         raise SetupError(f"{file} cannot be written: {first_line(error)}") from None
-    finally:
-        begun.unlink(missing_ok=True)
 
 
 def _project(asked: duckdb.DuckDBPyRelation, scalar: Scalar) -> duckdb.DuckDBPyRelation:

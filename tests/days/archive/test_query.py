@@ -147,9 +147,14 @@ def test_the_archive_is_not_written(root: Path, tmp_path: Path) -> None:
     assert len(failed.stderr.splitlines()) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "out.parquet"]
     assert (tmp_path / "out.parquet").read_text() == "of yesterday"
-    nowhere = ask(root, COUNTS, "--parquet", str(tmp_path / "no" / "such" / "out.parquet"))
-    assert nowhere.exit_code == 2
-    assert len(nowhere.stderr.splitlines()) == 1
+    os.mkfifo(tmp_path / "pipe")
+    # Refused before the query, which would fail.
+    for name in ("no/such/out.parquet", "pipe"):
+        nowhere = ask(root, late, "--parquet", str(tmp_path / name))
+        assert nowhere.exit_code == 2
+        assert "cannot be written: " in nowhere.stderr
+        assert len(nowhere.stderr.splitlines()) == 1
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_missing_file_is_one_line(root: Path) -> None:

@@ -155,6 +155,28 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_replaced(tmp_path: Path) -> None:
+    """Guards against a device or a link that becomes a regular file."""
+    three_days(tmp_path / "archive")
+    link, target, pipe = tmp_path / "link", tmp_path / "other" / "r.html", tmp_path / "pipe"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    for _ in range(2):
+        assert ask(tmp_path / "archive", "--out", str(link)).exit_code == 0
+        assert target.read_text().startswith("<!")
+        assert link.readlink() == target
+        target.write_text("of yesterday")
+    os.mkfifo(pipe)
+    link.unlink()
+    link.symlink_to(pipe)
+    for file in (pipe, link):
+        done = ask(tmp_path / "archive", "--out", str(file))
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+        assert f"{file} cannot be written: it is no regular file" in done.stderr
+        assert pipe.is_fifo()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["archive", "link", "other", "pipe"]
+
+
 def test_the_archive_of_another_outbox(settings: Settings, tmp_path: Path) -> None:
     """Guards against a report that its reader takes for one of this outbox."""
     three_days(Path(settings.archive))
