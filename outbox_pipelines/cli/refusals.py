@@ -95,6 +95,13 @@ def _of_catalog(settings: Settings) -> Refusals:
             yield ("catalog_file",), f"{settings.catalog_file} {why}"
 
 
+def _of_registry(settings: Settings) -> Refusals:
+    from outbox_pipelines.registry import unusable_files
+
+    for name, why in unusable_files(settings):
+        yield (name,), why
+
+
 def _of_directories(settings: Settings) -> Refusals:
     """Of those that the first use makes."""
     is_local = "://" not in settings.archive or settings.archive.startswith("file://")
@@ -177,6 +184,7 @@ def _of_client(settings: Settings) -> Refusals:
 _CHECKS: Final = (
     _of_existing_table,
     _of_catalog,
+    _of_registry,
     _of_directories,
     _of_bodies,
     _of_master_key,

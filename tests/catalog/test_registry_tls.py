@@ -90,13 +90,34 @@ def test_files_that_cannot_be_used(
         )
     )
     url = "https://127.0.0.1"
-    for path in (locked, tmp_path / "missing.pem"):
-        with pytest.raises(
-            SetupError, match=r"^OUTBOX_REGISTRY_CERTIFICATE or OUTBOX_REGISTRY_KEY cannot be used: "
-        ):
-            _find(url, registry_certificate=pem, registry_key=path)
+    older, bare, missing = tmp_path / "older.pem", tmp_path / "bare.pem", tmp_path / "missing.pem"
+    older.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.BestAvailableEncryption(b"password"),
+        )
+    )
+    bare.write_text("-----BEGIN CERTIFICATE" + pem.read_text().partition("-----BEGIN CERTIFICATE")[2])
+    broken = tmp_path / "broken.pem"
+    broken.write_text("-----BEGIN CERTIFICATE-----\n")
+    strange = _other(tmp_path).issue("relay")
+    cases: list[tuple[dict[str, Path], str]] = [
+        ({"certificate": pem, "key": locked}, f"KEY cannot be used: {locked} is encrypted: decrypt it"),
+        ({"certificate": pem, "key": older}, f"KEY cannot be used: {older} is encrypted: decrypt it"),
+        ({"certificate": pem, "key": missing}, f"KEY cannot be used: {missing} cannot be read: No such file"),
+        ({"certificate": pem, "key": bare}, f"KEY cannot be used: {bare} has no private key"),
+        ({"certificate": pem, "key": strange}, f"KEY cannot be used: {strange}: "),
+        ({"certificate": bare}, f"CERTIFICATE cannot be used: {bare} has no private key: .*, or set OUTBOX_"),
+        ({"certificate": locked}, f"CERTIFICATE cannot be used: {locked} has no certificate"),
+        ({"certificate": pem, "ca": locked}, f"CA cannot be used: {locked} has no certificate"),
+        ({"certificate": pem, "ca": broken}, f"CA cannot be used: {broken}: "),
+    ]
+    for given, says in cases:
+        with pytest.raises(SetupError, match=f"^OUTBOX_REGISTRY_{says}"):
+            _find(url, **{f"registry_{name}": path for name, path in given.items()})
     with pytest.raises(SetupError, match="without OUTBOX_REGISTRY_CERTIFICATE: set that"):
         make_settings(registry_url=url, registry_key=locked)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
-    with pytest.raises(SetupError, match=r"^SSL_CERT_FILE cannot be used: "):
+    with pytest.raises(SetupError, match=rf"^SSL_CERT_FILE cannot be used: {missing}: "):
         _find(url)
