@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, InvalidPathError
 from obstore.store import LocalStore, from_url
 
 from outbox_pipelines import Error
@@ -37,6 +38,7 @@ from outbox_pipelines.writer.errors import BodyStoreError, OutboxError
 from outbox_pipelines.writer.references import JSON, KEY, Body, LargePayload, Reference, is_json
 
 _AT_ONCE: Final = 8
+_REFUSED_NAME: Final = re.compile(r'Path "/?(.*?)": ', re.DOTALL)
 _OWNER: Final = "_outbox/bodies.json"
 """Whose bodies these are."""
 
@@ -276,6 +278,12 @@ class Bodies:
             if self._root is not None and not self._root.is_dir():
                 raise NotADirectoryError("it is no directory: is its disk mounted?")
             yield
+        except InvalidPathError as error:
+            name = _REFUSED_NAME.search(str(error))
+            raise BodyStoreError(
+                f"the store of large payloads {self.url} cannot be listed because of the name of "
+                f"{name.group(1) if name else reason(error)!r}: rename or remove it"
+            ) from None
         except (BaseError, OSError, NotImplementedError) as error:
             raise BodyStoreError(
                 f"the store of large payloads {self.url} is unavailable ({action}): {reason(error)}"

@@ -19,6 +19,7 @@ import duckdb
 
 from outbox_pipelines.days.archive.data_set import Archive, open_archive
 from outbox_pipelines.days.archive.question import refusal
+from outbox_pipelines.days.partitions.calendar import require_order
 from outbox_pipelines.errors import SetupError
 
 _MEMORY: Final = 400_000_000
@@ -131,8 +132,7 @@ def read(archive: Archive, since: date | None = None, until: date | None = None)
         SetupError: no day of the range is archived, or a file cannot be read.
         UnavailableError: the bucket does not answer.
     """
-    if since and until and since > until:
-        raise SetupError(f"{since} is after {until}: --since is the first day, --until the last one")
+    require_order(since, until)
     days = [day for day in archive.days if (since or day) <= day <= (until or day)]
     if not days:
         raise SetupError(

@@ -6,7 +6,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Final
@@ -17,6 +18,7 @@ from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.bodies import bodies_sql, day_references
 from outbox_pipelines.days.bodies.day_references import Found, StaysError
 from outbox_pipelines.days.bodies.store import available, open_bodies
+from outbox_pipelines.days.partitions.calendar import require_order
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.settings import DaySettings
 from outbox_pipelines.writer.references import MEMBER, Reference, reference_of
@@ -66,6 +68,7 @@ def check(
         SetupError: OUTBOX_BODIES is not set.
         UnavailableError: the database, the store or the archive does not answer.
     """
+    require_order(since, until)
     bodies = open_bodies(settings)
     require_schema(settings)
     with connect(settings, name="outbox bodies check") as connection, available():
@@ -80,11 +83,13 @@ def check(
                 yield from _checked(bodies, Checked(place.day), found, digest=digest)
 
 
-def _checked(bodies: Bodies, checked: Checked, every: Iterator[Found], *, digest: bool) -> Iterator[Checked]:
+def _checked(bodies: Bodies, checked: Checked, every: Generator[Found], *, digest: bool) -> Iterator[Checked]:
     sizes = _Sizes(bodies)
     try:
-        for found in every:
-            _compare(bodies, sizes, found, checked, digest=digest)
+        # An error of the store ends their transaction, too.
+        with closing(every):
+            for found in every:
+                _compare(bodies, sizes, found, checked, digest=digest)
     except NotReadyError as error:
         checked.why_not, checked.is_expected = str(error), isinstance(error, StaysError)
     if checked.references or checked.why_not:

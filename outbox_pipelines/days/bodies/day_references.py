@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import date, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -75,7 +75,7 @@ def places(connection: Connection) -> list[Place]:
     return [Place(*row) for row in connection.execute(bodies_sql.PLACES).fetchall()]
 
 
-def read(settings: DaySettings, connection: Connection, place: Place) -> Iterator[Found]:
+def read(settings: DaySettings, connection: Connection, place: Place) -> Generator[Found]:
     """Yield the references of a place.
 
     Raises:
@@ -86,7 +86,7 @@ def read(settings: DaySettings, connection: Connection, place: Place) -> Iterato
         yield from _members(event_id, payload)
 
 
-def read_delayed(connection: Connection) -> Iterator[Found]:
+def read_delayed(connection: Connection) -> Generator[Found]:
     """Yield those of delayed events; errors as `read`, and the order as `delayed`."""
     for event_id, payload in _rows_in(connection, "outbox_delayed"):
         yield from _members(event_id, payload)

@@ -27,7 +27,7 @@ from outbox_pipelines.days.bodies import bodies_sql, day_references
 from outbox_pipelines.days.bodies.day_references import StaysError
 from outbox_pipelines.days.bodies.store import available, open_bodies, require_own
 from outbox_pipelines.days.partitions import close
-from outbox_pipelines.days.partitions.calendar import DayLockedError, working_at
+from outbox_pipelines.days.partitions.calendar import DayLockedError, require_order, working_at
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.settings import DaySettings
 
@@ -68,6 +68,7 @@ def sweep(
         SetupError: the store is not this outbox's, or OUTBOX_BODIES is not set.
         UnavailableError: the database, the store or the archive does not answer.
     """
+    require_order(since, until)
     bodies = open_bodies(settings)
     require_schema(settings)
     with connect(settings, name="outbox bodies sweep") as connection:

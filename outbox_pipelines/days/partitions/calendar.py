@@ -85,6 +85,12 @@ class DayLockedError(NotReadyError):
     """Another session works on the day."""
 
 
+def require_order(since: date | None, until: date | None) -> None:
+    """Raise `SetupError` if the first day is after the last one."""
+    if since and until and since > until:
+        raise SetupError(f"{since} is after {until}: --since is the first day, --until the last one")
+
+
 @contextmanager
 def working_at(settings: OutboxSettings, day: date) -> Iterator[Connection]:
     """Open a connection and lock the day, so that no other session works on it.

@@ -46,6 +46,17 @@ def test_only_what_no_event_refers_to_is_removed(stored: Stored) -> None:
     assert (again.objects, again.unreferenced) == (2, 0)
 
 
+def test_an_object_whose_name_cannot_be_read(stored: Stored, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against one object that stops all days, and a message that does not name it."""
+    key = stored.write()
+    (Path(stored.settings.bodies) / f"{key[:-1]}\x01").write_bytes(b"")
+    for verb in ("check", "sweep"):
+        done = stored.outbox("bodies", verb, "--since", str(DAY))
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+        assert f"because of the name of '{key[:-1]}\\x01': rename or remove it" in done.stderr
+    assert "rollback" not in caplog.text
+
+
 def test_a_bucket(in_bucket: Stored) -> None:
     """Guards against a sweep that only ever worked in a directory, and one that takes a path for a key."""
     kept = in_bucket.write()
@@ -503,6 +514,9 @@ def test_the_command(stored: Stored) -> None:
     found = json.loads(stored.outbox(*command, "--json").stdout)
     assert [(each["objects"], each["unreferenced"], each["size"]) for each in found] == [(2, 1, 5), (1, 0, 0)]
     assert "no bodies" in stored.outbox("bodies", "sweep", "--until", "2026-01-01").output
+    for verb in ("sweep", "check"):
+        refused = stored.outbox("bodies", verb, "--since", "2026-01-02", "--until", "2026-01-01")
+        assert (refused.exit_code, "2026-01-02 is after 2026-01-01: " in refused.stderr) == (2, True)
     stored.put(days_ago(30))
     assert stored.outbox("bodies", "sweep", "--since", str(days_ago(30))).exit_code == 1
     assert f"{days_ago(30)}" not in stored.outbox("bodies", "sweep").output
