@@ -213,7 +213,7 @@ def test_what_settings_do_to_each_other_is_a_mistake(monkeypatch: pytest.MonkeyP
             '[table.columns]\npublished_at = "at"',
             "line 4: clean_after_hours: OUTBOX_ARCHIVE is not set",
         ),
-        (f'{_DSN}[registry]\nregistry_ca = "no.pem"', "/no.pem cannot be read: No such file"),
+        (f'{_DSN}[registry]\nregistry_ca = "no.pem"', "registry_ca: no.pem cannot be read: No such file"),
         (f'{_DSN}[days]\nbodies = "b"', "/b is no directory: create it"),
         (f'{_DSN}[days]\nbodies = "s3://u:p@b/c"', "has credentials in it: remove them"),
         # Who queries an archive needs no database, and a slot's table may have any settings of its relay.
