@@ -38,7 +38,7 @@ from outbox_pipelines.writer.errors import BodyStoreError, OutboxError
 from outbox_pipelines.writer.references import JSON, KEY, Body, LargePayload, Reference, is_json
 
 _AT_ONCE: Final = 8
-_REFUSED_NAME: Final = re.compile(r'Path "/?(.*?)": ', re.DOTALL)
+_REFUSED_NAME: Final = re.compile(r'Path "/?(.*?)"(?:: | contained )', re.DOTALL)
 _OWNER: Final = "_outbox/bodies.json"
 """Whose bodies these are."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -493,7 +494,8 @@ def _fetch(cursor: duckdb.DuckDBPyConnection) -> Iterator[Row]:
 
 def _refuse_archived(settings: Settings, file: Path) -> None:
     archive = Path(settings.archive.removeprefix("file://")).expanduser().absolute()
-    if file.resolve().is_relative_to(archive.resolve()):
+    # `resolve` refuses a link to itself in other words.
+    if Path(os.path.realpath(file)).is_relative_to(archive.resolve()):
         raise SetupError(f"{file} is in the archive, which is read-only: choose a file elsewhere")
 
 

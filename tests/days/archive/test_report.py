@@ -174,6 +174,9 @@ def test_what_is_replaced(tmp_path: Path) -> None:
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
         assert f"{file} cannot be written: it is no regular file" in done.stderr
         assert pipe.is_fifo()
+    link.unlink()
+    link.symlink_to(link)
+    assert "link cannot be written: Too many levels" in ask(tmp_path / "archive", "--out", str(link)).stderr
     assert sorted(each.name for each in tmp_path.iterdir()) == ["archive", "link", "other", "pipe"]
 
 
