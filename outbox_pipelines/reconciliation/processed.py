@@ -141,7 +141,8 @@ def _require_tables(own: OutboxSettings, consumer: Consumer) -> bool:
     if not has_processed:
         raise SetupError(
             f"consumer {consumer.name}: its database has no table processed_events in schema "
-            f"{own.db_schema!r}: set its dsn and schema in outbox.toml"
+            f"{own.db_schema!r} that the role sees: set its dsn and schema in outbox.toml, or grant the role "
+            "USAGE on the schema and SELECT on the table"
         )
     return bool(has_inbox)
 
