@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import SetupError
@@ -46,12 +47,11 @@ def replacing(path: Path) -> Iterator[Path]:
         SetupError: the file cannot be written.
     """
     path = require_replaceable(path)
-    begun = path.with_name(f".{path.name}.begun")
     try:
-        yield begun
-        begun.replace(path)
+        # A name that others can foresee could be a link that they have planted.
+        with TemporaryDirectory(prefix=f".{path.name[:100]}.", dir=path.parent) as beside:
+            begun = Path(beside) / "begun"
+            yield begun
+            begun.replace(path)
     except OSError as error:
         raise SetupError(f"{path} cannot be written: {first_line(error)}: name another file") from None
-    finally:
-        with suppress(OSError):
-            begun.unlink()
