@@ -67,6 +67,8 @@ _ATTRIBUTES: Final = {
 _MEMBER: Final = MEMBER.encode()
 # How texts begin that stand for encrypted and erased values; see `subject_keys`.
 _PROTECTED: Final = b'"outbox-e'
+# Its letters can be written as \u006f.
+_ESCAPED: Final = b"\\u00"
 # Headers that have one name everywhere.
 _FIXED: Final = (CONTENT_TYPE, *REPLAY)
 _CLOUDEVENT: Final = "application/cloudevents+json"
@@ -180,7 +182,7 @@ class Event(Generic[Payload]):
     @property
     def may_be_protected(self) -> bool:
         """Whether the value, in JSON, may have encrypted or erased members."""
-        return self.value is not None and _PROTECTED in self.value
+        return self.value is not None and (_PROTECTED in self.value or _ESCAPED in self.value)
 
     @property
     def reference(self) -> Reference | None:

@@ -4,7 +4,7 @@
 
 Invariants:
 - AES-256-GCM of the value's JSON text; what is before the base64url is authenticated, too.
-- A text of another shape is none: it is not touched.
+- A text that begins so and has another shape was changed: it is never taken for clear text.
 - In a JSON text, what is replaced is exactly a value: no other byte changes, so numbers keep their digits.
 """
 
@@ -62,7 +62,7 @@ def opened(text: str, key: AESGCM) -> tuple[str, Any] | None:
 
 
 def key_id_of(text: str) -> str | None:
-    """Return the id of the key of an encrypted value; None if the text is not one."""
+    """Return the id of the key of an encrypted value; None if the text has not its shape."""
     found = _SHAPE.fullmatch(text)
     return found[2] if found else None
 

@@ -167,7 +167,8 @@ class SubjectKeys:
         """Return a payload with its members decrypted, and `ERASED` for what was erased.
 
         Raises:
-            SubjectKeyError: a value is encrypted with a key that is not in the store, or was changed.
+            SubjectKeyError: a value is encrypted with a key that is not in the store, or was changed; also
+                any other text that begins as an encrypted one.
             KeyStoreError: the database is unavailable, or the master key is not its own.
         """
         [found] = self.all_decrypted([payload])
@@ -226,8 +227,10 @@ class SubjectKeys:
             return _ERASED
         key_id = encrypted_text.key_id_of(text)
         if key_id is None:
-            return None
-        if key_id not in keys:
+            if not text.startswith(encrypted_text.PREFIX):
+                return None
+            why = "in another form than this version's, or was changed since: correct its writer"
+        elif key_id not in keys:
             why = f"with the key {key_id}, which the key store does not have: name the store of its writer"
         elif (key := keys[key_id]) is None:
             return _ERASED

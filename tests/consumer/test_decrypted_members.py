@@ -132,13 +132,15 @@ def test_what_cannot_be_decrypted(keys: SubjectKeys, keys_dsn: str) -> None:
         (away, protected, "outage"),
         (SubjectKeys(keys_dsn, master=OTHER), protected, "outage"),
         (keys, unknown, "retry"),
-        (keys, {"a": "outbox-encrypted:1:x"}, "handled"),
+        (away, {"a": "outbox-encrypted:1:x"}, "retry"),
         (away, {"a": "outbox-erased:"}, "handled"),
     ):
         seen: list[Any] = []
         consumer = a_consumer(seen, with_keys, dict)
         assert handle(consumer, make_event("order.placed", payload), using=None, raises=False) == [verdict]
         assert seen == ([payload] if verdict == "handled" else [])
+    escaped = make_event("order.placed", value=json.dumps(unknown).replace("outbox", "\\u006futbox").encode())
+    assert handle(a_consumer(seen, keys), escaped, using=None, raises=False) == ["retry"]
 
 
 def test_without_keys_nothing_changes() -> None:

@@ -178,17 +178,29 @@ def test_what_cannot_be_decrypted_is_not_erased(keys: SubjectKeys, keys_dsn: str
         (f"outbox-encrypted:1:{uuid4()}:{content}", "which the key store does not have: name the store"),
         (f"{begin}:{content[:-9]}AAAAAAAAA", "was changed since"),
         (f"outbox-encrypted:1:{other_id}:{content}", "was changed since"),
+        *(
+            (each, "in another form than this version's, or was changed since: correct its writer")
+            for each in (
+                "outbox-encrypted:",
+                begin,
+                f"{begin}:",
+                f"{begin}:AAAA",
+                f"{begin}:+/{content[2:]}",
+                "outbox-encrypted:2:" + text[19:],
+                text[:19] + text[19:55].upper() + text[55:],
+                text + "=",
+                text + " ",
+                text + "\n",
+            )
+        ),
     ):
         with pytest.raises(SubjectKeyError, match=why):
             keys.decrypted([{"a": wrong}])
         assert keys.all_decrypted([[{"a": wrong}]], is_strict=False) == [[{"a": wrong}]]
         assert keys.json_decrypted([json.dumps({"a": wrong})]) == [json.dumps({"a": wrong})]
     for stays in (
-        begin,
-        "outbox-encrypted:2:" + text[19:],
-        text + "=",
+        "outbox-encrypted",
         text.upper(),
-        f"{begin}:AAAA",
         " " + text,
         '"' + text,
     ):
