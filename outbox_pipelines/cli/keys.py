@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import click
 
@@ -18,6 +19,9 @@ from outbox_pipelines.config.master_keys import SIZE
 from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
+
+_NAMED: Final = 10
+"""Keys that a message names."""
 
 
 @click.group()
@@ -41,8 +45,9 @@ def make_tables(settings: Settings) -> None:
     from outbox_pipelines.subject_keys import erasures
 
     with _errors():
-        warning = erasures.migrate(settings)
-    click.echo("the tables of the key store exist, and the master key is its own")
+        is_new, warning = erasures.migrate(settings)
+    done = "created" if is_new else "exist"
+    click.echo(f"tables of the key store: {done}; the master key is its own")
     if warning:
         click.echo(plain(f"outbox: {warning}"), err=True)
 
@@ -73,13 +78,23 @@ def rewrap(settings: Settings) -> None:
     """Wrap all keys with the current master key, the first in OUTBOX_MASTER_KEY.
 
     Give the former one behind it. After the command, and once every process has the new one, it is needed
-    no more.
+    no more. Exits with 1 if no master key unwraps a key.
     """
     from outbox_pipelines.subject_keys import erasures
 
     with _errors():
-        count = erasures.rewrap(settings)
+        count, left = erasures.rewrap(settings)
     click.echo(f"{counted(count, 'key')} wrapped by the current master key")
+    if left:
+        named = ", ".join(f"{subject} ({key_id})" for subject, key_id in left[:_NAMED])
+        more = f", and {len(left) - _NAMED:,} more" if len(left) > _NAMED else ""
+        why = (
+            f"no master key unwraps {counted(len(left), 'key')}: {named}{more}. Add the master key that has "
+            "wrapped them behind the current one; if there is none, their values are lost: `outbox forget "
+            "SUBJECT`. Then run the command again"
+        )
+        click.echo(plain(f"outbox: {why}"), err=True)
+        sys.exit(1)
 
 
 @click.command()

@@ -24,8 +24,11 @@ _UNKNOWN: Final = "it is not known whether the keys are in another server than t
 _SERVER: Final = "SELECT system_identifier::text FROM pg_control_system()"
 
 
-def migrate(settings: ErasureSettings) -> str:
-    """Create the tables of the key store if they are missing; return a warning about its place, or nothing.
+def migrate(settings: ErasureSettings) -> tuple[bool, str]:
+    """Create the tables of the key store if they are missing.
+
+    Returns:
+        Whether they were, and a warning about the store's place, or an empty text.
 
     Raises:
         SetupError: the settings name no store, or no master key.
@@ -33,19 +36,19 @@ def migrate(settings: ErasureSettings) -> str:
     """
     masters = masters_of(settings)
     with closing(store_of(settings)) as store:
-        store.migrate(masters.wrap(os.urandom(SIZE)))
+        is_new = store.migrate(masters.wrap(os.urandom(SIZE)))
         require_master(store, masters)
         server = store.server()
     if not settings.dsn:
-        return f"OUTBOX_DSN is not set: {_UNKNOWN}"
+        return is_new, f"OUTBOX_DSN is not set: {_UNKNOWN}"
     try:
         with connect(settings, name="outbox keys") as connection:
             [(outbox,)] = connection.execute(_SERVER).fetchall()
     except (SetupError, psycopg.Error) as error:
-        return f"{first_line(error)}: {_UNKNOWN}"
+        return is_new, f"{first_line(error)}: {_UNKNOWN}"
     if outbox != server:
-        return ""
-    return (
+        return is_new, ""
+    return is_new, (
         "the keys are in the same server as the outbox: its backups and its WAL have both, so an erasure "
         "holds only when the last backup with the key has expired. Move the keys to another server"
     )
@@ -74,19 +77,29 @@ def erasures(settings: ErasureSettings, limit: int) -> list[Erasure]:
         return store.erasures(limit)
 
 
-def rewrap(settings: ErasureSettings) -> int:
-    """Wrap all keys with the current master key; return how many.
+def rewrap(settings: ErasureSettings) -> tuple[int, list[tuple[str, str]]]:
+    """Wrap all keys with the current master key.
+
+    Returns:
+        How many, and the subjects and ids of keys that no master key unwraps, which stay as they are.
 
     Raises:
-        KeyStoreError: a key is wrapped by a master key that is not given; keys before it are wrapped again.
+        KeyStoreError: the store is unavailable, or the master key is not its own.
     """
     masters = masters_of(settings)
     count = 0
+    left: list[tuple[str, str]] = []
     with closing(store_of(settings)) as store:
         require_master(store, masters)
         for keys in store.wrapped():
-            renewed = [(key_id, old, masters.wrap(masters.require(key_id, old))) for key_id, old in keys]
+            renewed = []
+            for subject, key_id, old in keys:
+                if (key := masters.unwrap(old)) is None:
+                    left.append((subject, key_id))
+                else:
+                    renewed.append((key_id, old, masters.wrap(key)))
             count += store.rewrap(renewed)
         # Last: until all keys are, the former master key is still needed.
-        store.rewrap_canary(masters.wrap(os.urandom(SIZE)))
-    return count
+        if not left:
+            store.rewrap_canary(masters.wrap(os.urandom(SIZE)))
+    return count, left

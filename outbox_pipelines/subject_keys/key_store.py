@@ -39,7 +39,7 @@ SELECT subject, key_id::text, forgotten_at, forgotten_by, reason FROM subject_ke
 WHERE forgotten_at IS NOT NULL ORDER BY forgotten_at DESC LIMIT %(limit)s"""
 # By key_id, which never changes: what is added in between is wrapped by the current key already.
 _WRAPPED: Final = """
-SELECT key_id::text, wrapped FROM subject_keys
+SELECT subject, key_id::text, wrapped FROM subject_keys
 WHERE wrapped IS NOT NULL AND key_id > %(after)s::uuid ORDER BY key_id LIMIT 1000"""
 # Only if it is still that one: what was forgotten since stays destroyed.
 _REWRAP: Final = """
@@ -125,19 +125,19 @@ class KeyStore:
         """Return forgotten subjects, the newest first."""
         return [Erasure(*row) for row in self._rows(_LIST, limit=limit)]
 
-    def migrate(self, canary: bytes) -> None:
-        """Create the tables if they are missing, and give the store its identity."""
+    def migrate(self, canary: bytes) -> bool:
+        """Create the tables if they are missing, give the store its identity; return whether it had none."""
         with self._connected() as connection, connection.transaction():
             for file in scripts.files("keys"):
                 connection.execute(file.read_bytes())
-            connection.execute(_IDENTIFY, {"canary": canary})
+            return connection.execute(_IDENTIFY, {"canary": canary}).rowcount == 1
 
-    def wrapped(self) -> Iterator[list[tuple[str, bytes]]]:
-        """Yield the ids and keys that are not destroyed, a thousand at a time."""
+    def wrapped(self) -> Iterator[list[tuple[str, str, bytes]]]:
+        """Yield the subjects, ids and keys that are not destroyed, a thousand at a time."""
         after = _FIRST
         while rows := self._rows(_WRAPPED, after=after):
             yield rows
-            after = rows[-1][0]
+            after = rows[-1][1]
 
     def rewrap(self, keys: Sequence[tuple[str, bytes, bytes]]) -> int:
         """Replace wrapped keys, given as id, old and new; return how many."""

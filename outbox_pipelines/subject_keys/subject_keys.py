@@ -87,7 +87,8 @@ class SubjectKeys:
             check_dsn(conninfo)
         except ValueError as error:
             raise SetupError(f"conninfo {error}") from None
-        if isinstance(cache_seconds, bool) or not 0 <= cache_seconds <= MOST_SECONDS:
+        is_number = isinstance(cache_seconds, int | float) and not isinstance(cache_seconds, bool)
+        if not is_number or not 0 <= cache_seconds <= MOST_SECONDS:
             raise SetupError(f"cache_seconds is {cache_seconds!r}: give 0 to {MOST_SECONDS:g} seconds")
         if not isinstance(cache_size, int) or cache_size < 1:
             raise SetupError(f"cache_size is {cache_size!r}: give 1 or more keys, as an int")

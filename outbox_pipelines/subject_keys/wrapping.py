@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from outbox_pipelines.config.master_keys import read_master_keys
+from outbox_pipelines.config.master_keys import SIZE, read_master_keys
 from outbox_pipelines.core.secret import first_line, register
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.subject_keys.errors import KeyStoreError
@@ -60,14 +60,14 @@ class MasterKeys:
 
     def __init__(self, given: str | MasterKey | Sequence[str | MasterKey]) -> None:
         self._keys: list[MasterKey] = []
-        for each in [given] if isinstance(given, str) or hasattr(given, "wrap") else given:
+        for each in given if isinstance(given, list | tuple) else [given]:
             if hasattr(each, "wrap") and hasattr(each, "unwrap"):
                 self._keys.append(each)
                 continue
             if not isinstance(each, str):
                 raise SetupError(
-                    f"master is a {type(each).__name__}: give base64 of 32 bytes, or an object with wrap and "
-                    "unwrap"
+                    f"master is a {type(each).__name__}: give base64 of 32 bytes as a str, an object with "
+                    "wrap and unwrap, or a list of these"
                 )
             register(*each.split())
             try:
@@ -127,7 +127,12 @@ def read_file(path: Path) -> str:
     """Return the master keys in a file; raise `SetupError` if it cannot be read."""
     try:
         return path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise SetupError(
+            f"OUTBOX_MASTER_KEY_FILE={path} has bytes that are no text: write base64 of {SIZE} bytes, as "
+            "`outbox keys generate` prints it"
+        ) from None
+    except OSError as error:
         raise SetupError(f"OUTBOX_MASTER_KEY_FILE={path} cannot be read: {first_line(error)}") from None
 
 

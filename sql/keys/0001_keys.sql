@@ -19,11 +19,12 @@ BEGIN
     CREATE TABLE subject_keys (
         key_id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
         subject text NOT NULL UNIQUE CHECK (octet_length(subject) BETWEEN 1 AND 500),
-        wrapped bytea, -- by the master key; NULL: destroyed
+        wrapped bytea -- by the master key; NULL: destroyed
+            CONSTRAINT wrapped_key_has_32_bytes_or_more CHECK (octet_length(wrapped) >= 32),
         created_at timestamptz NOT NULL DEFAULT now(),
         forgotten_at timestamptz,
         forgotten_by text,
-        reason text,
+        reason text CONSTRAINT a_reason_is_given CHECK (btrim(reason) <> ''),
         CHECK ((wrapped IS NULL) = (forgotten_at IS NOT NULL) AND (wrapped IS NULL) = (reason IS NOT NULL))
     -- A destroyed key leaves the table at the next autovacuum, also if who destroys it may not run VACUUM.
     ) WITH (autovacuum_vacuum_threshold = 0, autovacuum_vacuum_scale_factor = 0);

@@ -36,9 +36,11 @@ def test_from_the_first_command_on(stack: Stack, outbox_dsn: str) -> None:
         assert missing.stderr.endswith("run `outbox keys migrate`, or correct OUTBOX_KEYS_DSN\n")
         first = outbox("keys", "migrate", **given)
         assert (first.returncode, first.stderr.count("\n")) == (0, 1)
+        assert first.stdout == "tables of the key store: created; the master key is its own\n"
         assert "OUTBOX_DSN is not set: it is not known whether" in first.stderr
         again = outbox("keys", "migrate", **given, OUTBOX_DSN=outbox_dsn)
         assert again.returncode == 0
+        assert again.stdout == "tables of the key store: exist; the master key is its own\n"
         assert "the keys are in the same server as the outbox: its backups" in again.stderr
         wrong = outbox("keys", "migrate", OUTBOX_KEYS_DSN=dsn, OUTBOX_MASTER_KEY=OTHER)
         assert wrong.returncode == 2
@@ -99,6 +101,10 @@ def test_a_file_has_the_master_key(keys_dsn: str, tmp_path: Path) -> None:
     assert (
         "OUTBOX_MASTER_KEY_FILE: master: key 1 is not base64 of 32 bytes" in checked.stdout + checked.stderr
     )
+    file.write_bytes(b"\xff" * 32)
+    raw = outbox("keys", "migrate", **given)
+    assert raw.returncode == 2
+    assert "has bytes that are no text: write base64 of 32 bytes, as `outbox keys gen" in raw.stderr
     file.unlink()
     gone = outbox("keys", "migrate", **given)
     assert (gone.returncode, "cannot be read" in gone.stderr) == (2, True)
@@ -137,6 +143,30 @@ def test_another_master_key(keys: SubjectKeys, keys_dsn: str, settings: Settings
         SubjectKeys(keys_dsn, master=MASTER).decrypted(protected)
 
 
+def test_keys_that_no_master_key_unwraps(keys: SubjectKeys, keys_dsn: str) -> None:
+    """Guards against a writer whose wrong key keeps others from being wrapped, and an empty reason."""
+    protected = keys.protect({"a": "x"}, {"a": 7})
+    given = {"OUTBOX_KEYS_DSN": keys_dsn, "OUTBOX_MASTER_KEY": f"{OTHER} {MASTER}"}
+    with psycopg.connect(keys_dsn, autocommit=True) as connection:
+        add = "SELECT key_id::text FROM subject_keys_add(ARRAY[%s], ARRAY[%s::bytea])"
+        for subject in ("bad", "7"):
+            with pytest.raises(psycopg.errors.CheckViolation, match="wrapped_key_has_32_bytes_or_more"):
+                connection.execute(add, [subject, b"\0" * 31])
+        ids = [connection.execute(add, [f"bad{n}", bytes(60)]).fetchall()[0][0] for n in range(11)]
+        with pytest.raises(psycopg.errors.CheckViolation, match="a_reason_is_given"):
+            connection.execute("SELECT subject_keys_forget('bad0', 'a', ' ')")
+        done = outbox("keys", "rewrap", **given)
+        assert (done.returncode, done.stdout) == (1, "1 key wrapped by the current master key\n")
+        assert "outbox: no master key unwraps 11 keys: " in done.stderr
+        assert sum(f"bad{n} ({key_id})" in done.stderr for n, key_id in enumerate(ids)) == 10
+        assert ", and 1 more. Add the master key that has wrapped them" in done.stderr
+        for n in range(11):
+            assert outbox("forget", f"bad{n}", "--reason", "r", **given).returncode == 0
+    again = outbox("keys", "rewrap", **given)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert SubjectKeys(keys_dsn, master=OTHER).decrypted(protected) == {"a": "x"}
+
+
 @contextmanager
 def _role(dsn: str, *kinds: str) -> Iterator[str]:
     name = f"r{uuid4().hex[:12]}"
@@ -165,7 +195,10 @@ _HOSTILE = (
     "SELECT subject_keys_grant(current_user::regrole, 'operator')",
 )
 _OF = {
-    "writer": ("SELECT subject_keys_find('{7}')", "SELECT subject_keys_add('{9}', '{x}')"),
+    "writer": (
+        "SELECT subject_keys_find('{7}')",
+        "SELECT subject_keys_add('{9}', ARRAY[decode(repeat('00', 60), 'hex')])",
+    ),
     "reader": ("SELECT subject_keys_read('{}')",),
     "operator": ("SELECT subject_keys_forget('none', 'a', 'r')", "SELECT subject FROM subject_keys"),
 }

@@ -363,7 +363,11 @@ def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
             "master: key 1 is not base64 of 32 bytes: `outbox keys gen",
         ),
         ({"conninfo": dsn, "master": [b"x"]}, "master is a bytes: give base64"),
+        ({"conninfo": dsn, "master": b"x" * 32}, "master is a bytes: give base64 of 32 bytes as a str"),
+        ({"conninfo": dsn, "master": 5}, "master is a int: give base64"),
         ({"conninfo": dsn, "master": []}, "no master key is given"),
+        ({"conninfo": dsn, "master": MASTER, "cache_seconds": "x"}, "cache_seconds is 'x': give 0 to 60"),
+        ({"conninfo": dsn, "master": MASTER, "cache_seconds": None}, "cache_seconds is None: give 0 to 60"),
         (
             {"conninfo": dsn, "master": MASTER, "cache_seconds": 61},
             "cache_seconds is 61: give 0 to 60 seconds",
