@@ -81,8 +81,8 @@ def verify_day(settings: Settings, day: date, as_json: bool) -> None:
 
     Also prints what `redact` and `expire` have changed.
 
-    If they differ, prints the rows that differ and exits with 1. With OUTBOX_ICEBERG, the Iceberg table must
-    have the day, too.
+    If they differ, prints the rows that differ and exits with 1, also if the day's directory has another
+    Parquet file. With OUTBOX_ICEBERG, the Iceberg table must have the day, too.
     """
     from outbox_pipelines.days.archive import day as days
 

@@ -133,10 +133,21 @@ def verify(settings: DaySettings, day: date) -> Proof:
             if (day,) in connection.execute(archive_sql.UNFINISHED).fetchall():
                 line = "a change of its file was interrupted: run `outbox archive expire`, which completes it"
                 return replace(found, differences=(*found.differences, line))
-            return found
+            return _with_leftovers(store, found)
         found = proof.prove(store, day, connection, leaf_of(day), manifest_sha256)
         connection.execute(archive_sql.PROVEN, {"day": day, "equal": found.equal, "digest": manifest_sha256})
-        return found
+        return _with_leftovers(store, found)
+
+
+def _with_leftovers(store: Store, found: Proof) -> Proof:
+    """Add the files that other readers of the directory find; none if the valid one is in doubt."""
+    loaded = proof.load(store, found.day) if found.equal else None
+    lines = (
+        f"{store.address(name)} is not the file of this day, and readers of the directory see its rows, also "
+        "what was redacted or expired since: delete it"
+        for name in (store.others(found.day, loaded[0].file, foreign=True) if loaded else ())
+    )
+    return replace(found, differences=(*found.differences, *lines))
 
 
 def _require_closed(settings: DaySettings, connection: Connection, day: date) -> None:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -78,12 +79,13 @@ def redact(
 
     Raises:
         NotReadyError: no event is selected; or as `rewrite`.
-        SetupError: a path is not valid, or no selected event has it; the condition cannot be evaluated; or as
-            `rewrite`.
+        SetupError: a path is not valid, is within another one, or no selected event has it; the condition
+            cannot be evaluated; or as `rewrite`.
         UnavailableError: as `rewrite`.
     """
     condition.require(where)
     redaction = _Redaction(day, where, {"payload": {}, "headers": {}})
+    _refuse_overlap(paths)
     for each in paths:
         redaction.asked["payload"][_steps(each)] = each
     for each in headers:
@@ -203,6 +205,16 @@ def _steps(path: str) -> Steps:
             "`outbox bodies check` then names its event"
         )
     return tuple(steps)
+
+
+def _refuse_overlap(paths: Sequence[str]) -> None:
+    for outer, inner in permutations(paths, 2):
+        steps = _steps(outer)
+        if _steps(inner)[: len(steps)] == steps:
+            raise SetupError(
+                f"--path {outer} and --path {inner} overlap: give --path {outer} alone to replace all of it, "
+                "or leave it out"
+            )
 
 
 def _selected(file: Path, where: str) -> NDArray[np.bool_]:

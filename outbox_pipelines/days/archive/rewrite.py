@@ -175,8 +175,10 @@ def _proven(store: Store, connection: Connection, day: date) -> tuple[Manifest, 
     """Return the manifest of a dropped day whose file has just been proven."""
     row = require_day(connection, day)
     if row.state != "dropped":
+        archive = f"`outbox archive day {day}`, which closes a day that is over, and then "
         raise NotReadyError(
-            f"{day} is {row.state}, and its rows are in the table: run `outbox partitions drop {day}` first"
+            f"{day} is {row.state}, and its rows are in the table: run "
+            f"{'' if row.state == 'archived' else archive}`outbox partitions drop {day}` first"
         )
     if row.manifest_sha256 is None:
         raise NotReadyError(f"{day} was dropped without an archive: it has no file to change")

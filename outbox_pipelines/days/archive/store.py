@@ -211,10 +211,18 @@ class Store:
             directory.chmod(self._directory_mode | inherited)
             sync(directory.parent)
 
-    def others(self, day: date, file: str) -> list[str]:
-        """Return the keys of a day's other files: they are not valid, but readers of directories see them."""
-        names = [name for name in self._names(key(day, "")[:-1]) if _FILE.fullmatch(name) and name != file]
-        return [key(day, name) for name in sorted(names)]
+    def others(self, day: date, file: str, *, foreign: bool = False) -> list[str]:
+        """Return the keys of a day's other files: they are not valid, but readers of directories see them.
+
+        Args:
+            foreign: also Parquet files with names that no archive gives.
+        """
+        names = [name for name in self._names(key(day, "")[:-1]) if name != file]
+        return [
+            key(day, name)
+            for name in sorted(names)
+            if (name.endswith(".parquet") if foreign else _FILE.fullmatch(name))
+        ]
 
     def remove(self, name: str) -> None:
         """Remove an object."""

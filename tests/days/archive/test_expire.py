@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from click.testing import Result
 from pydantic import ValidationError
@@ -103,13 +105,18 @@ def test_no_retention(database: Database, dropped: Settings) -> None:
     ("given", "says"),
     [
         ({"order": 29}, "order=29 is less than OUTBOX_RETENTION_DAYS (30)"),
-        ({"order": True}, "order=1 is less"),
-        ({"order": "7 years"}, "valid integer"),
-        ({"order": 0}, "greater than or equal to 1"),
+        ({"order": True}, "order=True is not a number of days"),
+        ({"order": "7 years"}, "order=7 years is not a number of days: write order=N, 1 to 36500"),
+        ("order=0", "order=0 is not a number of days"),
+        ("order=-1", "order=-1 is not a number of days"),
+        ({"order": 1.5}, "order=1.5 is not a number of days"),
+        ("order=40,*=99999999999", "*=99999999999 is not a number of days: write *=N"),
+        ("order=40,*=36501", "*=36501 is not a number of days"),
+        ("=400", "=400 names no aggregate type: write order=400"),
         ("order", "name=value"),
     ],
 )
 def test_a_retention_that_cannot_be_meant(given: object, says: str) -> None:
     """Guards against an archive that is emptied before its rows leave the table."""
-    with pytest.raises((SetupError, ValidationError), match=says.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises((SetupError, ValidationError), match=re.escape(says)):
         load_settings(archive_retention_days=given)

@@ -212,6 +212,8 @@ def test_what_is_refused_changes_nothing(database: Database, dropped: Settings) 
         ("aggregate_id = 'o'", ("--path", "lines[].name"), 2, "has lines[].name"),
         ("true", ("--path", "a..b"), 2, "'a..b' is not the path of a member"),
         ("true", ("--path", "outbox-body.key"), 2, "is in the reference to a body"),
+        ("true", ("--path", "lines[].name", "--path", "lines"), 2, "lines and --path lines[].name overlap"),
+        ("true", ("--path", "customer", "--path", "customer"), 2, "--path customer and --path customer over"),
         ("true", (), 2, "give --path or --header"),
         ("colour = 'x'", ("--path", "a"), 2, "--where cannot be evaluated"),
         ("random() < 2", ("--path", "a"), 2, "--where has random, whose value changes"),
@@ -234,6 +236,8 @@ def test_days_that_cannot_be_redacted(database: Database, dropped: Settings) -> 
     later = calendar.read(dropped)[-1].day
     not_yet = redact(database, dropped, *asked, day=later)
     assert (not_yet.exit_code, f"{later} is open" in not_yet.stderr) == (1, True)
+    assert f"run `outbox archive day {later}`, which closes" in not_yet.stderr
+    assert f"and then `outbox partitions drop {later}` first" in not_yet.stderr
     no_reason = outbox(database, dropped, "redact", str(DAY), *asked)
     assert (no_reason.exit_code, "say why" in no_reason.stderr) == (2, True)
     with calendar.working_at(dropped, DAY):
@@ -265,6 +269,25 @@ def test_a_made_up_change_is_found(database: Database, dropped: Settings) -> Non
         True,
     )
     assert outbox(database, dropped, "verify", str(DAY)).exit_code == 0
+
+
+def test_a_former_file_that_a_backup_brought_back(database: Database, dropped: Settings) -> None:
+    """Guards against redacted values that other readers see again, while the proof says nothing."""
+    former = file(dropped, DAY)
+    content = former.read_bytes()
+    assert redact(database, dropped, "--where", "true", "--path", "customer.email").exit_code == 0
+    former.write_bytes(content)
+    foreign = former.with_name("copy.parquet")
+    foreign.write_bytes(content)
+    found = outbox(database, dropped, "verify", str(DAY))
+    lines = [line for line in found.stderr.splitlines() if line.endswith("delete it")]
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert [line.partition(" is not the file of this day")[0] for line in lines] == [
+        f"outbox: {DAY}: {each}" for each in (foreign, former)
+    ]
+    # The manifest of the backup, too: the file that the database knows is not to be deleted.
+    edit_manifest(dropped, DAY, file=former.name)
+    assert "delete it" not in outbox(database, dropped, "verify", str(DAY)).stderr
 
 
 def test_in_a_bucket(database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
