@@ -232,10 +232,7 @@ class SubjectKeys:
                 return None
             why = "in another form than this version's, or was changed since: correct its writer"
         elif key_id not in keys:
-            why = (
-                f"with the key {key_id}, which the key store does not have, or no master key unwraps: name "
-                "the store of its writer, or add the master key"
-            )
+            why = f"with the key {key_id}, which the key store does not have: name the store of its writer"
         elif (key := keys[key_id]) is None:
             return _ERASED
         elif (found := encrypted_text.opened(text, key)) is not None:
@@ -274,20 +271,15 @@ class SubjectKeys:
         return keys
 
     def _keys_of_texts(self, texts: Iterable[str]) -> dict[str, AESGCM | None]:
-        """Return the keys of encrypted texts by their ids, None if destroyed; unknown ones are missing.
-
-        A key that no master key unwraps is unknown, too: a writer's wrong key must not stop all readers.
-        """
+        """Return the keys of encrypted texts by their ids, None if destroyed; unknown ones are missing."""
         keys, missing = self._of_ids.known({each for each in map(encrypted_text.key_id_of, texts) if each})
         if not missing:
             return keys
         self._require_store()
         asked = time.monotonic()
         for key_id, wrapped in self._store.read(missing).items():
-            key = None if wrapped is None else self._masters.unwrap(wrapped)
-            if wrapped is None or key is not None:
-                keys[key_id] = None if key is None else AESGCM(key)
-                self._of_ids.put(key_id, keys[key_id], asked)
+            keys[key_id] = None if wrapped is None else AESGCM(self._masters.require(key_id, wrapped))
+            self._of_ids.put(key_id, keys[key_id], asked)
         return keys
 
     def _require_store(self) -> None:
