@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from pydantic.fields import FieldInfo
 
-from outbox_pipelines.config.fields import SECTIONS
+from outbox_pipelines.config.sections import SECTIONS
 from outbox_pipelines.settings import Settings, variable
 
 PAGE: Final = Path(__file__).parent / "settings.md"

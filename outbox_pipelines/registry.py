@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from outbox_pipelines import Error
+from outbox_pipelines.config.registry_files import FILES, unusable_files
 from outbox_pipelines.core.outages import REGISTRY
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import RefusedError, SetupError, UnavailableError
@@ -30,14 +30,6 @@ _Answer = TypeVar("_Answer")
 # The registry's own codes of a 404: no such subject, version, schema, level of a subject.
 _NOT_THERE: Final = frozenset({40401, 40402, 40403, 40408})
 _LONGEST: Final = 500
-_FILES: Final = {
-    "registry_ca": "ssl.ca",
-    "registry_certificate": "ssl.certificate",
-    "registry_key": "ssl.key",
-}
-_CERTIFICATE: Final = re.compile(rb"-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----")
-# The second line of an older form says that it is encrypted.
-_PRIVATE_KEY: Final = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(\s+Proc-Type: 4,ENCRYPTED)?")
 _BASE64: Final = re.compile("[A-Za-z0-9+/]+=*")
 # What a server says of a client's certificate, or of a missing one, by OpenSSL's names of TLS alerts.
 _NO_CERTIFICATE: Final = re.compile(
@@ -99,44 +91,6 @@ class InvalidSchemaError(SetupError):
     """The registry takes a schema for none."""
 
 
-def unusable_files(settings: MessageSettings) -> list[tuple[str, str]]:
-    """Return the settings of TLS whose files cannot be used, each with the reason and the remedy."""
-    found: list[tuple[str, str]] = []
-    texts: dict[str, bytes] = {}
-    for name in _FILES:
-        path = getattr(settings, name)
-        # Certificates of authorities may be in a directory.
-        if path is None or (name == "registry_ca" and path.is_dir()):
-            continue
-        try:
-            texts[name] = path.read_bytes()
-        except OSError as error:
-            found.append((name, f"{path} cannot be read: {error.strerror}: correct the path or its rights"))
-    for name in ("registry_ca", "registry_certificate"):
-        if name in texts and not _CERTIFICATE.search(texts[name]):
-            found.append((name, f"{getattr(settings, name)} has no certificate: name a file in PEM"))
-    holder = "registry_certificate" if settings.registry_key is None else "registry_key"
-    if holder in texts:
-        file = getattr(settings, holder)
-        if not (begin := _PRIVATE_KEY.search(texts[holder])):
-            also = "" if settings.registry_key else ", or set OUTBOX_REGISTRY_KEY"
-            found.append((holder, f"{file} has no private key: name a file in PEM that has one{also}"))
-        elif b"ENCRYPTED" in begin.group():
-            found.append((holder, f"{file} is encrypted: decrypt it with `openssl pkey -in … -out …`"))
-    if found:
-        return found
-    context, name = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "registry_ca"
-    try:
-        if name in texts:
-            context.load_verify_locations(settings.registry_ca)
-        name = holder
-        if settings.registry_certificate is not None:
-            context.load_cert_chain(settings.registry_certificate, settings.registry_key, password="")
-    except (OSError, ValueError) as error:
-        return [(name, f"{getattr(settings, name)}: {first_line(error)}: name a valid file")]
-    return []
-
-
 class NoSuchPathError(SetupError):
     """A server does not have the path: it is no registry, or an older one."""
 
@@ -173,7 +127,7 @@ class Registry:
             }
         for name, why in unusable_files(settings):
             raise SetupError(f"OUTBOX_{name.upper()} cannot be used: {why}")
-        for name, option in _FILES.items():
+        for name, option in FILES.items():
             if (path := getattr(settings, name)) is not None:
                 given[f"{option}.location"] = str(path)
         if settings.registry_certificate is not None:

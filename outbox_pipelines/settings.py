@@ -30,6 +30,7 @@ from outbox_pipelines.config.file import (
     read_config_file,
     setting_names,
 )
+from outbox_pipelines.config.sections import RULES
 from outbox_pipelines.config.tables import EntriesError
 from outbox_pipelines.core.secret import (
     Secret,
@@ -239,7 +240,7 @@ class Values:
         is_shown = name not in _NOT_SHOWN and len(problem["loc"]) == 1 and not isinstance(given, dict)
         shown = f"={given}:" if is_shown else ""
         within = ""
-        if name in fields.RULES and len(problem["loc"]) > 1:
+        if name in RULES and len(problem["loc"]) > 1:
             _, event_type, *steps = problem["loc"]
             within = " ".join((f" [{event_type}]", *map(str, steps))) + ":"
         why = _WHY.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")

@@ -12,8 +12,8 @@ import click
 from outbox_pipelines.cli import refusals
 from outbox_pipelines.cli.options import TEXT
 from outbox_pipelines.config import schema as config_schema
-from outbox_pipelines.config.fields import RULES, SECTIONS, WHOLE
 from outbox_pipelines.config.file import NAME, SECRET, config_path, entry_names, read_config_file
+from outbox_pipelines.config.sections import RULES, SECTIONS, WHOLE
 from outbox_pipelines.config.tables import is_reference, is_secret
 from outbox_pipelines.core.secret import HIDDEN, redacted
 from outbox_pipelines.core.text import counted, plain

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from outbox_pipelines.config import parsed
 from outbox_pipelines.config.file import Place
+from outbox_pipelines.config.registry_files import unusable_files
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings, Values
 
@@ -96,8 +97,6 @@ def _of_catalog(settings: Settings) -> Refusals:
 
 
 def _of_registry(settings: Settings) -> Refusals:
-    from outbox_pipelines.registry import unusable_files
-
     for name, why in unusable_files(settings):
         yield (name,), why
 

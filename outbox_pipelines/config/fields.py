@@ -7,81 +7,43 @@ Invariants:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
+from outbox_pipelines.config import types
 from outbox_pipelines.config.rules import Rule, Rules, check_format, check_formats, check_names
-from outbox_pipelines.config.types import (
-    ANY_CASE,
-    AfterDeadLetter,
-    AlertAddresses,
-    ArchiveRetention,
-    Attempts,
-    Brokers,
-    Compatibility,
-    ConnectorName,
-    ConnectUrls,
-    Consumers,
-    DrainConsumers,
-    Dsn,
-    ExistingTable,
-    FlatMembers,
-    Format,
-    HeaderNames,
-    HomePath,
-    IcebergCatalog,
-    KafkaConfig,
-    Limits,
-    Link,
-    MasterKeyText,
-    OutboxName,
-    RegistryUrls,
-    RegistryUserInfo,
-    Replicas,
-    RetrySeconds,
-    SchemaName,
-    SecretCommand,
-    SecretToken,
-    StorePlace,
-    Topic,
-    TopicPatterns,
-    UriReference,
-    ValueFormat,
-)
 from outbox_pipelines.core.secret import Secret
-
-Readers = Literal["owner", "group", "everyone"]
 
 
 class Outbox(BaseModel):
     """The outbox and its servers."""
 
-    name: OutboxName = Field(
+    name: types.OutboxName = Field(
         default="outbox",
         description="Name of the outbox in Dagster, metrics, logs and alerts: lower case, digits, `_`.",
     )
-    dsn: Dsn = Field(default=Secret(), description="The database: a connection string or URL of libpq.")
-    kafka: Brokers = Field(default="", description="Bootstrap servers: `host:port,host:port`.")
-    kafka_config: KafkaConfig = Field(
+    dsn: types.Dsn = Field(default=Secret(), description="The database: a connection string or URL of libpq.")
+    kafka: types.Brokers = Field(default="", description="Bootstrap servers: `host:port,host:port`.")
+    kafka_config: types.KafkaConfig = Field(
         default={},
         description="Settings of librdkafka; in the file the section `[kafka]`. Those that would break a "
         "guarantee are refused.",
     )
     # Not `schema`: that name belongs to pydantic.
-    db_schema: SchemaName = Field(
+    db_schema: types.SchemaName = Field(
         default="public", alias="OUTBOX_SCHEMA", description="Schema of the outbox tables."
     )
-    table: ExistingTable = Field(
+    table: types.ExistingTable = Field(
         default={},
         description="An [existing outbox table](existing-tables.md); in the file the section `[table]`.",
     )
-    connect: ConnectUrls = Field(
+    connect: types.ConnectUrls = Field(
         default=Secret(),
         description="Workers `http://host:8083` of a Kafka Connect cluster with "
         "[Debezium](debezium-on-connect.md), separated by commas.",
     )
-    connector: ConnectorName = Field(
+    connector: types.ConnectorName = Field(
         default="", description="Debezium's connector for this outbox there. If not set: the outbox's name."
     )
 
@@ -89,7 +51,7 @@ class Outbox(BaseModel):
 class Topics(BaseModel):
     """Topics."""
 
-    topic: Topic = Field(
+    topic: types.Topic = Field(
         default="{aggregate_type}-events",
         description="Topic template of `{aggregate_type}` and `{event_type}`, each also with `:lower` "
         "(`domain-events.{aggregate_type:lower}`).",
@@ -104,7 +66,7 @@ class Topics(BaseModel):
         description="The same of aggregate types: `[aggregate_types.NAME]`. An event type's rule wins.",
     )
     create_topics: bool = Field(default=False, description="The relay creates missing topics.")
-    create_topics_pattern: TopicPatterns = Field(
+    create_topics_pattern: types.TopicPatterns = Field(
         default="",
         description="Topics that the relay may create, as shell patterns separated by spaces "
         "(`shop-*-events billing-*`). If not set: those that the settings name.",
@@ -118,7 +80,7 @@ class Topics(BaseModel):
         description="Partitions of a topic that the relay creates. Before you add some later, see "
         "[order](guarantees.md#g2-order).",
     )
-    topic_replication: Replicas = Field(
+    topic_replication: types.Replicas = Field(
         default=-1, description="Replicas of a topic that the relay creates; -1 is the default of the broker."
     )
 
@@ -135,15 +97,15 @@ class Topics(BaseModel):
 class Messages(BaseModel):
     """Messages."""
 
-    value_format: ValueFormat = Field(
+    value_format: types.ValueFormat = Field(
         default="payload", description="Shape of a message's value: see [Messages](messages.md#value)."
     )
-    header_names: HeaderNames = Field(
+    header_names: types.HeaderNames = Field(
         default={},
         description="Other names of headers: `id=event-id,version=,aggregate-id=aggregate-id` renames the "
         "first, omits the second, and adds the third, which otherwise is only the key.",
     )
-    flat_members: FlatMembers = Field(
+    flat_members: types.FlatMembers = Field(
         default={},
         description="Other names of the members that `flat` adds: "
         "`event_type=type,idempotency_key=,event_id=id` renames the first, omits the second, and adds the "
@@ -154,14 +116,14 @@ class Messages(BaseModel):
         description="An event whose payload is `null` has no value in Kafka: a compacted topic deletes its "
         "key.",
     )
-    cloudevents_source: UriReference = Field(
+    cloudevents_source: types.UriReference = Field(
         default="/outbox", description="The attribute `source` of CloudEvents, a URI reference."
     )
     # Not looked into here: a mistake in a text about events must not stop those who publish them.
-    catalog_file: HomePath | None = Field(
+    catalog_file: types.HomePath | None = Field(
         default=None, description="The [event catalog](catalog.md), a YAML file."
     )
-    format: Format = Field(
+    format: types.Format = Field(
         default="json",
         description="All but `json` frame values, in JSON, [Avro](catalog.md#avro) or "
         "[Protobuf](catalog.md#protobuf), with the id of their schema in a [schema registry]"
@@ -178,22 +140,22 @@ class Messages(BaseModel):
 class Registry(BaseModel):
     """The schema registry."""
 
-    registry_url: RegistryUrls = Field(
+    registry_url: types.RegistryUrls = Field(
         default="",
         description="Address of a [schema registry](catalog.md#the-schema-registry) with Confluent's API; "
         "several of one registry, separated by commas.",
     )
-    registry_user_info: RegistryUserInfo = Field(
+    registry_user_info: types.RegistryUserInfo = Field(
         default=Secret(), description="Its `user:password` (HTTP basic authentication)."
     )
-    registry_token: SecretToken = Field(default=Secret(), description="Its bearer token.")
-    registry_ca: HomePath | None = Field(
+    registry_token: types.SecretToken = Field(default=Secret(), description="Its bearer token.")
+    registry_ca: types.HomePath | None = Field(
         default=None, description="Certificates (PEM) that verify its certificate. If not set: certifi's."
     )
-    registry_certificate: HomePath | None = Field(
+    registry_certificate: types.HomePath | None = Field(
         default=None, description="Client certificate (PEM), for a registry that requires one."
     )
-    registry_key: HomePath | None = Field(
+    registry_key: types.HomePath | None = Field(
         default=None,
         description="Its private key (PEM), not encrypted. If not set: in the file of the certificate.",
     )
@@ -201,7 +163,7 @@ class Registry(BaseModel):
         default="topic_record",
         description="Subject of a type: `<topic>-<event type>`, `<topic>-value` or `<event type>`.",
     )
-    registry_compatibility: Compatibility = Field(
+    registry_compatibility: types.Compatibility = Field(
         default="BACKWARD",
         description="What `outbox catalog register` sets for a subject that has no level of its own.",
     )
@@ -254,14 +216,14 @@ class Relay(Lease):
         default=5.0,
         description="If Kafka acknowledges nothing for this long, the relay treats it as unavailable.",
     )
-    max_attempts: Attempts = Field(
+    max_attempts: types.Attempts = Field(
         default=5, description="Rejections after which an event becomes a dead letter."
     )
-    retry_seconds: RetrySeconds = Field(
+    retry_seconds: types.RetrySeconds = Field(
         default=10.0,
         description="Pause after the first rejection of an event. It doubles each time, up to 300 s.",
     )
-    on_dead_letter: AfterDeadLetter = Field(
+    on_dead_letter: types.AfterDeadLetter = Field(
         default="continue",
         description="An aggregate continues after its dead letter, or stays blocked until it is published "
         "or discarded.",
@@ -269,7 +231,7 @@ class Relay(Lease):
     dead_letter_topics: bool = Field(
         default=False, description="Dead letters are also copied to `<topic>.dlq`."
     )
-    dead_letter_command: SecretCommand = Field(
+    dead_letter_command: types.SecretCommand = Field(
         default=Secret(),
         description="Command that runs for each dead letter, with a JSON object on its standard input: at "
         "most four at a time, at most 30 s each, at least once. It gets only `PATH`, `HOME`, `TZ`, the "
@@ -287,12 +249,12 @@ class Telemetry(BaseModel):
         default="127.0.0.1",
         description="Address of the metrics port. `0.0.0.0` opens it to other machines, without a password.",
     )
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], ANY_CASE] = Field(
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], types.ANY_CASE] = Field(
         default="warning",
         description="Lowest level that the command `outbox` logs; `debug` logs a line for each event. In "
         "Dagster, its own settings apply.",
     )
-    log_format: Annotated[Literal["text", "json"], ANY_CASE] = Field(
+    log_format: Annotated[Literal["text", "json"], types.ANY_CASE] = Field(
         default="text", description="`json` logs an [object](metrics.md#logs) a line."
     )
     tracing: bool = Field(
@@ -309,17 +271,17 @@ class Days(BaseModel):
     close_after_minutes: Annotated[float, Field(ge=0.0, le=1_000_000.0)] = Field(
         default=60.0, description="How long after its end a day still accepts inserts."
     )
-    archive: StorePlace = Field(
+    archive: types.StorePlace = Field(
         default="",
         description="Where closed days are archived: a directory, `s3://bucket/path`, `gs://…` or "
         "`az://…`. With `none`, days are dropped [without an archive](days.md#dropping).",
     )
-    archive_readers: Readers = Field(
+    archive_readers: types.Readers = Field(
         default="owner",
         description="Who may read archive files in a directory: `owner` (mode 0600), `group` (0640), "
         "`everyone` (0644).",
     )
-    iceberg: IcebergCatalog = Field(
+    iceberg: types.IcebergCatalog = Field(
         default=Secret(),
         description="Catalog of the [Iceberg table](days.md#an-iceberg-table): a PostgreSQL database, or the "
         "name of a catalog in pyiceberg's configuration.",
@@ -327,12 +289,12 @@ class Days(BaseModel):
     retention_days: Annotated[int, Field(ge=0, le=36_500)] = Field(
         default=30, description="Days that stay in the table; with 0, a day stays until it is archived."
     )
-    archive_retention_days: ArchiveRetention = Field(
+    archive_retention_days: types.ArchiveRetention = Field(
         default={},
         description="Days after which archived events are [removed](retention.md#let-events-expire), by "
         "aggregate type; `*` is for all others: `order=2557,*=3653`. Without an entry, events stay.",
     )
-    bodies: StorePlace = Field(
+    bodies: types.StorePlace = Field(
         default="",
         description="Store of [large payloads](writing-events.md#large-payloads), for [`outbox bodies`]"
         "(days.md#bodies-of-large-payloads).",
@@ -349,7 +311,7 @@ class Days(BaseModel):
         default=None,
         description="Existing table partitioned by month: future months [made](existing-tables.md#clean-up).",
     )
-    expectations: HomePath | None = Field(
+    expectations: types.HomePath | None = Field(
         default=None,
         description="Directory of a Great Expectations project for [archived days](days.md#data-quality).",
     )
@@ -369,14 +331,14 @@ class Days(BaseModel):
 class Checks(BaseModel):
     """Checks and alerts."""
 
-    warn_at: Limits = Field(
+    warn_at: types.Limits = Field(
         default={},
         description="Limits of [checks](operating.md#the-checks) for a warning, as `lag=30,backlog=off`.",
     )
-    error_at: Limits = Field(
+    error_at: types.Limits = Field(
         default={}, description="Limits of checks for an error, which sends an alert, as `lag=120,keys=off`."
     )
-    alerts: AlertAddresses = Field(
+    alerts: types.AlertAddresses = Field(
         default=Secret(),
         description="Addresses that are notified when a check fails and recovers, of "
         "[apprise](https://appriseit.com/services/), separated by spaces.",
@@ -384,8 +346,8 @@ class Checks(BaseModel):
     alert_after_seconds: Annotated[float, Field(ge=0.0, le=1_000_000.0)] = Field(
         default=30.0, description="How long a problem must last, or be gone, before the notification."
     )
-    ui_url: Link = Field(default="", description="Address of Dagster's pages, for links in messages.")
-    runbook_url: Link = Field(
+    ui_url: types.Link = Field(default="", description="Address of Dagster's pages, for links in messages.")
+    runbook_url: types.Link = Field(
         default="",
         description="Address of the page [Operating](operating.md), for links. If not set, failing checks in "
         "Dagster contain the chapter.",
@@ -395,16 +357,18 @@ class Checks(BaseModel):
 class Consumer(BaseModel):
     """Consumers."""
 
-    consumers: Consumers = Field(
+    consumers: types.Consumers = Field(
         default={},
         description="Consumers that [`outbox reconcile`](reconciliation.md#name-your-consumers) compares; in "
         "the file sections `[consumers.NAME]`.",
     )
-    consumer_dsn: Dsn = Field(default=Secret(), description="A consumer's database, for `outbox consumer …`.")
+    consumer_dsn: types.Dsn = Field(
+        default=Secret(), description="A consumer's database, for `outbox consumer …`."
+    )
     consumer_schema: str = Field(
         default="public", description="Schema of a consumer's tables, for `outbox consumer …`."
     )
-    drain_consumers: DrainConsumers = Field(
+    drain_consumers: types.DrainConsumers = Field(
         default="",
         description="Consumers whose inboxes Dagster [drains]"
         "(consuming-tuning.md#slow-handlers-receive-then-process), as `module:name` separated by spaces.",
@@ -414,16 +378,16 @@ class Consumer(BaseModel):
 class Erasure(BaseModel):
     """Erasure by subject."""
 
-    keys_dsn: Dsn = Field(
+    keys_dsn: types.Dsn = Field(
         default=Secret(),
         description="Database of the [keys of data subjects](erasure.md), apart from the outbox.",
     )
-    master_key: MasterKeyText = Field(
+    master_key: types.MasterKeyText = Field(
         default=Secret(),
         description="Master key that wraps these keys: base64 of 32 bytes; former ones behind it, separated "
         "by spaces.",
     )
-    master_key_file: HomePath | None = Field(
+    master_key_file: types.HomePath | None = Field(
         default=None, description="Instead of OUTBOX_MASTER_KEY, a file that contains it."
     )
 
@@ -457,30 +421,3 @@ class Local(BaseModel):
     local_grace_seconds: Annotated[float, Field(ge=0.0, le=1_000_000.0)] = Field(
         default=60.0, description="The local stack stops when it was not used for this long."
     )
-
-
-SECTIONS: Final[dict[str, type[BaseModel]]] = {
-    "outbox": Outbox,
-    "topics": Topics,
-    "messages": Messages,
-    "registry": Registry,
-    "relay": Relay,
-    "telemetry": Telemetry,
-    "days": Days,
-    "checks": Checks,
-    "consumer": Consumer,
-    "erasure": Erasure,
-    "dagster": Dagster,
-    "local": Local,
-}
-"""The sections of `outbox.toml`, in the order of its documentation, and their fields."""
-WHOLE: Final = {
-    "kafka": "kafka_config",
-    "table": "table",
-    "event_types": "event_types",
-    "aggregate_types": "aggregate_types",
-    "consumers": "consumers",
-}
-"""Sections that are the value of one field."""
-RULES: Final = frozenset({"event_types", "aggregate_types"})
-"""Of these, those with names of types in them, which are no names of secrets."""

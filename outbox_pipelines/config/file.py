@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from pydantic.fields import FieldInfo
 
-from outbox_pipelines.config.fields import RULES, SECTIONS, WHOLE
+from outbox_pipelines.config.sections import RULES, SECTIONS, WHOLE
 from outbox_pipelines.config.tables import beside, expanded, is_reference, is_secret, resolved
 from outbox_pipelines.config.types import OUTBOX_NAME
 from outbox_pipelines.core.secret import first_line, has_password, redacted, register, register_dsn

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from outbox_pipelines.config.fields import RULES, SECTIONS, WHOLE
 from outbox_pipelines.config.file import MAY_BE_PLAIN, SECRET, entry_names
 from outbox_pipelines.config.kafka_config import REASONS
 from outbox_pipelines.config.rules import Rule
+from outbox_pipelines.config.sections import RULES, SECTIONS, WHOLE
 from outbox_pipelines.config.table_mapping import COLUMNS, ORDERS, STATES
 
 SCHEMA_NAME: Final = "outbox.schema.json"

@@ -234,6 +234,7 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+Readers = Literal["owner", "group", "everyone"]
 ValueFormat = Literal["payload", "flat", "envelope", "cloudevents"]
 Format = Literal["json", "json_schema", "avro", "protobuf"]
 Compatibility = Literal[

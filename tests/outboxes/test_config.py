@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from outbox_pipelines.cli.main import cli
-from outbox_pipelines.config.fields import WHOLE
 from outbox_pipelines.config.file import read_config_file
 from outbox_pipelines.config.schema import json_schema
+from outbox_pipelines.config.sections import WHOLE
 from outbox_pipelines.settings import Settings, load_settings
 from tests.conftest import Outbox
 

@@ -29,7 +29,7 @@ import obstore
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
-from outbox_pipelines.config.fields import Readers
+from outbox_pipelines.config.types import Readers
 from outbox_pipelines.core.object_store import reason, sync
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import DaySettings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.config.fields import Readers
+from outbox_pipelines.config.types import Readers
 from outbox_pipelines.days.archive import day as days
 from outbox_pipelines.days.archive.store import Store, key, manifest_key
 from outbox_pipelines.errors import SetupError, UnavailableError
