@@ -31,8 +31,9 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.days.archive import identity, proof
-from outbox_pipelines.days.archive.condition import locked, quoted, rejected
+from outbox_pipelines.days.archive.condition import locked, rejected
 from outbox_pipelines.days.archive.manifest import SCHEMA, Manifest
+from outbox_pipelines.days.archive.rendering import literal
 from outbox_pipelines.days.archive.store import Store, key, open_store
 from outbox_pipelines.days.partitions.calendar import bounds_of
 from outbox_pipelines.errors import SetupError
@@ -194,7 +195,7 @@ class Reader:
                 sources.append("SELECT * FROM outbox_rows")
             try:
                 if files:
-                    listed = ", ".join(map(quoted, files))
+                    listed = ", ".join(map(literal, files))
                     source = (
                         f"SELECT * FROM read_parquet([{listed}], union_by_name = true, "
                         "hive_partitioning = false)"

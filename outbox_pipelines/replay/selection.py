@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox_pipelines.days.archive import condition
-from outbox_pipelines.days.archive.condition import quoted
+from outbox_pipelines.days.archive.rendering import literal
 from outbox_pipelines.errors import SetupError
 
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -79,11 +79,11 @@ class Selection:
             ("event_type", self.event_types),
             ("id", tuple(str(UUID(each)) for each in self.ids)),
         )
-        parts = [f"{name} IN ({', '.join(map(quoted, given))})" for name, given in listed if given]
+        parts = [f"{name} IN ({', '.join(map(literal, given))})" for name, given in listed if given]
         if self.since:
-            parts.append(f"created_at >= {quoted(self.start.isoformat())}::TIMESTAMPTZ")
+            parts.append(f"created_at >= {literal(self.start.isoformat())}::TIMESTAMPTZ")
         if self.until:
-            parts.append(f"created_at < {quoted(self.end.isoformat())}::TIMESTAMPTZ")
+            parts.append(f"created_at < {literal(self.end.isoformat())}::TIMESTAMPTZ")
         if self.where:
             # On its own line: it may end with a comment.
             parts.append(f"({self.where}\n)")

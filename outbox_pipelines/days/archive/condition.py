@@ -16,6 +16,7 @@ import duckdb
 
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.days.archive.question import refusal
+from outbox_pipelines.days.archive.rendering import literal
 from outbox_pipelines.errors import SetupError
 
 # DuckDB knows this of functions, but not of its macros, and not of names without parentheses.
@@ -67,15 +68,10 @@ def locked(files: Sequence[str], folder: str) -> Iterator[duckdb.DuckDBPyConnect
     """
     with duckdb.connect(config={**_CONFIG, "temp_directory": folder}) as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        connection.execute(f"SET allowed_paths = [{', '.join(map(quoted, files))}]")
+        connection.execute(f"SET allowed_paths = [{', '.join(map(literal, files))}]")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         yield connection
-
-
-def quoted(text: str) -> str:
-    """Return a text as a literal of SQL."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _unstable(where: str) -> str:

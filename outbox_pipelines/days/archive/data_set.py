@@ -4,8 +4,7 @@ Invariants:
 - Only files that a manifest names are read: incomplete and superseded files are ignored.
 - Only files of the requested days are opened, and only the needed row groups and columns are read. The first
   file of a query is always opened, for the names of its columns.
-- Files of all versions form one table: a column that a file lacks is NULL. This includes columns added by
-  users; if a column's type has changed, it is the wider integer, or else text.
+- Files of all versions form one table, with the columns added by users (see `Layouts`).
 - A day whose manifest cannot be read is never left out in silence: what reads it fails, other days are read.
 - With the keys of data subjects, queries have the function `decrypted`; what was erased is null there, and
   what cannot be decrypted stays encrypted, since one event must not fail the query of a day.
@@ -35,16 +34,9 @@ from duckdb.func import ARROW
 
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.days.archive import question
-from outbox_pipelines.days.archive.manifest import (
-    EVENT_DATE,
-    SCHEMA,
-    VERSION,
-    Column,
-    Manifest,
-    read_manifest,
-    schema_with,
-)
-from outbox_pipelines.days.archive.rendering import quoted
+from outbox_pipelines.days.archive.layouts import Layout, Layouts, layout
+from outbox_pipelines.days.archive.manifest import EVENT_DATE, Manifest, read_manifest
+from outbox_pipelines.days.archive.rendering import literal, quoted
 from outbox_pipelines.days.archive.store import Files, Store, key
 from outbox_pipelines.errors import SetupError
 
@@ -73,10 +65,6 @@ class SubjectKeys(Protocol):
     def all_decrypted(self, payloads: Sequence[Any], *, is_strict: bool = True) -> list[Any]: ...
 
     def json_decrypted(self, texts: Sequence[str | None]) -> list[str | None]: ...
-
-
-Layout = tuple[int, tuple[Column, ...]]
-"""What determines the columns of a file: the version, and the columns added by users."""
 
 
 class Wanted(TypedDict, total=False):
@@ -170,11 +158,11 @@ class Archive:
             from outbox_pipelines.days.archive import question
 
             for view in question.of_catalog(
-                self._catalog, self._schema.names, decrypts=self._keys is not None
+                self._catalog, self._layouts.schema.names, decrypts=self._keys is not None
             ):
                 connection.execute(view)
         paths = [*(self._path(day, _PROTOCOL) for day in self.manifests), *map(str, self._beside)]
-        files = ", ".join(map(_quoted, paths))
+        files = ", ".join(map(literal, paths))
         for statement in _LOCKED:
             connection.execute(statement.format(files=files))
         return connection
@@ -205,7 +193,7 @@ class Archive:
     ) -> duckdb.DuckDBPyRelation:
         """Return the same as `relation` for these archived days, regardless of `since` and `until`."""
         self.require(days)
-        known = self._schema.names
+        known = self._layouts.schema.names
         if unknown := set(columns) - set(known):
             raise SetupError(f"the archive has no column {min(unknown)}: choose from {', '.join(known)}")
         given = {name: wanted[name] for name in _FILTERS if wanted.get(name) is not None}
@@ -231,7 +219,7 @@ class Archive:
             SetupError: a column does not exist, or Python cannot parse a payload.
             KeyStoreError: the database of the keys is unavailable, or the master key is not its own.
         """
-        names = list(columns or self._schema.names)
+        names = list(columns or self._layouts.schema.names)
         parsed: dict[str, list[Any]] = {name: [] for name in _JSON if parse and name in names}
         # The error for a payload that cannot be parsed shows id and seq.
         read = self.relation(columns=list(dict.fromkeys([*names, "id", "seq"])), **wanted).to_arrow_reader(
@@ -274,7 +262,7 @@ class Archive:
             )
             for day in self._days(wanted)
         ]
-        dataset = ds.FileSystemDataset(fragments, self._exact_schema, parquet, self._file_system)
+        dataset = ds.FileSystemDataset(fragments, self._layouts.exact_schema, parquet, self._file_system)
         for name in _FILTERS:
             if wanted.get(name) is not None:
                 dataset = dataset.filter(ds.field(name) == wanted[name])
@@ -287,86 +275,29 @@ class Archive:
     def _source(self, days: Sequence[date]) -> str:
         """Return a SELECT of all columns of these days' files."""
         if not days:
-            return self._select(next(iter(self._schemas)), list(self.manifests)[:1]) + " WHERE false"
+            day = next(iter(self.manifests))
+            return self._select(layout(self.manifests[day]), [day]) + " WHERE false"
         by_layout = defaultdict(list)
         for day in days:
             if day in self.manifests:
-                by_layout[_layout(self.manifests[day])].append(day)
+                by_layout[layout(self.manifests[day])].append(day)
         # Not union_by_name: it opens every file before the query starts.
-        parts = [self._select(layout, each) for layout, each in by_layout.items()]
-        return " UNION ALL ".join([*parts, *(self._refuse(day) for day in days if day in self._damaged)])
+        parts = [self._select(of, each) for of, each in by_layout.items()]
+        damaged = [self._layouts.refusal(day, self._damaged[day]) for day in days if day in self._damaged]
+        return " UNION ALL ".join(parts + damaged)
 
-    def _refuse(self, day: date) -> str:
-        """Return a SELECT that fails if a query needs this day."""
-        # Of a row, so that it is not evaluated before the filters of the query have excluded the day.
-        said = f"error({_quoted(self._damaged[day])} || left(row::VARCHAR, 0))::VARCHAR"
-        columns = [
-            f"DATE '{day}' AS {EVENT_DATE}"
-            if field.name == EVENT_DATE
-            else f"CAST({said} AS {self._types[field.name]}) AS {quoted(field.name)}"
-            for field in self._schema
-        ]
-        return f"SELECT {', '.join(columns)} FROM range(1) AS rows (row)"
-
-    def _select(self, layout: Layout, days: Sequence[date]) -> str:
-        there = {field.name.casefold(): field.type for field in self._schemas[layout]}
-        columns = []
-        for field in self._schema:
-            name, type = quoted(field.name), self._types[field.name]
-            found = there.get(field.name.casefold())
-            if field.name == EVENT_DATE or found == field.type:
-                columns.append(name)
-            else:
-                columns.append(f"CAST({name if found is not None else 'NULL'} AS {type}) AS {name}")
-        files = ", ".join(_quoted(self._path(day, _PROTOCOL)) for day in days)
-        return (
-            f"SELECT {', '.join(columns)} FROM read_parquet([{files}], "
-            f"hive_partitioning = true, hive_types = {{'{EVENT_DATE}': 'DATE'}})"
-        )
-
-    @cached_property
-    def _schemas(self) -> dict[Layout, pa.Schema]:
-        """The schema of each layout. A version never changes, so any file of it has all its columns."""
-        schemas = {}
-        for day, manifest in self.manifests.items():
-            layout = _layout(manifest)
-            if manifest.schema_version == VERSION:
-                schemas[layout] = schema_with(manifest.columns)
-            elif layout not in schemas:
-                schemas[layout] = pq.read_schema(self._path(day), filesystem=self._file_system)
-        return schemas
-
-    @cached_property
-    def _schema(self) -> pa.Schema:
-        """The columns of all layouts, and `event_date`."""
-        # A column that a layout lacks is NULL there. DuckDB's names are case-insensitive.
-        fields: dict[str, pa.Field] = {field.name: field.with_nullable(True) for field in SCHEMA}
-        for _, schema in sorted(self._schemas.items(), key=lambda each: each[0][0]):
-            for field in schema:
-                known = fields.setdefault(field.name.casefold(), field.with_nullable(True))
-                fields[field.name.casefold()] = pa.field(known.name, _common(known.type, field.type))
-        return pa.schema([*fields.values(), pa.field(EVENT_DATE, pa.date32())])
-
-    @cached_property
-    def _exact_schema(self) -> pa.Schema:
-        """The same for pyarrow, which tells names in lower and upper case apart."""
-        fields: dict[str, pa.Field] = {field.name: field for field in self._schema}
-        for schema in self._schemas.values():
-            for field in schema:
-                known = fields.setdefault(field.name, field.with_nullable(True))
-                fields[field.name] = pa.field(field.name, _common(known.type, field.type))
-        return pa.schema([*fields.values()])
-
-    @cached_property
-    def _types(self) -> dict[str, str]:
-        """DuckDB's type of each column."""
-        with duckdb.connect() as connection:
-            columns = connection.from_arrow(self._schema.empty_table())
-            return dict(zip(columns.columns, map(str, columns.types), strict=True))
+    def _select(self, of: Layout, days: Sequence[date]) -> str:
+        return self._layouts.select(of, ", ".join(literal(self._path(day, _PROTOCOL)) for day in days))
 
     def _path(self, day: date, protocol: str = "") -> str:
         name = key(day, self.manifests[day].file)
         return protocol + name if self._store.root is None else str(self._store.root / name)
+
+    @cached_property
+    def _layouts(self) -> Layouts:
+        return Layouts(
+            self.manifests, lambda day: pq.read_schema(self._path(day), filesystem=self._file_system)
+        )
 
     @cached_property
     def _files(self) -> Files:
@@ -418,15 +349,6 @@ def _decrypted(keys: SubjectKeys, payloads: pa.ChunkedArray) -> pa.Array:
     return pa.array(keys.json_decrypted(payloads.to_pylist()), pa.string())
 
 
-def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return the type of a column whose type has changed."""
-    if one == other:
-        return one
-    if pa.types.is_integer(one) and pa.types.is_integer(other):
-        return max(one, other, key=lambda each: each.bit_width)
-    return pa.string()
-
-
 def _parsed(name: str, text: str, events: pa.RecordBatch, row: int) -> Any:
     """Parse the payload or headers of this row."""
     try:
@@ -440,10 +362,6 @@ def _parsed(name: str, text: str, events: pa.RecordBatch, row: int) -> Any:
         ) from None
 
 
-def _layout(manifest: Manifest) -> Layout:
-    return manifest.schema_version, manifest.columns
-
-
 def _day(given: date | str | None) -> date | None:
     if not isinstance(given, str):
         return given
@@ -455,7 +373,3 @@ def _day(given: date | str | None) -> date | None:
 
 def _listed(columns: Sequence[str]) -> str:
     return ", ".join(map(quoted, columns))
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -28,6 +28,7 @@ from outbox_pipelines.core.erased import ERASED
 from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import connect
 from outbox_pipelines.days.archive import archive_sql, condition
+from outbox_pipelines.days.archive.rendering import literal
 from outbox_pipelines.days.archive.rewrite import Tables, rewrite
 from outbox_pipelines.days.archive.store import open_store
 from outbox_pipelines.days.partitions.calendar import bounds_of
@@ -220,7 +221,7 @@ def _refuse_overlap(paths: Sequence[str]) -> None:
 def _selected(file: Path, where: str) -> NDArray[np.bool_]:
     """Return of each row of a file whether it meets a condition."""
     selected = np.zeros(pq.read_metadata(file).num_rows, bool)
-    query = archive_sql.SELECTED.format(file=condition.quoted(str(file)), where=where)
+    query = archive_sql.SELECTED.format(file=literal(str(file)), where=where)
     with (
         TemporaryDirectory(prefix="outbox-redact-") as folder,
         condition.locked([str(file)], folder) as connection,

@@ -102,6 +102,11 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def literal(text: str) -> str:
+    """Return a text as a literal of DuckDB's SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def text_of(value: object) -> str:
     """Return a value as CSV and the table print it; lists and structs are printed as JSON."""
     if isinstance(value, dict | list | tuple):
