@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     pass
 
 Rows = list[tuple[Any, ...]]
+Statement = tuple[str, Mapping[str, Any]]
+"""A query and what is given."""
 # The same numbers in psycopg and psycopg2.
 IDLE: Final = 0
 ACTIVE: Final = 1
@@ -62,10 +64,11 @@ class Database(Protocol):
         Nothing is sent to the database.
         """
 
-    async def release(self, transaction: Any) -> bool:
+    async def release(self, transaction: Any, following: Statement | None = None) -> bool:
         """Let the transaction be committed, behind the handler; return whether it is still the consumer's.
 
-        Where a driver sends two statements at once, this commits it too.
+        Where a driver sends several statements at once, this commits it too, and begins the next transaction
+        with the statement that is expected to follow. Any other statement, and `close`, roll that back.
         """
 
     @property

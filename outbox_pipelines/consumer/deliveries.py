@@ -52,8 +52,12 @@ class Deliveries:
     guard: CrashGuard
     inbox: InboxWorker
 
-    async def handle(self, items: Sequence[Item]) -> None:
-        """Handle items of one handler that takes batches, or of handlers that can share a transaction."""
+    async def handle(self, items: Sequence[Item], following: Item | None = None) -> None:
+        """Handle items of one handler that takes batches, or of handlers that can share a transaction.
+
+        Args:
+            following: the item behind them, if it will have a transaction of its own.
+        """
         first = items[0]
         if first.error:
             await self.settlement.reject(first)
@@ -71,7 +75,7 @@ class Deliveries:
             if others:
                 await self.handle(others)
         elif len(items) == 1 and first.handler and first.handler.per_transaction == 1:
-            await self._one(items[0])
+            await self._one(items[0], following)
         elif items:
             # Also one that could share: the pace must learn that its handler is no longer slow.
             await self._many(items)
@@ -99,13 +103,13 @@ class Deliveries:
                 if self.guard.passed(place):
                     await self.retry.run(partial(self.guard.own, place))
 
-    async def _one(self, item: Item) -> None:
+    async def _one(self, item: Item, following: Item | None = None) -> None:
         if self.breakers.is_paused(item.handler):
             await self.settlement.hold([item])
             return
         await self.plan.stay()
         try:
-            done = await self.transactions.one(item)
+            done = await self.transactions.one(item, following)
         except (SetupError, StoppedError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises

@@ -59,8 +59,14 @@ class HandlerTransactions:
     """The query that tells whether the transaction in which handlers run is committed, although the consumer
     has not released it, and the items that they handle."""
 
-    async def one(self, item: Item) -> Literal["handled", "duplicate", "behind"]:
-        """Record and handle a new event; `behind`: an earlier event of its key must be handled first."""
+    async def one(
+        self, item: Item, following: Item | None = None
+    ) -> Literal["handled", "duplicate", "behind"]:
+        """Record and handle a new event; `behind`: an earlier event of its key must be handled first.
+
+        Args:
+            following: the item that will probably be recorded next.
+        """
         assert item.handler is not None
         handler = item.handler
 
@@ -69,7 +75,7 @@ class HandlerTransactions:
                 if (began := await self.processed.record(transaction, item)) is not None:
                     self._began(item.id, began, [item])
                     await self._call(handler, [item], transaction)
-                    await self._release(transaction)
+                    await self._release(transaction, following)
                     return "handled"
                 known = await self.processed.known(transaction, [item.message_id])
                 return "duplicate" if known else "behind"
@@ -262,14 +268,15 @@ class HandlerTransactions:
         for item, event, payload in zip(items, events, payloads, strict=True):
             item.given, item.protected = handler.give(event.with_payload(payload)), None
 
-    async def _release(self, transaction: Any) -> None:
-        """Let the transaction be committed.
+    async def _release(self, transaction: Any, following: Item | None = None) -> None:
+        """Let the transaction be committed, and the one of the following item begin.
 
         Raises:
             TransactionError: a handler ended it, or ignored an error of the database.
         """
         try:
-            is_ours = await self.database.release(transaction)
+            next_statement = None if following is None else self.processed.statement(following)
+            is_ours = await self.database.release(transaction, next_statement)
         except Exception as error:
             if (left := left_over(error)) is not None:
                 raise left from error

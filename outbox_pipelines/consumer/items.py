@@ -51,6 +51,12 @@ class Item:
     """Its row in the service's own table of processed events, empty without one; see `dedupe_table`."""
 
     @property
+    def is_alone(self) -> bool:
+        """Whether a handler is called for it in a transaction of its own."""
+        handler = self.handler
+        return not self.error and handler is not None and not handler.batch and handler.per_transaction == 1
+
+    @property
     def message_id(self) -> uuid.UUID:
         """The same as a UUID."""
         return uuid.UUID(self.id)
@@ -135,13 +141,13 @@ def unreadable(message: Any, error: str) -> Item:
 
 
 class Pace:
-    """How many events share a transaction: as many as their handlers finish in about `SECONDS`."""
+    """How many events are handled together: as many as their handlers finish in about `SECONDS`."""
 
-    def __init__(self) -> None:
-        self.events = _FIRST
+    def __init__(self, events: int | None = None) -> None:
+        self.events = _FIRST if events is None else events
 
     def took(self, events: int, seconds: float) -> None:
-        """Learn from a transaction."""
+        """Learn from a transaction, or from the messages of a poll."""
         if seconds > SECONDS:
             self.events = max(1, self.events // 2)
         elif seconds < SECONDS / 2 and events >= self.events:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer import dedupe_table
 from outbox_pipelines.consumer.config import Plan
-from outbox_pipelines.consumer.consumer_database import Database
+from outbox_pipelines.consumer.consumer_database import Database, Statement
 from outbox_pipelines.consumer.dedupe_table import Marks
 from outbox_pipelines.consumer.event_reading import Event
 from outbox_pipelines.consumer.inbox import array, key_of, text_of
@@ -69,6 +69,11 @@ class ProcessedEvents:
 
     async def record(self, transaction: Any, item: Item) -> str | None:
         """Record an item that is new and whose key is free; return when the transaction began, or None."""
+        rows = await self._database.rows(transaction, *self.statement(item))
+        return str(rows[0][0]) if rows and await self.write_marks(transaction, [item]) else None
+
+    def statement(self, item: Item) -> Statement:
+        """Return what records an item, the first statement of its transaction."""
         assert item.event is not None
         given = {
             **self._same,
@@ -76,8 +81,7 @@ class ProcessedEvents:
             "topic": item.event.topic,
             "key": key_of(item.event, item.id),
         }
-        rows = await self._database.rows(transaction, queries.RECORD, given)
-        return str(rows[0][0]) if rows and await self.write_marks(transaction, [item]) else None
+        return queries.RECORD, given
 
     async def record_many(
         self, transaction: Any, items: Sequence[Item]

@@ -1,8 +1,10 @@
 """Transactions of psycopg, blocking or not: how a consumer connects, begins and commits.
 
-Several statements are one message: BEGIN and the first one, the last one and COMMIT.
+Several statements are one message: BEGIN and the first one, the last one and COMMIT, and behind it BEGIN and
+the first one of the next transaction, if it is known.
 
 Invariants:
+- A transaction that was begun behind a commit is used for that statement, or rolled back.
 - A message of several statements has no parameters: the first statement is prepared under a name of SQL, and
   executed with literals that libpq quotes.
 - If the session has lost the prepared statement (DEALLOCATE, a pooler), nothing was done: the transaction is
@@ -17,7 +19,7 @@ import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import errors, generators, pq
@@ -28,6 +30,7 @@ from outbox_pipelines.consumer.consumer_database import (
     IDLE,
     Listening,
     Rows,
+    Statement,
     TransactionError,
     break_off,
     check_open,
@@ -56,6 +59,8 @@ _LATE: Final = (
     "and tasks that it starts with the connection, or give them a connection of their own"
 )
 _RELEASE_AND_COMMIT: Final = queries.RELEASE_AND_COMMIT.encode()
+# How many results it has.
+_COMMITTED: Final = 2
 
 
 def dsn(conninfo: str, source: str) -> Callable[[], Connection]:
@@ -112,6 +117,12 @@ def _options(source: str) -> dict[str, Any]:
     }
 
 
+class _Begun(NamedTuple):
+    query: str
+    given: Mapping[str, Any]
+    rows: Rows
+
+
 class Connections(Listening):
     """One connection of psycopg, blocking or not, for all transactions; another one where it is lost."""
 
@@ -127,6 +138,10 @@ class Connections(Listening):
         self._first: FirstStatement | None = None
         self._is_new = True
         self._is_committed = False
+        self._begun: _Begun | None = None
+        """What the open transaction began with, behind the last commit."""
+        self._answer: _Begun | None = None
+        """The same, in that transaction, until its first statement."""
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
@@ -138,8 +153,10 @@ class Connections(Listening):
             self.hear(self._connection)
             self._first = FirstStatement(self._connection)
             self._is_new = True
+            self._begun = None
         connection = self._connection
-        if connection.pgconn.transaction_status != IDLE:
+        self._answer, self._begun = self._begun, None
+        if self._answer is None and connection.pgconn.transaction_status != IDLE:
             # Ours would be a part of it.
             raise SetupError(_OPEN if self._is_new else _LATE)
         self._is_new = False
@@ -159,17 +176,26 @@ class Connections(Listening):
             cut_off(connection)
             raise
         finally:
-            if connection.pgconn.transaction_status != IDLE:
-                if self._first is not None:
-                    self._first.rolled_back()
-                with suppress(psycopg.Error):
-                    await _done(connection.rollback())
-                if connection.pgconn.transaction_status != IDLE:
-                    await _done(connection.close())
+            if self._begun is None and connection.pgconn.transaction_status != IDLE:
+                await self._roll_back(connection)
+
+    async def _roll_back(self, connection: _AnyConnection) -> None:
+        if self._first is not None:
+            self._first.rolled_back()
+        with suppress(psycopg.Error):
+            await _done(connection.rollback())
+        if connection.pgconn.transaction_status != IDLE:
+            await _done(connection.close())
 
     async def rows(self, transaction: Any, query: str, given: Mapping[str, Any]) -> Rows:
+        if self._answer is not None:
+            answer, self._answer = self._answer, None
+            if (answer.query, answer.given) == (query, given):
+                return answer.rows
+            await self._roll_back(transaction)
         first = self._first
-        if first is not None and (message := first.message(query, given)) is not None:
+        is_first = first is not None and transaction.pgconn.transaction_status == IDLE
+        if first is not None and is_first and (message := first.message(query, given)) is not None:
             rows = first.rows(query, await _send(transaction, message))
             if rows is not None:
                 return rows
@@ -182,9 +208,24 @@ class Connections(Listening):
     async def require_open(self, transaction: Any) -> None:
         check_open(transaction.pgconn.transaction_status)
 
-    async def release(self, transaction: Any) -> bool:
-        _require_success(transaction, await _send(transaction, _RELEASE_AND_COMMIT))
+    async def release(self, transaction: Any, following: Statement | None = None) -> bool:
+        assert self._first is not None
+        message = None if following is None else self._first.message(*following)
+        if following is None or message is None:
+            _require_success(transaction, await _send(transaction, _RELEASE_AND_COMMIT))
+            self._is_committed = True
+            return True
+        results = await _send(transaction, _RELEASE_AND_COMMIT + b";" + message)
+        _require_success(transaction, results[:_COMMITTED])
         self._is_committed = True
+        rows = None
+        # An error is reported when the statement is sent again.
+        with suppress(psycopg.Error):
+            rows = self._first.rows(following[0], results[_COMMITTED:])
+        if rows is None:
+            await self._roll_back(transaction)
+        else:
+            self._begun = _Begun(*following, rows)
         return True
 
     def abort(self) -> None:
@@ -213,7 +254,7 @@ class FirstStatement:
     def message(self, query: str, given: Mapping[str, Any]) -> bytes | None:
         """Return BEGIN and a statement as one message; None if the statement must be sent as usual."""
         its = self._connection
-        if query not in _FIRST or its.pgconn.transaction_status != IDLE or self._losses == _MOST_LOSSES:
+        if query not in _FIRST or self._losses == _MOST_LOSSES:
             return None
         if its.prepare_threshold is None:
             return None

@@ -15,6 +15,7 @@ from outbox_pipelines.consumer.consumer_database import (
     IN_TRANSACTION,
     Listening,
     Rows,
+    Statement,
     TransactionError,
     break_off,
     check_open,
@@ -68,7 +69,7 @@ class Sessions(Listening):
     async def require_open(self, transaction: Any) -> None:
         check_open(_status(transaction))
 
-    async def release(self, transaction: Any) -> bool:
+    async def release(self, transaction: Any, following: Statement | None = None) -> bool:
         return await released(self, transaction)
 
     def abort(self) -> None:

@@ -28,7 +28,7 @@ from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.base_consumer import BaseConsumer
 from outbox_pipelines.consumer.config import Plan
 from outbox_pipelines.consumer.consumer import AsyncConsumer, Consumer, drive
-from outbox_pipelines.consumer.consumer_database import Database, Rows, released
+from outbox_pipelines.consumer.consumer_database import Database, Rows, Statement, released
 from outbox_pipelines.consumer.database_retry import DatabaseRetry
 from outbox_pipelines.consumer.errors import RefusedError
 from outbox_pipelines.consumer.event_reading import Event, Reader, Replay
@@ -232,7 +232,7 @@ class _Noted(HandlerTransactions):
             self.errors.append(error)
             raise
 
-    async def _release(self, transaction: Any) -> None:
+    async def _release(self, transaction: Any, following: Item | None = None) -> None:
         try:
             await super()._release(transaction)
         except Exception as error:
@@ -310,7 +310,7 @@ class _OwnConnection(Connections):
         with connection.transaction():
             yield connection
 
-    async def release(self, transaction: Any) -> bool:
+    async def release(self, transaction: Any, following: Statement | None = None) -> bool:
         return await released(self, transaction)
 
 
@@ -367,7 +367,7 @@ class _NoDatabase:
 
     async def require_open(self, transaction: object) -> None: ...
 
-    async def release(self, transaction: object) -> bool:
+    async def release(self, transaction: object, following: Statement | None = None) -> bool:
         return True
 
     def abort(self) -> None:

@@ -9,8 +9,9 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Final
 
 from outbox_pipelines.consumer.config import Plan
@@ -30,6 +31,8 @@ from outbox_pipelines.consumer.processed_events import ProcessedEvents
 from outbox_pipelines.consumer.settlement import Settlement
 
 _WITH_CACHE: Final = 100
+# Of handlers that are called for one event: so many messages are in memory, and the inbox waits as long.
+_MOST_POLLED: Final = 32
 
 
 class Work:
@@ -60,9 +63,9 @@ class Work:
         self._plan = plan
         self._handlers = handlers
         self._pace = Pace()
+        self._polled = Pace(1)
         self._shares = handlers.shares
-        self.at_once = max(handlers.at_once, _WITH_CACHE if plan.cache else 1)
-        """How many messages a poll returns at most."""
+        self._least = max(handlers.at_once, _WITH_CACHE if plan.cache else 1)
         self._processed = ProcessedEvents(plan, database)
         self._items = ItemReader(plan, reader, handlers, self.types, self._processed.mark)
         inbox = Inbox(database, plan.source, blocks=plan.blocks, retry_seconds=plan.retry_seconds)
@@ -77,6 +80,11 @@ class Work:
         self.inbox = InboxWorker(*parts, handlers, inbox, self._items, self.figures)
         self._deliveries = Deliveries(*parts, self.guard, self.inbox)
 
+    @property
+    def at_once(self) -> int:
+        """How many messages a poll returns at most."""
+        return max(self._least, min(self._polled.events, _MOST_POLLED))
+
     async def begin(self) -> None:
         """Check the consumer's tables, and the service's own one.
 
@@ -89,10 +97,13 @@ class Work:
 
     async def take(self, messages: Sequence[Any], member: Member) -> None:
         """Handle messages in their order; skip those of a partition that is revoked in between."""
+        began = time.monotonic()
         await self._follow(member)
         items = [self._items.read(each) for each in messages]
         known = {str(each) for each in await self._known(items)} if self._plan.cache else set()
+        taken = 0
         for group in groups(items, self._pace, shares=self._shares):
+            taken += len(group)
             if self._plan.is_stopped():
                 return
             await self._plan.stay()
@@ -104,8 +115,9 @@ class Work:
                 new = [each for each in group if each.id not in known]
                 await self.settlement.duplicates([each for each in group if each.id in known])
             if new:
-                await self._deliveries.handle(new)
+                await self._deliveries.handle(new, _following(items[taken : taken + 1], known))
             await self._done(group, member)
+        self._polled.took(len(items), time.monotonic() - began)
         self.figures.lag = member.lag
         self.figures.progress()
 
@@ -149,3 +161,8 @@ class Work:
         assert self._plan.cache is not None
         ids = [*self._plan.cache.known(self._plan.source, [each.message_id for each in items])]
         return await self.retry.run(lambda: self._processed.confirm(ids)) if ids else set()
+
+
+def _following(items: Sequence[Item], known: Container[str]) -> Item | None:
+    """Return the next item, if it is recorded first in a transaction of its own."""
+    return next((each for each in items if each.is_alone and each.id not in known), None)

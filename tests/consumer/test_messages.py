@@ -1,12 +1,14 @@
-"""BEGIN and the record are one message of psycopg, whatever has become of the prepared statement."""
+"""BEGIN and the record are one message of psycopg, with the commit before, whatever becomes of each."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, Final
 
 import psycopg
@@ -17,6 +19,7 @@ from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer import migrate, processed_events
 from outbox_pipelines.consumer.consumer import drive
 from outbox_pipelines.consumer.psycopg_transactions import _MOST_LOSSES, Connections
+from tests.conftest import wait_until
 from tests.consumer.place import uuid7
 from tests.schema.servers import Database
 
@@ -37,15 +40,20 @@ def given(event_id: uuid.UUID, **more: object) -> dict[str, object]:
     return {"id": str(event_id), "bucket": processed_events.bucket(event_id), **same, **more}
 
 
-def handled(its: Connections, parameters: Mapping[str, Any], handler: Callable[[Connection], object]) -> bool:
-    """As the consumer handles an event; return whether it is new."""
+def handled(
+    its: Connections,
+    parameters: Mapping[str, Any],
+    handler: Callable[[Connection], object],
+    following: Mapping[str, Any] | None = None,
+) -> bool:
+    """As the consumer handles an event, before the following one; return whether it is new."""
 
     async def handle() -> bool:
         async with its.transaction() as transaction:
             is_new = bool(await its.rows(transaction, queries.RECORD, parameters))
             if is_new:
                 handler(transaction)
-                await its.release(transaction)
+                await its.release(transaction, None if following is None else (queries.RECORD, following))
             return is_new
 
     return drive(handle())
@@ -80,6 +88,130 @@ def test_an_event_takes_two_messages_beside_its_handlers(database: Database) -> 
                 assert handled(its, given(uuid7()), work)
     assert found == [30]
     assert database.value("SELECT count(*) FROM effects") == 20
+
+
+def test_events_in_a_row_take_one_message_beside_their_handlers(database: Database) -> None:
+    events = [given(uuid7()) for _ in range(21)]
+    with database.connect() as connection:
+        its = Connections(lambda: connection)
+        for event, following in pairwise(events[:11]):
+            assert handled(its, event, work, following)
+        with answers(connection) as found:
+            for event, following in pairwise(events[10:]):
+                assert handled(its, event, work, following)
+        assert handled(its, events[-1], work)
+    assert found == [20]
+    counts = database.rows("SELECT count(*), count(DISTINCT processed_at) FROM processed_events")
+    assert counts == [(21, 21)]
+    assert database.value("SELECT count(*) FROM effects") == 21
+
+
+@pytest.mark.parametrize("then", ["another", "a failure", "a read", "nothing"])
+def test_what_was_expected_to_follow_and_does_not_is_not_recorded(database: Database, then: str) -> None:
+    """Guards against an event that is recorded and not handled: it was skipped, or its partition is gone."""
+    first, expected, other = (given(uuid7()) for _ in range(3))
+
+    def fails(_: Connection) -> None:
+        raise ValueError
+
+    async def read(its: Connections) -> None:
+        async with its.transaction() as transaction:
+            assert await its.rows(transaction, queries.KNOWN, {**other, "ids": [], "buckets": []}) == []
+
+    with database.connect() as connection:
+        its = Connections(lambda: connection)
+        assert handled(its, first, work, expected)
+        if then == "another":
+            assert handled(its, other, work)
+        elif then == "a failure":
+            with pytest.raises(ValueError):  # noqa: PT011 - the handler's
+                handled(its, expected, fails)
+        elif then == "a read":
+            drive(read(its))
+        else:
+            drive(its.close())
+        wait_until(
+            lambda: (
+                database.value(
+                    "SELECT count(*) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND state LIKE 'idle in%'"
+                )
+                == 0
+            ),
+            what="the end of the transaction",
+        )
+        recorded = {str(event_id) for (event_id,) in database.rows("SELECT event_id FROM processed_events")}
+        assert recorded == {first["id"], *((other["id"],) if then == "another" else ())}
+        with database.connect() as successor:
+            assert handled(Connections(lambda: successor), expected, work)
+
+
+@pytest.mark.parametrize("why", ["locked", "known", "DEALLOCATE ALL", "terminated"])
+def test_a_commit_counts_whatever_follows_it(database: Database, why: str) -> None:
+    """Guards against an event that counts as failed because the next one cannot be recorded now."""
+    first, following = given(uuid7()), given(uuid7())
+
+    def prepares(transaction: Connection) -> None:
+        work(transaction)
+        if why.isupper():
+            transaction.execute(why.encode())
+
+    with database.connect() as connection, database.connect(autocommit=False) as other:
+        connection.execute("SET lock_timeout = '50ms'")
+        its = Connections(lambda: connection)
+        if why in ("locked", "terminated"):
+            other.execute(queries.RECORD.encode(), following)
+        elif why == "known":
+            assert handled(Connections(lambda: other), following, work)
+        if why == "terminated":
+            connection.execute("SET lock_timeout = 0")
+            pid = connection.info.backend_pid
+            ending = threading.Thread(target=_terminate_waiting, args=(database, pid))
+            ending.start()
+        assert handled(its, first, prepares, following)
+        other.rollback()
+        if why == "terminated":
+            ending.join()
+            assert connection.closed
+            return
+        assert handled(its, following, work) is (why != "known")
+    assert database.value("SELECT count(*) FROM processed_events") == 2
+    assert database.value("SELECT count(*) FROM effects") == 2
+
+
+def _terminate_waiting(database: Database, pid: int) -> None:
+    """Terminate a session once it waits for a lock."""
+    wait_until(
+        lambda: database.value(
+            f"SELECT bool_or(pg_terminate_backend(pid)) FROM pg_stat_activity "
+            f"WHERE pid = {pid} AND wait_event_type = 'Lock'"
+        ),
+        what="a session that waits",
+    )
+
+
+def test_nothing_follows_a_commit_that_fails(database: Database) -> None:
+    """Guards against an event that counts as handled although its COMMIT was refused."""
+    first, following = given(uuid7()), given(uuid7())
+    database.rows("ALTER TABLE effects ADD CONSTRAINT once UNIQUE (id) DEFERRABLE INITIALLY DEFERRED")
+
+    def twice(connection: Connection) -> None:
+        work(connection)
+        work(connection)
+
+    def ends(connection: Connection) -> None:
+        connection.execute("ROLLBACK; BEGIN")
+        work(connection)
+
+    with database.connect() as connection:
+        its = Connections(lambda: connection)
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            handled(its, first, twice, following)
+        with pytest.raises(psycopg.Error, match=queries.NOT_OURS):
+            handled(its, first, ends, following)
+        assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    assert database.value("SELECT count(*) FROM processed_events") == 0
+    assert database.value("SELECT count(*) FROM effects") == 0
 
 
 def test_an_event_is_recorded_once(database: Database) -> None:
@@ -187,7 +319,7 @@ def test_asynchronously(database: Database) -> None:
                 return connection
 
             its = Connections(connect, psycopg.AsyncConnection)
-            for n, event_id in enumerate([*ids, *ids]):
+            for n, (event_id, next_id) in enumerate(pairwise([*ids, *ids, uuid7()])):
                 async with its.transaction() as transaction:
                     rows = await its.rows(transaction, queries.RECORD, given(event_id))
                     found.append(len(rows))
@@ -195,7 +327,7 @@ def test_asynchronously(database: Database) -> None:
                         await transaction.execute(WORK, ["x"])
                         if n % 3 == 0:
                             await transaction.execute("DEALLOCATE ALL")
-                        await its.release(transaction)
+                        await its.release(transaction, (queries.RECORD, given(next_id)))
 
     asyncio.run(scenario())
     assert found == [1] * 20 + [0] * 20

@@ -98,9 +98,9 @@ BREAKS: Final[dict[str, Break]] = {
         "the event is recorded and committed, then handled",
         *("consumer-one", "accounted"),
         *(ProcessedEvents, "record"),
-        "rows = await self._database.rows(transaction, queries.RECORD, given)",
+        "rows = await self._database.rows(transaction, *self.statement(item))",
         "async with self._database.transaction() as first:\n"
-        "        rows = await self._database.rows(first, queries.RECORD, given)",
+        "        rows = await self._database.rows(first, *self.statement(item))",
     ),
     "handle, then record": _one(
         "the handler's work is committed before the event is recorded",

@@ -33,9 +33,11 @@ from outbox_pipelines.consumer import (
     handler_breakers,
     handler_transactions,
     membership,
+    work,
 )
 from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.consumer import drive
+from outbox_pipelines.consumer.consumer_database import Statement
 from outbox_pipelines.consumer.errors import StoppedError
 from outbox_pipelines.consumer.handler_breakers import Breaker
 from outbox_pipelines.consumer.membership import Member
@@ -92,6 +94,8 @@ class Setting:
     keys: tuple[str, ...]
     batch: int = 1
     per_transaction: int = 1
+    polled: int = 1
+    """How many messages a poll returns at most whose handlers are called one by one."""
     attempts: int = 2
     blocks: bool = False
     cache: bool = False
@@ -113,6 +117,8 @@ class Top(NamedTuple):
     new: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
     assigned: tuple[int, ...] = ()
+    begun: tuple[Request, Any] | None = None
+    """The record that the open transaction began with, behind the last commit, and its answer."""
     stored: tuple[tuple[int, int], ...] = ()
     has_stored: bool = False
     paused: tuple[int, ...] = ()
@@ -196,6 +202,9 @@ class Run:
     is_stopped: bool = False
     now: float = _NOW
     client: Any = None
+    begun: tuple[Request, Any] | None = None
+    answer: tuple[Request, Any] | None = None
+    """As in `Connections`."""
     objects: dict[type, Any] = field(default_factory=dict)
     """What was made of the production code."""
 
@@ -218,6 +227,8 @@ class Run:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
         transaction = Transaction()
+        self.answer, self.begun = self.begun, None
+        transaction.writes = self.answer is not None
         try:
             yield transaction
         except Exception:
@@ -233,6 +244,12 @@ class Run:
         name = _NAMES[query]
         if name in _SURE:
             return _SURE[name]
+        if self.answer is not None:
+            (request, answer), self.answer = self.answer, None
+            if request == (name, *_request(name, given)):
+                return self._rows(name, answer, given)
+            self.ask("rollback")
+            transaction.writes = False
         try:
             answer = _or_raise(self.ask(name, *_request(name, given)))
         except psycopg.Error:
@@ -244,7 +261,16 @@ class Run:
 
     async def require_open(self, transaction: Transaction) -> None: ...
 
-    async def release(self, transaction: Transaction) -> bool:
+    async def release(self, transaction: Transaction, following: Statement | None = None) -> bool:
+        if following is None:
+            return True
+        query, given = following
+        request = _NAMES[query], *_request(_NAMES[query], given)
+        transaction.writes = False
+        _or_raise(self.ask("commit", tuple(transaction.effects)))
+        # What is wrong with it is seen when it is asked again.
+        with contextlib.suppress(psycopg.Error):
+            self.begun = request, _or_raise(self.ask(*request))
         return True
 
     def abort(self) -> None:
@@ -333,6 +359,8 @@ class Run:
             )
         }
         _restore(self.top, worker, member, self.client, consumer)
+        self.begun = self.top.begun
+        worker._polled.events = self.setting.polled
         try:
             if is_stopped:
                 drive(worker.end())
@@ -515,6 +543,7 @@ def _saved(run: Run, worker: Work, member: Member) -> Top:
         stored=tuple(sorted(run.client.stored.items())),
         has_stored=member._stored,
         paused=tuple(sorted(run.client.paused)),
+        begun=run.begun,
     )
 
 
@@ -565,7 +594,7 @@ def _surroundings(run: Run) -> Iterator[None]:
     """The clock and Kafka's client are the model's, and nothing is logged."""
     clock = SimpleNamespace(monotonic=run.monotonic, sleep=None)
     kafka = SimpleNamespace(Consumer=lambda settings, logger: run.client)
-    timed = (handler_breakers, deliveries, handler_transactions, membership)
+    timed = (handler_breakers, deliveries, handler_transactions, membership, work)
     places = [
         *((module, "time") for module in timed),
         (membership, "confluent_kafka"),

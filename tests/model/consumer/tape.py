@@ -32,11 +32,13 @@ from outbox_pipelines.consumer import (
     inbox,
     membership,
     partition_owners,
+    work,
 )
 from outbox_pipelines.consumer.consumer import drive
+from outbox_pipelines.consumer.consumer_database import Statement
 from tests.model.relay.tape import DifferentError, EndOfTapeError, Tape
 
-_TIMED: Final = (base_consumer, handler_breakers, deliveries, handler_transactions, membership)
+_TIMED: Final = (base_consumer, handler_breakers, deliveries, handler_transactions, membership, work)
 _LEAVING: Final = "outbox-leaving"
 _LOST: Final = "outbox-lost-client"
 _CALLBACK: Final = "callback"
@@ -237,8 +239,10 @@ class _RecordedDatabase:
     async def require_open(self, transaction: Any) -> None:
         self._tape.record("require open", None, lambda: drive(self._real.require_open(transaction)))
 
-    async def release(self, transaction: Any) -> Any:
-        return self._tape.record("release", None, lambda: drive(self._real.release(transaction)))
+    async def release(self, transaction: Any, following: Statement | None = None) -> Any:
+        return self._tape.record(
+            "release", following and [*following], lambda: drive(self._real.release(transaction, following))
+        )
 
     def abort(self) -> None:
         """From another thread: what comes of it is an answer."""
@@ -275,8 +279,8 @@ class _PlayedDatabase:
     async def require_open(self, transaction: None) -> None:
         self._tape.play("require open", None)
 
-    async def release(self, transaction: None) -> Any:
-        return self._tape.play("release", None)
+    async def release(self, transaction: None, following: Statement | None = None) -> Any:
+        return self._tape.play("release", following and [*following])
 
     def abort(self) -> None:
         """Nothing waits here."""

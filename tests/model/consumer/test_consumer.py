@@ -94,9 +94,9 @@ def test_all_state_of_the_code_is_in_the_model() -> None:
     other = {
         work.Work: {
             *("types", "counts", "figures", "retry", "guard", "breakers", "transactions", "settlement"),
-            *("inbox", "_plan", "_handlers", "_processed", "_items", "_deliveries", "_shares", "at_once"),
-            # How many events share a transaction: those of a scope are fewer than it ever is.
-            "_pace",
+            *("inbox", "_plan", "_handlers", "_processed", "_items", "_deliveries", "_shares", "_least"),
+            # How many events share a transaction, and are polled: those of a scope are fewer, or one.
+            *("_pace", "_polled"),
         },
         database_retry.DatabaseRetry: {
             *("awaits", "is_called", "_plan", "_database", "_lines"),

@@ -62,7 +62,7 @@ class Real:
 
     async def require_open(self, transaction: Any) -> None: ...
 
-    async def release(self, transaction: Any) -> bool:
+    async def release(self, transaction: Any, following: object = None) -> bool:
         return True
 
     def abort(self) -> None:

@@ -257,7 +257,7 @@ class Consumers:
             if (place not in gone or place in new) and place not in paused and at < len(log[place])
         ]
         setting = self.of.plan.setting
-        most = max(setting.batch, setting.per_transaction)
+        most = max(setting.batch, setting.per_transaction, setting.polled)
         for place in places:
             left = len(log[place]) - positions[place]
             yield from ((place,) * count for count in range(1, min(left, most) + 1))
