@@ -130,8 +130,6 @@ def left_over(error: BaseException) -> TransactionError | None:
     """What the handler has done to the transaction, by what the statement behind it was refused with."""
     names = {each.__name__ for each in type(error).__mro__}
     # SQLAlchemy itself rejects statements after a failed flush, a commit or a rollback.
-    if queries.NOT_OURS in str(error):
-        return TransactionError(ENDED)
     if code_of(error) == _IN_FAILED or "PendingRollbackError" in names:
         return TransactionError(_ABORTED)
     return TransactionError(ENDED) if "InvalidRequestError" in names else None

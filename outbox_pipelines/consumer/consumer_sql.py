@@ -79,13 +79,11 @@ REACH_STANDBYS: Final = f"SELECT {_END_HANDLING}, lo_unlink(lo_create(0))"
 RELEASE: Final = f"""
 SELECT CASE WHEN {_IS_HANDLING} THEN {_END_HANDLING} <> '' END"""
 
-# The same with its commit, as one message: in a transaction that is not the consumer's, the cast fails, and
-# the COMMIT is not executed.
-NOT_OURS: Final = "ended by the handler"
+# The same with its commit, as one message: in a transaction that is not the consumer's, the first expression
+# fails, with one of these codes, and the COMMIT is not executed. It is short: each event has it parsed.
+NOT_OURS: Final = ("22P02", "42704")
 RELEASE_AND_COMMIT: Final = f"""
-SELECT CASE WHEN {_IS_HANDLING} THEN {_END_HANDLING}
-            ELSE CAST(CAST('{NOT_OURS}' || coalesce(current_setting('outbox.handling', true), '') AS int)
-                AS text) END;
+SELECT CAST(current_setting('outbox.handling') AS bool), {_DURABLE}, set_config('outbox.handling', '', true);
 COMMIT"""
 
 # Whether a transaction is committed that the consumer has not released, because its tables lack the guard.

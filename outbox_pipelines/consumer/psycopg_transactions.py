@@ -48,8 +48,8 @@ _CONNECT_SECONDS: Final = 10
 # With names that show in pg_stat_activity what a session waits for.
 _FIRST: Final = {queries.RECORD: "record", queries.RECORD_MANY: "record_many"}
 _AnyConnection = Connection | AsyncConnection
-_LOST: Final = b"26000"
-_THERE: Final = b"42P05"
+_LOST: Final = "26000"
+_THERE: Final = "42P05"
 _FAILED: Final = pq.ExecStatus.FATAL_ERROR
 # Where a pooler or a handler takes the statement away again and again, the attempts would cost more.
 _MOST_LOSSES: Final = 10
@@ -211,21 +211,21 @@ class Connections(Listening):
     async def release(self, transaction: Any, following: Statement | None = None) -> bool:
         assert self._first is not None
         message = None if following is None else self._first.message(*following)
-        if following is None or message is None:
-            _require_success(transaction, await _send(transaction, _RELEASE_AND_COMMIT))
-            self._is_committed = True
-            return True
-        results = await _send(transaction, _RELEASE_AND_COMMIT + b";" + message)
+        sent = _RELEASE_AND_COMMIT if message is None else _RELEASE_AND_COMMIT + b";" + message
+        results = await _send(transaction, sent)
+        if _code(results[0]) in queries.NOT_OURS:
+            return False
         _require_success(transaction, results[:_COMMITTED])
         self._is_committed = True
-        rows = None
-        # An error is reported when the statement is sent again.
-        with suppress(psycopg.Error):
-            rows = self._first.rows(following[0], results[_COMMITTED:])
-        if rows is None:
-            await self._roll_back(transaction)
-        else:
-            self._begun = _Begun(*following, rows)
+        if following is not None and message is not None:
+            rows = None
+            # An error is reported when the statement is sent again.
+            with suppress(psycopg.Error):
+                rows = self._first.rows(following[0], results[_COMMITTED:])
+            if rows is None:
+                await self._roll_back(transaction)
+            else:
+                self._begun = _Begun(*following, rows)
         return True
 
     def abort(self) -> None:
@@ -261,11 +261,14 @@ class FirstStatement:
         if any(each is not None for each in (its.isolation_level, its.read_only, its.deferrable)):
             return None
         name, prepare, order = _prepared(query)
-        encoding = its.info.encoding
-        values = (given[each] for each in order)
-        literals = [b"NULL" if it is None else self._quote(str(it).encode(encoding)) for it in values]
+        literals = [b"NULL" if given[it] is None else self._literal(str(given[it])) for it in order]
         begin = b"BEGIN;" if query in self._prepared else b"BEGIN;" + prepare
         return begin + b"EXECUTE " + name + b"(" + b",".join(literals) + b")"
+
+    def _literal(self, text: str) -> bytes:
+        # A handler can change the encoding; to ask for it takes longer than to encode.
+        encoding = "ascii" if text.isascii() else self._connection.info.encoding
+        return self._quote(text.encode(encoding))
 
     def rows(self, query: str, results: Sequence[pq.abc.PGresult]) -> list[tuple[Any, ...]] | None:
         """Return the rows of the message's last statement; None if it must be sent as usual after a rollback.
@@ -274,7 +277,7 @@ class FirstStatement:
             psycopg.Error: the statement failed.
         """
         last = results[-1]
-        code = last.error_field(pq.DiagnosticField.SQLSTATE)
+        code = _code(last)
         if code == _THERE and query not in self._prepared:
             self._prepared.add(query)
         elif code == _LOST and query in self._prepared:
@@ -303,6 +306,11 @@ async def _send(connection: _AnyConnection, message: bytes) -> list[pq.abc.PGres
     async with connection.lock:
         connection.pgconn.send_query(message)
         return await connection.wait(generators.execute(connection.pgconn))
+
+
+def _code(result: pq.abc.PGresult) -> str:
+    """Return the SQLSTATE of a result; empty if it is no error."""
+    return (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
 
 
 def _require_success(connection: _AnyConnection, results: Sequence[pq.abc.PGresult]) -> None:
