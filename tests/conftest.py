@@ -47,8 +47,15 @@ _SLOW_FIXTURES: Final = {
 }
 _SLOW_FOLDERS: Final = {"browser", "demo", "history", "interop", "local", "model"}
 
-EITHER_DELIVERY: Final = ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.extended)]
-"""For a test of what both deliveries have: `make test` runs it with one of them."""
+
+def either(first: Any, *others: Any) -> list[Any]:
+    """Return the values of a parameter, of which `make test` runs the first; a tuple is for several names."""
+    more = [each if isinstance(each, tuple) else (each,) for each in others]
+    return [first, *(pytest.param(*each, marks=pytest.mark.extended) for each in more)]
+
+
+EITHER_DELIVERY: Final = either("exactly_once", "at_least_once")
+"""For a test of what both deliveries have."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import psycopg
+import pytest
 
 from outbox_pipelines.database import connect
 from outbox_pipelines.relay.read.slot.stream import Stream
@@ -27,6 +28,7 @@ class _Admin:
             raise
 
 
+@pytest.mark.extended
 def test_a_database_whose_last_session_has_just_ended(outbox: Outbox) -> None:
     """Guards against a test that fails where the server notices the end of a session late."""
     name = str(psycopg.conninfo.conninfo_to_dict(outbox.settings.require_dsn())["dbname"])

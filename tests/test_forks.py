@@ -83,6 +83,7 @@ def test_it_is_killed_by_its_pid() -> None:
         assert process.wait(600) == -signal.SIGKILL
 
 
+@pytest.mark.extended
 def test_all_end_with_the_process_that_asked_for_them() -> None:
     """Guards against relays, other programs and the process that forks that go on after a run was killed."""
     asks = (

@@ -211,6 +211,7 @@ def _on_a_terminal(*arguments: str, **environment: str) -> str:
     return found.decode().replace("\r\n", "\n")
 
 
+@pytest.mark.extended
 def test_what_is_exact_in_a_file_is_escaped_on_a_terminal(tmp_path: Path) -> None:
     """Guards against a row or a description that controls the terminal, and a CSV file with other values."""
     three_days(tmp_path / "archive")

@@ -84,6 +84,7 @@ def test_status(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, table: str) -> 
     assert outbox.outbox("status").returncode == 0
 
 
+@pytest.mark.extended
 def test_status_of_an_existing_table(outbox: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a script that gets no JSON while a table is locked."""
     monkeypatch.setattr(table_locks, "LOCK_PATIENCE", 0.5)

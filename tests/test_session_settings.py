@@ -21,7 +21,7 @@ from outbox_pipelines.database import connect, reading_dsn
 from outbox_pipelines.local import Stack
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
-from tests.conftest import Outbox, fresh_database, topic_prefix, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, fresh_database, topic_prefix, wait_until
 from tests.consumer.place import Place, running
 from tests.days.archive import days
 from tests.existing import textbook
@@ -200,7 +200,7 @@ def test_a_standby_that_is_waited_for_is_waited_for(hostile: Hostile) -> None:
         assert _shown(connection, {"synchronous_commit": ""}) == {"synchronous_commit": "remote_apply"}
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_the_relay_and_its_commands(hostile: Hostile, delivery: str) -> None:
     """Guards against statements that fail, or change their meaning, by a setting of a role or a database."""
     hostile.run("migrate")

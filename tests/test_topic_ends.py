@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewTopic
 
@@ -15,6 +16,7 @@ from tests.conftest import topic_prefix
 _SETTINGS = {"group.id": "reader", "enable.auto.commit": False, "enable.partition.eof": True}
 
 
+@pytest.mark.extended
 def test_an_empty_partition_ends_no_other(stack: Stack) -> None:
     """Guards against messages that are not seen because another partition has ended, and one read twice."""
     brokers, topic = {"bootstrap.servers": stack.kafka}, f"{topic_prefix()}-ends"

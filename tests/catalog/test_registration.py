@@ -54,6 +54,7 @@ def test_schemas_are_registered_once(registry: FakeRegistry, write: Write) -> No
     assert [len(each) for each in registry.subjects.values()] == [1, 1]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("options", [[], ["--check"]])
 def test_an_incompatible_schema_stops_all(registry: FakeRegistry, write: Write, options: list[str]) -> None:
     """Guards against half a registration, and a failure that names neither what differs nor the version."""

@@ -25,15 +25,12 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from outbox_pipelines.consumer import AsyncConsumer, Counts, Event
 from outbox_pipelines.errors import SetupError
 from tests import forks
-from tests.conftest import clean_environment, wait_until
+from tests.conftest import clean_environment, either, wait_until
 from tests.consumer.place import Place, uuid7
 
 INSERT = "INSERT INTO effects (event_id, key, n) VALUES ({})"
 DRIVERS = ["connection", "psycopg", "asyncpg"]
-EITHER_DRIVER = ["asyncpg", *(pytest.param(each, marks=pytest.mark.extended) for each in DRIVERS[:-1])]
-"""For a test of what all have: `make test` runs it with one of them."""
-WITH_SESSION = ["connection", pytest.param("psycopg", marks=pytest.mark.extended), "asyncpg"]
-"""For a test of what a session of SQLAlchemy changes: `make test` runs it with one of its drivers."""
+EITHER_DRIVER = either("asyncpg", "connection", "psycopg")
 
 
 def database(place: Place, driver: str, **engine: Any) -> dict[str, Any]:
@@ -89,7 +86,7 @@ async def running(run: Callable[[asyncio.Event], Awaitable[Counts]]) -> AsyncIte
         counts.append(await asyncio.wait_for(task, 120))
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("driver", EITHER_DRIVER)
 def test_events_are_handled_once(place: Place, driver: str) -> None:
     """Guards against a record in another transaction than the handler's, with each of the drivers."""
 
@@ -104,7 +101,7 @@ def test_events_are_handled_once(place: Place, driver: str) -> None:
     assert place.value("SELECT count(DISTINCT event_id) FROM effects") == place.effects() == 50
 
 
-@pytest.mark.parametrize("driver", WITH_SESSION)
+@pytest.mark.parametrize("driver", EITHER_DRIVER)
 def test_a_failed_event_leaves_nothing_and_comes_again_in_order(place: Place, driver: str) -> None:
     tries: list[int] = []
 
@@ -123,7 +120,8 @@ def test_a_failed_event_leaves_nothing_and_comes_again_in_order(place: Place, dr
     assert place.rows("SELECT array_agg(n ORDER BY seq) FROM effects") == [(list(range(10)),)]
 
 
-@pytest.mark.parametrize("driver", WITH_SESSION)
+@pytest.mark.extended
+@pytest.mark.parametrize("driver", EITHER_DRIVER)
 @pytest.mark.parametrize("how", ["passed over", "rolled back"])
 def test_a_transaction_that_was_spoilt_is_not_committed_as_nothing(
     place: Place, driver: str, how: str
@@ -153,7 +151,7 @@ def test_a_transaction_that_was_spoilt_is_not_committed_as_nothing(
     assert place.effects() == 0
 
 
-@pytest.mark.parametrize("driver", WITH_SESSION)
+@pytest.mark.parametrize("driver", EITHER_DRIVER)
 def test_receive_and_drain(place: Place, driver: str) -> None:
     async def scenario() -> None:
         place.load(30)
@@ -166,7 +164,7 @@ def test_receive_and_drain(place: Place, driver: str) -> None:
     assert place.value("SELECT count(DISTINCT event_id) FROM effects") == 30
 
 
-@pytest.mark.parametrize("driver", WITH_SESSION)
+@pytest.mark.parametrize("driver", EITHER_DRIVER)
 def test_a_message_that_got_its_id_by_a_repair_is_handled_once(place: Place, driver: str) -> None:
     """Guards against a new id that one of the drivers does not record in the handler's transaction."""
 
@@ -193,7 +191,7 @@ def test_a_message_that_got_its_id_by_a_repair_is_handled_once(place: Place, dri
     assert place.effects() == 2
 
 
-@pytest.mark.parametrize("driver", WITH_SESSION)
+@pytest.mark.parametrize("driver", EITHER_DRIVER)
 @pytest.mark.parametrize("is_caught", [False, True])
 def test_a_handler_that_hangs_is_interrupted(place: Place, driver: str, is_caught: bool) -> None:
     """Guards against an event that counts as handled because its handler catches the cancellation."""

@@ -66,6 +66,7 @@ def test_the_same_event_twice_in_a_batch_is_handled_once(place: Place) -> None:
     assert run_through(place, Batches(), 120) == Counts(handled=120, duplicates=120)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("how", [{"batch": 50}, {"per_transaction": 50}])
 def test_an_event_that_comes_twice_keeps_its_first_place(place: Place, how: dict[str, Any]) -> None:
     """Guards against an event that is handled behind later ones of its aggregate, because it came again."""
@@ -99,6 +100,7 @@ def test_one_of_a_batch_fails_and_the_others_are_handled(place: Place) -> None:
     assert out_of_order(place) == {}
 
 
+@pytest.mark.extended
 def test_types_are_distinguished_within_a_batch(place: Place) -> None:
     for _ in range(20):
         place.send(*(uuid7() for _ in range(5)), keys=1)

@@ -82,6 +82,7 @@ def test_sources_and_prefixes_are_distinguished(server: RedisServer, cache: Redi
     assert other.known(BILLING, events) == set()
 
 
+@pytest.mark.extended
 def test_it_forgets_after_its_seconds(server: RedisServer) -> None:
     """Guards against a Redis that grows without limit."""
     cache = RedisCache.at(server.url, seconds=2, timeout=0.5)
@@ -153,6 +154,7 @@ def test_an_unavailable_server_costs_next_to_nothing(
     assert len(tries) <= 2
 
 
+@pytest.mark.extended
 def test_answers_that_come_late_are_not_taken_for_others(server: RedisServer, cache: RedisCache) -> None:
     """Guards against a connection that goes on after a timeout, one answer behind."""
     handled, new = ids(5), ids(5)
@@ -229,6 +231,7 @@ def test_a_lie_costs_no_event(place: Place, cache: RedisCache) -> None:
         assert run.end().handled == 30
 
 
+@pytest.mark.extended
 def test_a_cache_that_forgets_or_crashes_doubles_no_effect(
     place: Place, server: RedisServer, cache: RedisCache
 ) -> None:

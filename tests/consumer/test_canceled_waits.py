@@ -84,7 +84,7 @@ def own(stack: Stack, tmp_path: Path) -> Iterator[Own]:
     ("part", "how"),
     [
         ("run", "pg_cancel_backend"),
-        ("receive", "pg_terminate_backend"),
+        pytest.param("receive", "pg_terminate_backend", marks=pytest.mark.extended),
         pytest.param("run", "pg_terminate_backend", marks=pytest.mark.extended),
         pytest.param("receive", "pg_cancel_backend", marks=pytest.mark.extended),
     ],
@@ -109,6 +109,7 @@ def test_the_offset_waits_for_the_standby(own: Own, part: str, how: str) -> None
     assert place.value("SELECT count(DISTINCT event_id) FROM effects") == (2 if part == "run" else 0)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_the_same_with_each_driver(own: Own, driver: str) -> None:
     place = own.place
@@ -137,6 +138,7 @@ def _next(own: Own) -> None:
     own.stand_still(is_still=False)
 
 
+@pytest.mark.extended
 def test_a_start_secures_what_another_process_has_committed(
     own: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:

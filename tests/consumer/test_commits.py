@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import text
 
 from outbox_pipelines.consumer import Consumer, Counts, Event
-from tests.conftest import wait_until
+from tests.conftest import either, wait_until
 from tests.consumer import test_async
 from tests.consumer.place import Place, at_work, effect, running, uuid7
 from tests.consumer.test_transactions import sessions
@@ -53,7 +53,7 @@ def fails(place: Place, consumer: Consumer, group: str) -> None:
         assert " ended the transaction" in error
 
 
-@pytest.mark.parametrize("passes_over", [False, True])
+@pytest.mark.parametrize("passes_over", either(True, False))
 def test_a_connection_cannot_be_committed(place: Place, passes_over: bool) -> None:
     """Guards against the first half of a handler's work, and an event that counts as handled."""
     place.send(uuid7())
@@ -66,6 +66,7 @@ def test_a_connection_cannot_be_committed(place: Place, passes_over: bool) -> No
         assert place.effects() == 0, sql
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("driver", ["psycopg", pytest.param("psycopg2", marks=pytest.mark.extended)])
 def test_a_session_cannot_be_committed(place: Place, driver: str) -> None:
     place.send(uuid7())
@@ -84,6 +85,7 @@ def test_a_session_cannot_be_committed(place: Place, driver: str) -> None:
             assert place.effects() == 0, group
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_an_asynchronous_one_cannot_be_committed(place: Place, driver: str) -> None:
     async def method(transaction: Any) -> None:
@@ -113,6 +115,7 @@ def test_an_asynchronous_one_cannot_be_committed(place: Place, driver: str) -> N
         assert " ended the transaction" in error or "forbidden within a Transaction" in error
 
 
+@pytest.mark.extended
 def test_a_message_of_the_inbox_cannot_be_settled_by_its_handler(place: Place) -> None:
     place.send(uuid7())
     consumer = place.bare(retry_seconds=300)
@@ -124,7 +127,7 @@ def test_a_message_of_the_inbox_cannot_be_settled_by_its_handler(place: Place) -
     assert place.effects() == 0
 
 
-@pytest.mark.parametrize("batch", [None, 10])
+@pytest.mark.parametrize("batch", either(None, 10))
 def test_what_was_committed_all_the_same_is_a_dead_letter(
     place: Place, batch: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,6 +150,7 @@ def test_what_was_committed_all_the_same_is_a_dead_letter(
     assert place.consumer().drain(until_empty=True) == Counts(handled=2)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("names", [{}, {"id": "event-id"}])
 def test_what_was_committed_of_a_message_of_the_inbox_is_a_dead_letter_too(
     place: Place, names: dict[str, str]

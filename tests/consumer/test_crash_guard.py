@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from tests import forks
-from tests.conftest import clean_environment, wait_until
+from tests.conftest import clean_environment, either, wait_until
 from tests.consumer import test_async
 from tests.consumer.place import Place, effect, running
 from tests.consumer.test_batches import Batches
@@ -60,6 +60,7 @@ def run_through(place: Place, events: int, group: str = "billing", **more: Any) 
     return batches
 
 
+@pytest.mark.extended
 def test_nothing_goes_one_at_a_time_after_a_clean_end(place: Place) -> None:
     """Guards against batches that are small after each deployment."""
     for n in range(3):
@@ -72,6 +73,7 @@ def test_nothing_goes_one_at_a_time_after_a_clean_end(place: Place) -> None:
     assert place.value("SELECT count(DISTINCT xmin::text) FROM effects") < 1200 / 2
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "driver",
     ["psycopg", *(pytest.param(name, marks=pytest.mark.thorough(only=True)) for name in ("psycopg2", "dsn"))],
@@ -104,6 +106,7 @@ def _insert(events: list[Any]) -> Any:
     return text(f"INSERT INTO effects (event_id) VALUES {rows}")
 
 
+@pytest.mark.extended
 def test_an_owner_that_was_careful_for_too_few_events_leaves_the_partition_suspect(place: Place) -> None:
     """Guards against a short run between two crashes that makes the next one careless."""
     place.load(PARTITIONS, keys=PARTITIONS)
@@ -113,6 +116,7 @@ def test_an_owner_that_was_careful_for_too_few_events_leaves_the_partition_suspe
     assert place.value("SELECT count(*) FROM partition_owners") == PARTITIONS
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 @pytest.mark.parametrize("how", ["stopped", "cancelled", "raised"])
 def test_the_asynchronous_one(place: Place, driver: str, how: str) -> None:
@@ -162,6 +166,7 @@ def test_a_handler_that_exits_leaves_its_partitions_suspect(place: Place) -> Non
     assert place.rows("SELECT state, attempts FROM inbox") == [("waiting", 1)]
 
 
+@pytest.mark.extended
 def test_partitions_that_go_to_another_member_are_released(place: Place) -> None:
     """Guards against a member that is careful because another one has come or gone."""
     place.load(100)
@@ -192,6 +197,7 @@ def rows_of(place: Place, owner: uuid.UUID) -> int:
     return int(place.value("SELECT count(*) FROM partition_owners WHERE owner = %s", owner))
 
 
+@pytest.mark.extended
 def test_rows_stay_where_the_database_is_unavailable_at_the_end(place: Place) -> None:
     """Guards against an end that waits for the database, and a partition that counts as released."""
     cut = threading.Event()
@@ -214,7 +220,7 @@ def test_rows_stay_where_the_database_is_unavailable_at_the_end(place: Place) ->
     assert place.value("SELECT count(*) FROM partition_owners") == PARTITIONS
 
 
-@pytest.mark.parametrize("how", ["killed", "terminated"])
+@pytest.mark.parametrize("how", either("killed", "terminated"))
 def test_how_a_process_ends_decides(place: Place, how: str) -> None:
     """Guards against a rolling restart that costs as much as a crash."""
     place.load(40)

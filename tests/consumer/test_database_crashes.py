@@ -93,6 +93,7 @@ def test_an_event_is_handled_whichever_transaction_has_its_number_now(
     assert "failed" not in place.inbox()
 
 
+@pytest.mark.extended
 def test_a_message_of_the_inbox_is_handled_too(own: tuple[Place, Postgres]) -> None:
     place, server = own
     place.send(uuid7())

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import Event
-from tests.conftest import wait_until
+from tests.conftest import either, wait_until
 from tests.consumer.place import Place, at_work, effect, running, uuid7
 from tests.schema.servers import Database
 
@@ -68,6 +68,7 @@ def test_they_are_listed_by_reason(operator: Database, handler: Healed) -> None:
     assert (found["total"], {row["key"] for row in found["rows"]}) == (2, {"1"})
 
 
+@pytest.mark.extended
 def test_filters(operator: Database, handler: Healed) -> None:
     for options, expected in (
         (("--source", "billing"), 6),
@@ -122,7 +123,7 @@ def test_discarded_ones_are_not_handled_and_can_be_seen(
     assert len(others) == place.effects() == 5
 
 
-@pytest.mark.parametrize("action", ["replay", "discard"])
+@pytest.mark.parametrize("action", either("replay", "discard"))
 def test_ids_of_several_sources_need_a_source(place: Place, operator: Database, action: str) -> None:
     """Guards against a dead letter of another service that is replayed or discarded with the one meant."""
     place.send(event_id := str(uuid7()))

@@ -81,10 +81,11 @@ class Old:
 
 
 def cases(*usual: tuple[Any, ...]) -> list[Any]:
-    """Each shape with each of the other values; `make thorough` alone runs what is not usual."""
+    """Each shape with each of the other values: the first in `make test`, the usual ones in CI."""
     others = list(product(*(dict.fromkeys(column) for column in list(zip(*usual, strict=True))[1:])))
+    marks = dict.fromkeys(usual, pytest.mark.extended) | {usual[0]: ()}
     return [
-        pytest.param(*case, marks=() if case in usual else pytest.mark.thorough(only=True))
+        pytest.param(*case, marks=marks.get(case, pytest.mark.thorough(only=True)))
         for shape in SHAPES
         for case in ((shape, *other) for other in others)
     ]
@@ -154,6 +155,7 @@ def test_they_share_what_they_know_in_both_directions(place: Place, shape: str, 
     old.connection.close()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("shape", "batch", "commits"),
     cases(("source", None, True), ("time", 50, False), ("key", None, False), ("inbox", 50, True)),
@@ -180,6 +182,7 @@ def test_an_event_that_the_other_is_handling_is_waited_for(
     old.connection.close()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("run", [0, pytest.param(1, marks=pytest.mark.thorough(only=True))])
 def test_both_at_full_speed(place: Place, run: int) -> None:
     """Each event has its effect once, whoever is first."""
@@ -227,6 +230,7 @@ def test_a_failed_event_leaves_no_mark_until_it_is_handled(place: Place, shape: 
     assert marked(place, shape) == 1
 
 
+@pytest.mark.extended
 def test_the_other_handles_what_waits_in_our_inbox(place: Place, shape: str) -> None:
     """Guards against a retry of an event that the older consumer has handled in between."""
     table = make(place, shape)
@@ -252,6 +256,7 @@ def test_two_events_with_one_key_in_a_batch(place: Place) -> None:
     assert place.effects() == 2
 
 
+@pytest.mark.extended
 def test_a_message_of_the_inbox_that_was_never_processed_is_handled(place: Place) -> None:
     """Guards against an event that is lost since the old consumer had received it, and nothing more."""
     table = make(place, "inbox")
@@ -266,6 +271,7 @@ def test_a_message_of_the_inbox_that_was_never_processed_is_handled(place: Place
     assert place.value("SELECT count(*) FROM legacy.inbox WHERE processed_at IS NULL") == 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("value", "headers", "body", "stored"),
     [
@@ -285,6 +291,7 @@ def test_the_value_that_identifies_an_event(
     assert place.rows("SELECT * FROM legacy_ids") == [(stored or event_id,)]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("type", "value", "headers", "reason"),
     [
@@ -310,6 +317,7 @@ def test_a_value_that_the_table_cannot_have_is_a_dead_letter(
     assert reason in error
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("type", ["uuid", "text", "varchar", "char(36)", "varchar(36)"])
 def test_columns_for_ids(place: Place, type: str) -> None:
     place.rows(f"CREATE TABLE legacy_ids (event_id {type} PRIMARY KEY)")
@@ -321,6 +329,7 @@ def test_columns_for_ids(place: Place, type: str) -> None:
     assert place.value("SELECT CAST(event_id AS text) FROM legacy_ids") == str(event_id)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("type", ["smallint", "int", "bigint"])
 def test_columns_for_serial_ids(place: Place, type: str) -> None:
     place.rows(f"CREATE TABLE legacy_ids (event_id {type} PRIMARY KEY)")
@@ -343,6 +352,7 @@ def test_other_columns_get_their_constants(place: Place) -> None:
     assert place.rows("SELECT * FROM legacy_ids") == [(str(event_id), "done", "a:b %s {x}")]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("shape", "driver"),
     cases(("source", "connection"), ("time", "psycopg"), ("key", "asyncpg"), ("inbox", "connection")),
@@ -373,6 +383,7 @@ def test_the_asynchronous_consumer(place: Place, shape: str, driver: str) -> Non
     assert marked(place, shape) == 4
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("shape", "driver"),
     cases(("source", "psycopg"), ("time", "psycopg2"), ("key", "psycopg2"), ("inbox", "psycopg")),

@@ -18,7 +18,7 @@ from outbox_pipelines.database import connect
 from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.settings import load_settings
-from tests.conftest import topic_prefix, wait_until
+from tests.conftest import either, topic_prefix, wait_until
 from tests.consumer import test_async
 from tests.consumer.place import Place, at_work, effect, running, uuid7
 
@@ -65,10 +65,7 @@ def test_the_server_forgets(hasty: tuple[Place, Postgres]) -> None:
 
 @pytest.mark.parametrize(
     "way",
-    [
-        *("by id", "in batches", "failing"),
-        *(pytest.param(way, marks=pytest.mark.extended) for way in ("connect", "session")),
-    ],
+    either("by id", "in batches", "failing", "connect", "session"),
 )
 def test_no_event_is_skipped(hasty: tuple[Place, Postgres], way: str) -> None:
     """Guards G10: after four kills, 447 of 2,989 events were skipped without a trace."""
@@ -115,6 +112,7 @@ def test_no_received_event_is_skipped(hasty: tuple[Place, Postgres]) -> None:
     assert place.inbox() == {"waiting": EVENTS}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_the_same_with_each_driver(hasty: tuple[Place, Postgres], driver: str) -> None:
     place, server = hasty

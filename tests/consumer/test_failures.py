@@ -20,7 +20,7 @@ from outbox_pipelines.consumer import kafka_clients as ours
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.errors import SetupError
 from tests import forks, kafka_clients
-from tests.conftest import clean_environment, headers_of, patience, topic_prefix, wait_until
+from tests.conftest import clean_environment, either, headers_of, patience, topic_prefix, wait_until
 from tests.consumer.place import Place, effect, running, uuid7
 from tests.relay.topic import create
 
@@ -88,7 +88,7 @@ def test_an_exception_without_a_text_is_one_event_s(place: Place) -> None:
     assert place.value("SELECT last_error FROM inbox") == "MuteError: its text cannot be read"
 
 
-@pytest.mark.parametrize("policy", ["continue", "block"])
+@pytest.mark.parametrize("policy", either("continue", "block"))
 def test_an_event_that_never_succeeds_is_a_dead_letter(place: Place, policy: str) -> None:
     """Guards against retries without end, and a policy that is not kept."""
     place.load(10, keys=1)
@@ -109,6 +109,7 @@ def test_an_event_that_never_succeeds_is_a_dead_letter(place: Place, policy: str
     assert (attempts, error, json.loads(payload)) == (3, "ValueError: no customer 4", {"n": 4})
 
 
+@pytest.mark.extended
 def test_what_is_behind_a_dead_letter_waits_for_other_members_too(place: Place) -> None:
     """Guards against a block that is forgotten with the process that made it."""
     place.load(3, keys=1)
@@ -135,6 +136,7 @@ def test_a_message_that_is_no_event_is_a_dead_letter(place: Place) -> None:
     assert "offset 0 is not an event: it has no header 'id' and its value is" in error
 
 
+@pytest.mark.extended
 def test_a_copy_of_a_dead_letter_goes_to_a_topic(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     copies = f"{topic_prefix()}-dead"
     made: list[tuple[dict[str, Any], logging.Logger]] = []
@@ -176,6 +178,7 @@ def test_a_copy_of_a_dead_letter_goes_to_a_topic(place: Place, monkeypatch: pyte
     assert made == [({"bootstrap.servers": place.kafka} | settings, ours.CLIENT_LOG)]
 
 
+@pytest.mark.extended
 def test_a_dead_letter_waits_for_its_copy(place: Place) -> None:
     """Guards against a dead letter that is reported nowhere, because its topic was refused."""
     place.send(uuid7())
@@ -229,7 +232,7 @@ def test_an_event_that_ends_the_process_is_found(place: Place) -> None:
     assert error == "the process ended while it handled the message"
 
 
-@pytest.mark.parametrize("how", ["python", "database", "caught"])
+@pytest.mark.parametrize("how", either("caught", "python", "database"))
 def test_a_handler_that_hangs_is_interrupted(place: Place, how: str) -> None:
     """Guards against a handler that never returns, and whose group lacks its partitions for as long.
 
@@ -251,6 +254,7 @@ def test_a_handler_that_hangs_is_interrupted(place: Place, how: str) -> None:
     assert "took longer than 0.5 s and was interrupted" in error
 
 
+@pytest.mark.extended
 def test_slow_calls_in_a_row_cost_no_partition(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """Guards against a process that has left its group although none of its calls took too long."""
     place.send(uuid7(), uuid7(), keys=1)

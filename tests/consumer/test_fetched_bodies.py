@@ -147,6 +147,7 @@ def test_what_is_no_store() -> None:
         a_consumer([], bodies="s3://bucket")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_an_unavailable_store_is_an_outage(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -30,7 +30,7 @@ from outbox_pipelines.protobuf import descriptors
 from outbox_pipelines.registry import SchemaError, SchemaRegistry
 from outbox_pipelines.relay import service
 from outbox_pipelines.writer import emit
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, either, wait_until
 from tests.consumer.place import Place, effect, running
 from tests.protobuf.shop import MESSAGE, descriptor_set
 from tests.registry import FakeRegistry
@@ -273,6 +273,7 @@ def test_a_registry_without_guids_does_not_have_the_schema(registry: FakeRegistr
             handle(_consumer(registry, []), event, using=None)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_registry_that_is_away_is_an_outage(
     place: Place, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
@@ -303,7 +304,7 @@ def test_a_registry_that_is_away_is_an_outage(
         assert run.end().dead_letters == 0
 
 
-@pytest.mark.parametrize("kind", ["json_schema", "avro", "protobuf"])
+@pytest.mark.parametrize("kind", either("json_schema", "avro", "protobuf"))
 def test_a_topic_changes_from_plain_to_framed_values_while_all_run(
     place: Place, outbox: Outbox, registry: FakeRegistry, tmp_path: Path, kind: str
 ) -> None:

@@ -9,18 +9,18 @@ from confluent_kafka import KafkaError, TopicPartition
 from outbox_pipelines.consumer import membership
 from outbox_pipelines.consumer.kafka_clients import settings
 from tests import kafka_clients
-from tests.conftest import wait_until
+from tests.conftest import either, wait_until
 from tests.history import mock
 
 
 @pytest.mark.parametrize(
     ("code", "times"),
-    [
+    either(
         (KafkaError.NOT_COORDINATOR, 1),
         # The client itself repeats this, and the member commits when its partitions are revoked too.
         (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, 9),
         (KafkaError.REBALANCE_IN_PROGRESS, 1),
-    ],
+    ),
 )
 def test_the_last_commit_is_repeated(code: int, times: int) -> None:
     """Guards against events that come twice after each move of a group.

@@ -97,6 +97,7 @@ def test_a_misspelled_type_is_reported(place: Place, caplog: pytest.LogCaptureFi
     ]
 
 
+@pytest.mark.extended
 def test_types_that_are_skipped_rightly_are_not_reported(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from outbox_pipelines.consumer import Consumer, Counts, Event
 from outbox_pipelines.errors import SetupError
-from tests.conftest import wait_until
+from tests.conftest import either, wait_until
 from tests.consumer.place import Place, at_work, effect, running, uuid7
 
 Connection = psycopg.Connection[Any]
@@ -27,7 +27,7 @@ def counted(place: Place, consumer: Consumer, *others: Place, group: str = "bill
         return run.end()
 
 
-@pytest.mark.parametrize("batch", [None, 10])
+@pytest.mark.parametrize("batch", either(None, 10))
 def test_two_tables_with_serial_ids(place: Place, batch: int | None) -> None:
     """Guards against an event that is lost since another producer has used its number."""
     payments = place.beside("payments")
@@ -44,6 +44,7 @@ def test_two_tables_with_serial_ids(place: Place, batch: int | None) -> None:
     assert place.effects() == 4
 
 
+@pytest.mark.extended
 def test_keys_of_two_producers(place: Place) -> None:
     payments = place.beside("payments")
     for each in (place, payments, place):
@@ -52,6 +53,7 @@ def test_keys_of_two_producers(place: Place) -> None:
     assert counted(place, consumer, payments) == Counts(handled=2, duplicates=1)
 
 
+@pytest.mark.extended
 def test_with_keys_only_the_key_counts(place: Place) -> None:
     """Guards against a documentation that is wrong about reused keys, or a change from keys to ids."""
     place.put('{"n": 1}', id=str(uuid7()), event_type="order.placed", idempotency_key="request-1")
@@ -60,7 +62,7 @@ def test_with_keys_only_the_key_counts(place: Place) -> None:
     assert counted(place, place.consumer(group="by id"), group="by id") == Counts(handled=2)
 
 
-@pytest.mark.parametrize(("told", "handled"), [(True, 2), (False, 4)])
+@pytest.mark.parametrize(("told", "handled"), either((True, 2), (False, 4)))
 def test_a_topic_that_gets_another_name(place: Place, told: bool, handled: int) -> None:
     """Guards against handling all events that are in both topics: the old name keeps their identities."""
     renamed = place.beside("v2")
@@ -79,7 +81,7 @@ def test_a_uuid_is_the_same_event_in_every_topic(place: Place) -> None:
     assert counted(place, consumer, other) == Counts(handled=3, duplicates=1)
 
 
-@pytest.mark.parametrize("batch", [None, 10])
+@pytest.mark.parametrize("batch", either(None, 10))
 def test_an_id_that_is_used_again_is_a_dead_letter(place: Place, batch: int | None) -> None:
     """Guards against RESTART IDENTITY, after which every event looked like one that was handled."""
     place.send(1, 2, keys=1)
@@ -134,6 +136,7 @@ def reuse(place: Place) -> None:
     place.put('{"n": 77}', key="0", id="1", event_type="order.placed", aggregate_type="order")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_reused_id_is_handled_once_after_its_repair(place: Place, times: int) -> None:
     """Guards against a dead letter whose new id is not recorded: it is handled at each delivery."""
@@ -158,6 +161,7 @@ def unnamed(place: Place, event_id: str) -> None:
 NAMES = {"id": "event-id"}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dedupe", ["id", "key"])
 def test_wrong_header_names_are_handled_once_after_their_repair(place: Place, dedupe: str) -> None:
     """Guards against an event whose id nothing records, as it was unknown when the event came."""
@@ -171,6 +175,7 @@ def test_wrong_header_names_are_handled_once_after_their_repair(place: Place, de
     assert place.effects() == 1
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("state", ["waiting", "failed", "discarded"])
 def test_a_replayed_message_that_the_inbox_has_under_its_id_is_a_duplicate(place: Place, state: str) -> None:
     """Guards against a message that is handled although the same event waits, or has its own dead letter."""
@@ -190,6 +195,7 @@ def test_a_replayed_message_that_the_inbox_has_under_its_id_is_a_duplicate(place
     assert place.rows("SELECT state FROM inbox ORDER BY seq") == [("processed",), (state,)]
 
 
+@pytest.mark.extended
 def test_a_failed_replay_does_not_make_a_message_its_own_duplicate(place: Place) -> None:
     """Guards against a record that stays when the handler fails: the next attempt would skip the event."""
     unnamed(place, str(uuid7()))

@@ -109,6 +109,7 @@ def test_several_drain_side_by_side(place: Place) -> None:
         assert numbers == sorted(numbers)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("at_once", [True, False])
 def test_two_who_claimed_one_message_do_not_both_handle_it(place: Place, at_once: bool) -> None:
     """Guards against an attempt that begins while a slow one before it has not ended."""
@@ -135,6 +136,7 @@ def test_two_who_claimed_one_message_do_not_both_handle_it(place: Place, at_once
     drive(scenario())
 
 
+@pytest.mark.extended
 def test_what_another_has_is_waited_for_in_peace(place: Place) -> None:
     """Guards against a process that asks without a pause while another one handles what is due."""
     received(place, 1)
@@ -226,6 +228,7 @@ def test_the_first_of_each_key(place: Place) -> None:
         assert behind("not due") == []
 
 
+@pytest.mark.extended
 def test_receiver_and_drain_at_once(place: Place) -> None:
     place.load(500)
     with at_work(place.consumer(), "receive"), at_work(place.consumer(), "drain"):
@@ -276,6 +279,7 @@ def _claimed(place: Place) -> tuple[Inbox, Waiting]:
     return ours, Waiting(head.seq, 1, head.event_type)
 
 
+@pytest.mark.extended
 def test_an_event_being_handled_is_no_dead_letter_of_another_process(place: Place) -> None:
     """Guards against a dead letter, and a wait, where a handler takes longer than the backoff."""
     ours, due = _claimed(place)
@@ -292,6 +296,7 @@ def test_an_event_being_handled_is_no_dead_letter_of_another_process(place: Plac
     assert place.inbox() == {"processed": 1}
 
 
+@pytest.mark.extended
 def test_a_late_attempt_of_a_dead_letter_counts(place: Place) -> None:
     """Guards against a dead letter of an event whose last attempt was only slow."""
     ours, due = _claimed(place)
@@ -310,6 +315,7 @@ def test_a_late_attempt_of_a_dead_letter_counts(place: Place) -> None:
     assert place.inbox() == {"processed": 1}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("state", ["waiting", "discarded"])
 def test_what_an_operator_did_is_not_undone_by_a_late_failure(place: Place, state: str) -> None:
     """Guards against a replay that is dead again without an attempt."""

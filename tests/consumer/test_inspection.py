@@ -61,6 +61,7 @@ def test_status_of_one_consumer(place: Place, tmp_path: Path) -> None:
     assert place.uncommitted() == 4
 
 
+@pytest.mark.extended
 def test_the_ends_of_transactions_are_no_messages(place: Place) -> None:
     """Guards against a consumer of an exactly_once topic that never has 0 messages behind."""
     producer = kafka_clients.Producer(

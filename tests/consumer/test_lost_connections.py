@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import Counts, Event
-from tests.conftest import wait_until
+from tests.conftest import either, wait_until
 from tests.consumer import test_async
 from tests.consumer.place import Place, at_work, effect, running, uuid7
 from tests.history.proxy import Proxy
@@ -61,7 +61,7 @@ def lock(place: Place) -> Iterator[Lock]:
     made.close()
 
 
-@pytest.mark.parametrize("batch", [None, 10])
+@pytest.mark.parametrize("batch", either(None, 10))
 def test_an_event_has_all_its_attempts(place: Place, lock: Lock, batch: int | None) -> None:
     """Guards against dead letters made by a database that is restarted."""
     place.send(uuid7(), uuid7(), keys=1)
@@ -80,7 +80,7 @@ def test_an_event_has_all_its_attempts(place: Place, lock: Lock, batch: int | No
     assert place.inbox() == {}
 
 
-@pytest.mark.parametrize("way", [{}, {"per_transaction": 8}, {"batch": 8}], ids=str)
+@pytest.mark.parametrize("way", either({}, {"per_transaction": 8}, {"batch": 8}), ids=str)
 def test_a_commit_without_an_answer_is_found(place: Place, way: dict[str, Any]) -> None:
     """Guards against events that are handled again, one by one, although their transaction is committed."""
     place.load(8, keys=1)
@@ -121,6 +121,7 @@ def test_a_message_of_the_inbox_has_all_its_attempts(place: Place, lock: Lock) -
     assert place.rows("SELECT state, attempts FROM inbox") == [("processed", 1)]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_the_same_with_each_driver(place: Place, lock: Lock, driver: str) -> None:
     place.send(uuid7())
@@ -175,6 +176,7 @@ def test_a_consumer_that_waits_for_the_database_ends(place: Place, lock: Lock) -
     assert (place.uncommitted(), place.inbox()) == (1, {})
 
 
+@pytest.mark.extended
 def test_an_event_whose_handler_ends_its_connection_is_found(place: Place) -> None:
     """Guards against an event that crashes the database's process again and again."""
     place.send(uuid7(), uuid7(), keys=1)

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from outbox_pipelines.consumer import kafka_clients, kafka_messages, membership
 from outbox_pipelines.local.server import free_port
-from tests.conftest import headers_of, wait_until
+from tests.conftest import either, headers_of, wait_until
 from tests.consumer.place import Place
 
 
@@ -109,13 +109,13 @@ def _unanswered(topic: str, timeout: float) -> None:
 
 @pytest.mark.parametrize(
     "answers",
-    [
+    either(
         {"list_topics": _unanswered},
         {"memberid": lambda: None},
         {"get_watermark_offsets": lambda at, cached: (-1001, -1001)},
         # Of an earlier assignment of the partition it has an end.
         {},
-    ],
+    ),
     ids=["no broker", "not in the group", "reads nothing", "reads nothing again"],
 )
 def test_a_client_that_stands_still_is_replaced(
@@ -149,6 +149,7 @@ def test_a_client_that_stands_still_is_replaced(
     assert len(left) == 4
 
 
+@pytest.mark.extended
 def test_a_client_that_is_busy_elsewhere_is_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against one partition that stands still while messages of others arrive."""
     given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
@@ -172,6 +173,7 @@ def test_a_client_that_is_busy_elsewhere_is_replaced(place: Place, monkeypatch: 
         assert member._client is not lost
 
 
+@pytest.mark.extended
 def test_a_member_without_work_is_not_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a group that is rebalanced again and again: nothing to read, no partition of its own."""
     given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
@@ -215,6 +217,7 @@ def test_during_an_outage_no_client_is_replaced(monkeypatch: pytest.MonkeyPatch)
         assert member._client is client
 
 
+@pytest.mark.extended
 def test_a_partition_that_goes_during_a_pause_flows_when_it_comes_back(place: Place) -> None:
     """Guards against a standstill after an outage: the client had it paused forever."""
     given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")

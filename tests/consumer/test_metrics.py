@@ -99,6 +99,7 @@ def lag(found: dict[str, float]) -> list[float]:
     return [value for name, value in found.items() if name.startswith("lag_messages")]
 
 
+@pytest.mark.extended
 def test_a_handler_that_is_left_alone_and_an_inbox(place: Place) -> None:
     place.load(5)
     consumer = place.bare(retry_seconds=300, outage_after=2)
@@ -177,6 +178,7 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     assert served == documented
 
 
+@pytest.mark.extended
 def test_the_asynchronous_one(place: Place) -> None:
     place.load(10)
     consumer = test_async.consumer(place, "connection")

@@ -16,7 +16,7 @@ from outbox_pipelines.consumer import Event, OutageError, RefusedError, handler_
 from outbox_pipelines.consumer.errors import HandlerTimeoutError
 from outbox_pipelines.consumer.handler_breakers import Breaker, is_unreachable, policy_of
 from outbox_pipelines.errors import SetupError
-from tests.conftest import wait_until
+from tests.conftest import either, wait_until
 from tests.consumer import test_async
 from tests.consumer.place import Place, effect, running, uuid7
 
@@ -56,7 +56,7 @@ def ordered(place: Place) -> bool:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("batch", [None, 20])
+@pytest.mark.parametrize("batch", either(None, 20))
 def test_an_outage_makes_no_dead_letters(place: Place, batch: int | None) -> None:
     """Guards against a backlog that is dead after an evening without some service."""
     place.load(30, keys=15)
@@ -89,6 +89,7 @@ def test_an_outage_makes_no_dead_letters(place: Place, batch: int | None) -> Non
     assert "waiting" not in place.inbox()
 
 
+@pytest.mark.extended
 def test_without_the_breaker_they_are_dead(place: Place) -> None:
     place.load(30, keys=30)
     consumer = place.bare(max_attempts=2, retry_seconds=0.05, outage_after=0)
@@ -114,7 +115,7 @@ def test_events_that_are_to_blame_do_not_hold_the_others(place: Place) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("how", ["said", "by its class"])
+@pytest.mark.parametrize("how", either("said", "by its class"))
 def test_an_outage_that_is_reported(place: Place, how: str) -> None:
     place.load(3, keys=3)
     handler = Dependent(error=OutageError if how == "said" else ConnectionResetError)
@@ -151,6 +152,7 @@ def test_what_is_not_worth_another_attempt_is_dead_at_once(place: Place) -> None
     ]
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_the_same_with_each_driver(place: Place, driver: str) -> None:
@@ -226,6 +228,7 @@ class DistantError(ConnectionError):
     """As a client of some service has it."""
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("events", [1, 2, 12])
 def test_a_quiet_service_whose_dependency_cannot_be_reached(place: Place, events: int) -> None:
@@ -243,6 +246,7 @@ def test_a_quiet_service_whose_dependency_cannot_be_reached(place: Place, events
     assert (counts.dead_letters, counts.outages) == (0, 1)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("quick")
 def test_a_quiet_service_whose_events_fail_alike(place: Place) -> None:
     """Guards against the same where the error does not say what it means: the last attempt is not taken."""

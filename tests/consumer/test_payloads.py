@@ -18,7 +18,7 @@ import pytest
 from outbox_pipelines.consumer import Consumer, Counts, Event, RefusedError
 from outbox_pipelines.consumer.testing import handle, make_event
 from outbox_pipelines.errors import SetupError
-from tests.conftest import clean_environment, wait_until
+from tests.conftest import clean_environment, either, wait_until
 from tests.consumer.place import Place, at_work, effect, running, uuid7
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class Numbered:
     n: int
 
 
-@pytest.mark.parametrize("how", ["run", "batch", "receive"])
+@pytest.mark.parametrize("how", either("run", "batch", "receive"))
 def test_what_does_not_fit_is_a_dead_letter_at_once(place: Place, how: str) -> None:
     """Guards against attempts that cannot succeed, and others of a batch that are taken back with it."""
     place.load(30)

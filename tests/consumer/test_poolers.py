@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import AsyncConsumer, Counts
-from tests.conftest import wait_until
+from tests.conftest import either, wait_until
 from tests.consumer import test_async
 from tests.consumer.place import Place, effect, running
 from tests.pgbouncer import pgbouncer
@@ -26,7 +26,7 @@ def _has_effects(place: Place, count: int) -> bool:
     return place.effects() == count
 
 
-@pytest.mark.parametrize("mode", ["session", "transaction"])
+@pytest.mark.parametrize("mode", either("transaction", "session"))
 def test_a_pooler_loses_its_server(place: Place, tmp_path: Path, mode: str) -> None:
     """Guards against a consumer that ends with the server's session: a pooler's words are no outage's."""
     with pgbouncer(place.dsn, tmp_path, pool_mode=mode, default_pool_size=20) as dsn:
@@ -69,6 +69,7 @@ def test_nothing_is_prepared_in_others_sessions(place: Place, tmp_path: Path) ->
     assert place.inbox() == {}
 
 
+@pytest.mark.extended
 def test_the_same_in_an_event_loop(place: Place, tmp_path: Path) -> None:
     place.load(100)
 

@@ -13,7 +13,7 @@ import pytest
 from outbox_pipelines.consumer import Consumer, Counts, Event, Replay, administration
 from outbox_pipelines.consumer.testing import handle, make_event
 from outbox_pipelines.errors import SetupError
-from tests.conftest import wait_until
+from tests.conftest import either, wait_until
 from tests.consumer.place import Place, effect, running, uuid7
 from tests.consumer.test_identity import counted
 from tests.schema.servers import Database
@@ -47,7 +47,7 @@ def test_a_replay_is_skipped_unless_a_handler_asks_for_it(place: Place) -> None:
     assert place.processed() == 0
 
 
-@pytest.mark.parametrize("batch", [None, 10])
+@pytest.mark.parametrize("batch", either(None, 10))
 def test_a_replay_is_handled_once_and_apart_from_its_original(place: Place, batch: int | None) -> None:
     """Guards against a replay that makes the original count as handled, or is handled twice."""
     first, second = uuid7(), uuid.uuid4()
@@ -60,6 +60,7 @@ def test_a_replay_is_handled_once_and_apart_from_its_original(place: Place, batc
     assert set(place.rows(query, first)) == {(None, False), (str(first), True), (str(second), False)}
 
 
+@pytest.mark.extended
 def test_only_replays(place: Place) -> None:
     """Guards against a rebuilding consumer that handles what is new, too."""
     place.put('{"n": 1}', id=ID, event_type="order.placed")
@@ -67,6 +68,7 @@ def test_only_replays(place: Place) -> None:
     assert counted(place, taking(place, "only")) == Counts(handled=1, ignored=1)
 
 
+@pytest.mark.extended
 def test_a_number_that_is_used_again_is_found_in_a_replay(place: Place) -> None:
     """Guards against an event that is lost from a replay since it shares its number with another one."""
     more = {"event_type": "order.placed", "aggregate_type": "order", **marked(uuid7())}
@@ -76,6 +78,7 @@ def test_a_number_that_is_used_again_is_found_in_a_replay(place: Place) -> None:
     assert counts == Counts(handled=1, duplicates=1, failures=1, dead_letters=1)
 
 
+@pytest.mark.extended
 def test_a_failed_replay_is_a_dead_letter_that_names_it(place: Place) -> None:
     """Guards against an operator who replays a dead letter and does not see what it comes from."""
     replay = uuid7()
@@ -106,6 +109,7 @@ def test_a_failed_replay_is_a_dead_letter_that_names_it(place: Place) -> None:
     assert place.inbox() == {"processed": 1}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("more", [{"replay_id": "7"}, {"replay_id": str(uuid7())}, marked("")])
 def test_a_mark_that_cannot_be_read_is_a_dead_letter(place: Place, more: dict[str, str]) -> None:
     """Guards against a replay that counts as new since its mark is damaged."""

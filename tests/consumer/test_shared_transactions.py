@@ -97,6 +97,7 @@ def test_a_handler_cannot_commit_what_it_shares(place: Place) -> None:
     assert place.effects() == 50
 
 
+@pytest.mark.extended
 def test_slow_handlers_do_not_share(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a transaction that is as long as all of its handlers together."""
     monkeypatch.setattr("outbox_pipelines.consumer.limits._LONGEST_SHARED", 0.05)
@@ -115,6 +116,7 @@ def test_slow_handlers_do_not_share(place: Place, monkeypatch: pytest.MonkeyPatc
     assert place.effects() == 20
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("in_no_time")
 def test_handlers_that_are_fast_again_share_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a slow minute after which each event has its own transaction for good."""
@@ -146,6 +148,7 @@ def test_the_pace_follows_the_time_that_transactions_take() -> None:
     assert pace.events == 1
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("in_no_time")
 @pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_the_asynchronous_one(place: Place, driver: str) -> None:
@@ -169,6 +172,7 @@ def test_the_asynchronous_one(place: Place, driver: str) -> None:
     assert transactions(place) < 65
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_a_handler_that_rolls_back_harms_no_neighbor(place: Place, driver: str) -> None:
     """Guards against handlers that work outside of the transaction: asyncpg commits each statement there."""

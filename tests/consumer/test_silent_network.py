@@ -18,7 +18,7 @@ from sqlalchemy import orm
 from outbox_pipelines.consumer import AsyncConsumer, Consumer, limits, psycopg_transactions
 from outbox_pipelines.database import reading_dsn
 from outbox_pipelines.errors import UnavailableError
-from tests.conftest import patience, wait_until
+from tests.conftest import either, patience, wait_until
 from tests.consumer import test_async
 from tests.consumer.place import Place, effect, running, uuid7
 from tests.history.proxy import Proxy
@@ -42,7 +42,7 @@ def _is_stuck(consumer: Any) -> bool:
     return bool(time.monotonic() - consumer.figures.progress_at > 2)
 
 
-@pytest.mark.parametrize("way", ["dsn", "connect", "session"])
+@pytest.mark.parametrize("way", either("dsn", "connect", "session"))
 def test_a_stop_ends(place: Place, way: str) -> None:
     """Guards against a consumer that ignores SIGTERM, since it waits for an answer without end."""
     with Proxy(_port(place.dsn)) as network:
@@ -78,6 +78,7 @@ def _swallow(place: Place, network: Proxy, consumer: Any) -> None:
     wait_until(lambda: _is_stuck(consumer), what="a consumer that waits")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_the_same_with_each_driver(place: Place, driver: str) -> None:
     with Proxy(_port(place.dsn)) as network:
@@ -97,6 +98,7 @@ def test_the_same_with_each_driver(place: Place, driver: str) -> None:
         network.heal()
 
 
+@pytest.mark.extended
 def test_a_handler_has_its_time_and_no_more(place: Place) -> None:
     """Guards against a statement of a handler that is cut too early, or never outside of the main thread."""
     with Proxy(_port(place.dsn)) as network:
@@ -151,6 +153,7 @@ def test_the_kernel_notices_a_peer_that_vanished(place: Place) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.extended
 def test_a_question_about_the_inbox_ends(place: Place) -> None:
     with Proxy(_port(place.dsn)) as network:
         consumer: Consumer = place.consumer(dsn=_through(place.dsn, network))

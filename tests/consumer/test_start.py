@@ -56,6 +56,7 @@ def test_it_waits(place: Place, unavailable: tuple[Proxy, Place], caplog: pytest
     assert len(said) == 1, said
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("driver", test_async.EITHER_DRIVER)
 def test_each_driver_waits(place: Place, unavailable: tuple[Proxy, Place], driver: str) -> None:
     proxy, there = unavailable
@@ -71,6 +72,7 @@ def test_each_driver_waits(place: Place, unavailable: tuple[Proxy, Place], drive
     asyncio.run(scenario())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("part", ["receive", "drain"])
 def test_the_halves_wait(place: Place, unavailable: tuple[Proxy, Place], part: str) -> None:
     proxy, there = unavailable
@@ -124,6 +126,7 @@ def _run(there: Place, driver: str) -> None:
         asyncio.run(test_async.consumer(there, driver).run())
 
 
+@pytest.mark.extended
 def test_a_login_that_is_refused_later_is_waited_for(place: Place) -> None:
     """Guards against a running consumer that ends while its password is changed."""
     calls: list[int] = []

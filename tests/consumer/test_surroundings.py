@@ -91,6 +91,7 @@ def test_what_a_handler_writes_was_caused_by_its_event(place: Place, outbox: Out
     assert rows == [("request-1", first)]
 
 
+@pytest.mark.extended
 def test_events_with_one_key_are_one(place: Place) -> None:
     """Guards against a producer's retry under a new id that is handled again, though it was asked for."""
     for _ in range(2):

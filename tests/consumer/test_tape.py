@@ -69,6 +69,7 @@ def test_a_real_consumer_and_its_code_agree(shop: Outbox, way: str) -> None:
     assert asked >= {"effect", "rows", "client 1.poll", "client 1.commit", "callback 1 on_assign"}
 
 
+@pytest.mark.extended
 def test_a_sample_of_one_that_fails_and_loses_its_connection_agrees(
     shop: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy import orm, text
 
 from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, Event
 from outbox_pipelines.errors import SetupError
-from tests.conftest import may_log_in, wait_until
+from tests.conftest import either, may_log_in, wait_until
 from tests.consumer.place import Place, effect, running, uuid7
 
 Handle = Callable[[Event, Any], object]
@@ -59,7 +59,7 @@ def passes_over(run: Callable[[str], object]) -> None:
         run("SELECT 1 / 0")
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+@pytest.mark.parametrize("driver", either("psycopg", "psycopg2"))
 def test_a_session_of_sqlalchemy(place: Place, driver: str) -> None:
     """Guards against a record in another transaction than the session's."""
     [first, *_] = place.send(*(uuid7() for _ in range(5)), keys=1)
@@ -89,6 +89,7 @@ def test_an_error_passed_over_is_not_committed_as_nothing(place: Place) -> None:
     assert place.effects() == 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_an_error_passed_over_in_a_session(place: Place, driver: str) -> None:
     consumer = of(
@@ -135,6 +136,7 @@ def test_a_handler_that_ends_the_transaction_fails(place: Place, handler: Handle
     assert place.effects() == 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("end", ["rollback", "close"])
 def test_a_handler_that_ends_the_session_fails(place: Place, end: str) -> None:
     def handler(_: Event, session: orm.Session) -> None:

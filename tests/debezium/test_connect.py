@@ -41,6 +41,7 @@ def test_a_connector_that_is_missing() -> None:
         Connect(worker.url).status("nope")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("passing", [REBALANCE, "leader ended"], ids=["rebalance", "leader"])
 def test_what_passes_is_waited_for(passing: str | dict[str, Any]) -> None:
     """Guards against a command that fails because a worker has just been restarted."""

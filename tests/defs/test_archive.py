@@ -160,6 +160,7 @@ def test_the_events_of_a_day_are_judged(dagster: Dagster, served: Served, databa
     assert "graphql" not in str(record.evaluation)
 
 
+@pytest.mark.extended
 def test_a_check_that_blocks_stops_what_is_downstream(dagster: Dagster, served: Served) -> None:
     """Guards against a report of a day whose payloads are known to be invalid; and one that is held without
     being asked for."""
@@ -184,6 +185,7 @@ def test_a_check_that_blocks_stops_what_is_downstream(dagster: Dagster, served: 
         assert materialized == {ARCHIVE, *([] if blocking else [report.key])}
 
 
+@pytest.mark.extended
 def test_a_check_that_fails_holds_no_archive_up(dagster: Dagster, served: Served, tmp_path: Path) -> None:
     """Guards against days that stay in the table because of a typo in the event catalog."""
     (tmp_path / "catalog.yaml").write_text("events: [")
@@ -198,6 +200,7 @@ def test_a_check_that_fails_holds_no_archive_up(dagster: Dagster, served: Served
     assert manifest(served.load_settings(), DAY).rows > 20
 
 
+@pytest.mark.extended
 def test_a_later_day_hides_no_failure(dagster: Dagster, served: Served, database: Database) -> None:
     """Guards against a check that is green for all days because the last one is."""
     dagster.run(DAY)
@@ -264,6 +267,7 @@ def test_a_refusal_is_one_line(
     assert wrong.verdict(day) is None
 
 
+@pytest.mark.extended
 def test_a_range_of_days(dagster: Dagster, database: Database, served: Served) -> None:
     """Guards against a backfill that takes all days in one run, and fails all for one."""
     # Dagster's default: a run for each.
@@ -315,6 +319,7 @@ def test_each_closed_day_is_requested_once(dagster: Dagster, database: Database,
     assert [day for day, _ in tick(dagster, served)[0]] == [str(NEXT)]
 
 
+@pytest.mark.extended
 def test_a_day_at_work_is_left_alone(dagster: Dagster, database: Database, served: Served) -> None:
     """Guards against a second run each hour of a day that takes longer; one that failed is tried again."""
     close.close(served.load_settings(), DAY)

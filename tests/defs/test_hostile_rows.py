@@ -146,6 +146,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.extended
 def test_text_of_rows_controls_no_terminal(place: Place, tmp_path: Path) -> None:
     environment = {
         "OUTBOX_ARCHIVE": str(tmp_path / "archive"),
@@ -168,6 +169,7 @@ ON_TERMINAL = (
 )
 
 
+@pytest.mark.extended
 def test_what_a_program_would_read_is_escaped_on_a_terminal(place: Place, tmp_path: Path) -> None:
     environment = clean_environment() | place.outbox.environment
     environment |= {

@@ -97,6 +97,7 @@ def _run_jobs(place: Place, instance: dg.DagsterInstance, text: str) -> None:
     job_of(served, "dead_letters").execute_in_process(instance=instance)
 
 
+@pytest.mark.extended
 def test_text_of_events_controls_no_terminal(place: Place, instance: dg.DagsterInstance) -> None:
     """Guards against a writer whose event type runs escape sequences where Dagster's log is shown."""
     _run_jobs(place, instance, CONTROL)

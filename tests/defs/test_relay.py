@@ -23,7 +23,7 @@ from outbox_pipelines.defs.relay import assets
 from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.quality.measurements import ShardStatus
 from tests import forks
-from tests.conftest import Message, Outbox, clean_environment, wait_until
+from tests.conftest import Message, Outbox, clean_environment, either, wait_until
 from tests.defs.conftest import RELAY, Hold, failure_of, job_of, metadata_of, observed, run, served_of
 
 # Each name is a plot of its own: reports show the time since the last one, and a session shows its totals.
@@ -114,6 +114,7 @@ def test_once_names_the_owner_of_the_shard(
     assert outbox.messages() == []
 
 
+@pytest.mark.extended
 def test_session_ends_where_its_place_is_taken(
     outbox: Outbox, instance: dg.DagsterInstance, served: Served, hold: Hold
 ) -> None:
@@ -186,6 +187,7 @@ def test_session_reports_while_it_runs(
     assert told == [{}, {"session_events": 1000}]
 
 
+@pytest.mark.extended
 def test_session_outlives_a_report_that_fails(
     outbox: Outbox, instance: dg.DagsterInstance, hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +263,7 @@ def session_process(outbox: Outbox, tmp_path: Path) -> Iterator[subprocess.Popen
             process.kill()
 
 
-@pytest.mark.parametrize("by", ["signal", "ui"])
+@pytest.mark.parametrize("by", either("signal", "ui"))
 def test_terminated_session_ends_in_order(
     outbox: Outbox, tmp_path: Path, session_process: subprocess.Popen[bytes], by: str
 ) -> None:

@@ -90,6 +90,7 @@ def test_published_events_are_published_once(outbox: Outbox, repeat: Repeat) -> 
     repeat(job_of(served_of(outbox), "relay_once"), relay_session, "Session.result", state)
 
 
+@pytest.mark.extended
 def test_rows_are_removed_once(
     cleaning: Cleaning, repeat: Repeat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +122,7 @@ def test_events_are_handled_once(database: Database, named: str, repeat: Repeat)
     repeat(job_of(serving(), "drain_inbox"), loading, "drain", state, run_config=config)
 
 
+@pytest.mark.extended
 def test_runs_are_deleted_once(
     instance: dg.DagsterInstance, repeat: Repeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:

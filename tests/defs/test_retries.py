@@ -12,6 +12,7 @@ import pytest
 from outbox_pipelines.days.archive import day as days
 from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.errors import SetupError
+from tests.conftest import either
 from tests.days.archive.days import days_ago, make_days, publish, write
 from tests.defs.conftest import EVERYTHING, OF_TABLE, job_of, serving
 from tests.defs.instances import stored
@@ -81,10 +82,10 @@ def job(name: str, dsn: str, archive: str) -> dg.JobDefinition:
 
 @pytest.mark.parametrize(
     ("name", "function"),
-    [
-        ("archive_day", "outbox_pipelines.days.archive.day.verify"),
+    either(
         ("maintain_partitions", "outbox_pipelines.days.partitions.close.purge"),
-    ],
+        ("archive_day", "outbox_pipelines.days.archive.day.verify"),
+    ),
 )
 def test_a_run_is_repeated_from_its_failure(
     instance: dg.DagsterInstance,
@@ -117,6 +118,7 @@ def test_a_run_is_repeated_from_its_failure(
     assert _state(database, tmp_path) == before
 
 
+@pytest.mark.extended
 def test_a_run_is_repeated_after_its_work(
     instance: dg.DagsterInstance, database: Database, tmp_path: Path
 ) -> None:

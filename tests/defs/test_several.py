@@ -65,6 +65,7 @@ def in_dagster(outbox: Outbox, archive: Path) -> Served:
     )
 
 
+@pytest.mark.extended
 def test_three_beside_a_project(
     three: dict[str, Outbox], instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:

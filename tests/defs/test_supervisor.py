@@ -282,6 +282,7 @@ def test_standalone_relay_is_left_alone(outbox: Outbox, tick: Tick, hold: Hold) 
     assert "db-host:4711" in reason(tick())
 
 
+@pytest.mark.extended
 def test_sessions_that_fail_at_once_grow_rare(tick: Tick, later: Later, instance: dg.DagsterInstance) -> None:
     """Guards against a failed run every few seconds for as long as a broker is unavailable; one failure (a
     killed worker) is replaced at the next tick."""

@@ -255,6 +255,7 @@ def test_everything_gets_its_turn(of: Of, slots: int, shards: int) -> None:
     assert [run.run_id for run in backfill if run.run_id not in shown] == []
 
 
+@pytest.mark.extended
 def test_the_session_at_work_gives_its_slot(outbox: Outbox, of: Of, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a session that never looks, and events that are lost or published twice when it ends."""
     monkeypatch.setattr(assets, "_FIRST_REPORTS", 0.05)

@@ -39,6 +39,7 @@ def _paths() -> list[str]:
     return [*(rule["path"] for rule in routes["rules"]), routes["default"]]
 
 
+@pytest.mark.extended
 def test_an_order_has_its_event_and_one_invoice(shop: httpx.Client, database: Database) -> None:
     """Guards against an example that users copy, and that loses events or handles them twice."""
     order = shop.post("/orders", json={"total": 5}).json()["id"]

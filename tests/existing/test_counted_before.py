@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from outbox_pipelines.existing import check, table_measurements
+from tests.conftest import either
 from tests.existing import guides, textbook
 from tests.existing.conftest import Make
 from tests.existing.guides import Guide
@@ -18,7 +19,7 @@ SMALL = {"max.message.bytes": "2000"}
 
 
 @pytest.mark.parametrize("guide", [guides.A, guides.C, guides.D], ids=lambda guide: guide.name)
-@pytest.mark.parametrize("count", [pytest.param(n, marks=pytest.mark.extended) for n in (1, 5)] + [50])
+@pytest.mark.parametrize("count", either(50, 1, 5))
 def test_they_make_no_dead_letters(make_table: Make, guide: Guide, count: int) -> None:
     """Guards against rows that are silently not published after a hand-over (G1)."""
     table = make_table(guide.ddl, guide.mapping)
@@ -38,6 +39,7 @@ def _attempts(table: Table) -> list[tuple[Any, ...]]:
     return table.rows("retry_count, last_error LIKE 'outbox: %%', published_at IS NOT NULL")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_they_are_no_attempts(make_table: Make, is_recorded: bool) -> None:
     """Guards against a dead letter of the first refusal, and attempts that are lost with a relay."""
@@ -81,6 +83,7 @@ def test_a_lower_maximum_makes_no_dead_letter(table: Table) -> None:
     assert table.drain(max_attempts=1).events == 1
 
 
+@pytest.mark.extended
 def test_a_reason_to_wait_keeps_whose_attempts_they_are(table: Table) -> None:
     """Guards against attempts that begin again with each missing topic."""
     table.make_topic(**SMALL)

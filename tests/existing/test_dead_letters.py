@@ -41,6 +41,7 @@ def _run(table: Table, *arguments: str) -> subprocess.CompletedProcess[str]:
     return table.outbox.outbox("dead-letters", *arguments, **file)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("shape", _ROWS)
 def test_a_run_until_empty_counts_those_of_earlier_runs(make_table: Make, shape: str) -> None:
     """Guards against a job that is green while events of the table are dead letters."""

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+import pytest
+
 from outbox_pipelines.existing import table_measurements
 from tests.conftest import command, wait_until
 from tests.existing import textbook
@@ -68,6 +70,7 @@ def test_kill_9_of_the_relay_ten_times_under_load(table: Table, is_short: bool) 
     _verify(table)
 
 
+@pytest.mark.extended
 def test_sessions_of_the_relay_that_end_one_by_one(table: Table, is_short: bool) -> None:
     """Guards against a relay that goes on without its lock, or a new owner that goes ahead of its claims."""
     seed = faults.seed()
@@ -91,6 +94,7 @@ def test_sessions_of_the_relay_that_end_one_by_one(table: Table, is_short: bool)
     _verify(table)
 
 
+@pytest.mark.extended
 def test_a_frozen_relay_is_succeeded_and_harms_nothing_when_it_wakes(table: Table) -> None:
     """Guards against a stopped owner that keeps its lock or its claims, and a zombie that claims again."""
     seed = faults.seed()

@@ -102,6 +102,7 @@ def _warnings(guide: Guide) -> list[str]:
     }.get(guide.name, [])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("relayed", FEW_GUIDES, indirect=True, ids=lambda guide: guide.name)
 def test_a_relay_takes_what_comes(relayed: Relayed) -> None:
     """Guards against rows that are claimed once and then forgotten."""
@@ -121,6 +122,7 @@ def test_the_rows_of_one_transaction_are_in_the_order_of_their_ids(make_table: M
     assert [message.headers["id"] for message in relayed.messages()] == sorted(ids)
 
 
+@pytest.mark.extended
 def test_a_refused_event_waits_with_its_aggregate(make_table: Make) -> None:
     """Guards against rows without a number that are marked or counted in place of others."""
     relayed = _relayed(guides.D, make_table)
@@ -151,6 +153,7 @@ def _noise() -> str:
     return "".join(uuid.uuid4().hex for _ in range(400))
 
 
+@pytest.mark.extended
 def test_a_dead_letter_of_a_table_without_attempts_holds_nothing_back(make_table: Make) -> None:
     """Guards against a loop: the table of guide E has no column for refusals."""
     relayed = _relayed(guides.E, make_table)
@@ -228,6 +231,7 @@ def test_a_run_until_empty_ends_beside_a_writer(make_table: Make) -> None:
     assert relayed.pending() > 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("guide", [guides.C, guides.D], ids=lambda guide: guide.name)
 def test_no_statement_reads_the_whole_table(guide: Guide, make_table: Make, tmp_path: Path) -> None:
     """Guards against a table of published rows that slows down each claim and each mark.
@@ -281,6 +285,7 @@ def _fill(connection: psycopg.Connection[Any], guide: Guide, rows: int) -> None:
     connection.execute(f"{insert} FROM generate_series(1, {rows}) AS n".encode())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("relayed", FEW_GUIDES, indirect=True, ids=lambda guide: guide.name)
 def test_a_relay_that_was_killed_loses_nothing(relayed: Relayed) -> None:
     """Guards G1: numbers mean nothing to the next process, so it must find the rows by what they are."""

@@ -82,6 +82,7 @@ def test_a_corrected_row_is_published(loose: Table) -> None:
     assert loose.keys() == ["b"]
 
 
+@pytest.mark.extended
 def test_many_of_them_among_others(loose: Table) -> None:
     """Guards against events that are lost or reordered beside such rows, and against a claim without end."""
     with loose.connect() as connection:
@@ -133,6 +134,7 @@ def test_a_type_that_is_made_of_the_event_type(make_table: Make) -> None:
         assert connection.execute("SELECT status FROM outbox_events").fetchall() == [("FAILED",)]
 
 
+@pytest.mark.extended
 def test_a_locked_row_without_a_name_holds_up_no_others(loose: Table) -> None:
     """Guards against a claim that fails at the lock each time, since NULL equals nothing."""
     _insert(loose, aggregate_id=None)
@@ -151,6 +153,7 @@ def test_a_locked_row_without_a_name_holds_up_no_others(loose: Table) -> None:
             wait_until(lambda: (False,) not in loose.rows("published_at IS NOT NULL OR retry_count > 0"))
 
 
+@pytest.mark.extended
 def test_they_are_found_while_another_aggregate_is_blocked(loose: Table) -> None:
     """Guards against NOT IN, which is neither true nor false of a NULL: the row would wait."""
     create_topic(loose.outbox, **{"max.message.bytes": "3000"})

@@ -30,6 +30,7 @@ def _holds_vacuum_back(table: Table) -> bool:
     return bool(rows)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.extended)])
 def test_kafka_becomes_unavailable_and_comes_back(
     own_table: tuple[Postgres, Kafka, Table], is_killed: bool

@@ -73,6 +73,7 @@ def test_only_the_guilty_aggregate_waits(table: Table) -> None:
     assert _unpublished(table) == [("a", 1), ("a", 0), ("a", 0)]
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("unasked")
 def test_several_guilty_events_among_many(table: Table) -> None:
     """Guards against blaming a whole batch, and an isolation that loses, duplicates or reorders others."""
@@ -100,6 +101,7 @@ def test_a_dead_letter_lets_its_aggregate_go_on(table: Table) -> None:
         wait_until(lambda: table.numbers("a") == [1, 2, 3, 4, 5], what="the aggregate to be free")
 
 
+@pytest.mark.extended
 def test_a_dead_letter_may_block_its_aggregate(table: Table) -> None:
     """Guards against an aggregate that goes on past a dead letter although the operator said block; and
     against one that does not go on when the row is corrected."""
@@ -118,6 +120,7 @@ def test_a_dead_letter_may_block_its_aggregate(table: Table) -> None:
         wait_until(lambda: table.numbers("a") == [0, 1, 2], what="the corrected aggregate")
 
 
+@pytest.mark.extended
 def test_a_corrected_topic_accepts_the_event(table: Table) -> None:
     """Guards against a retry that never comes, or lets later events of the aggregate go first (G2)."""
     table.make_topic(**SMALL)
@@ -144,6 +147,7 @@ def test_a_row_corrected_or_deleted_under_the_relay(table: Table) -> None:
     assert table.pending() == []
 
 
+@pytest.mark.extended
 def test_an_unavailable_topic_is_said_once_and_not_counted(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +173,7 @@ def test_an_unavailable_topic_is_said_once_and_not_counted(
     assert table.numbers("a") == [0, 1]
 
 
+@pytest.mark.extended
 def test_attempts_are_kept_over_restarts_where_there_is_a_column(make_table: Make) -> None:
     """Guards against a poisoned event that is tried without end because the relay forgets its attempts."""
     table = make_table(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING)
@@ -219,6 +224,7 @@ def test_an_unreadable_row_is_a_dead_letter_until_it_is_changed(table: Table) ->
     assert table.numbers("a") == [1, 0]
 
 
+@pytest.mark.extended
 def test_a_stop_while_a_refused_event_is_published(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a successor that publishes again what was published while the relay was stopping."""
     table.make_topic(**SMALL)
@@ -253,6 +259,7 @@ def test_a_row_that_cannot_be_marked_is_not_tried_alone(table: Table) -> None:
     assert _unpublished(table) == [("a", 0)]
 
 
+@pytest.mark.extended
 def test_a_long_queue_behind_a_poisoned_row_comes_in_order(table: Table) -> None:
     """Guards against rows that are released while others of their aggregate are still being put back."""
     table.make_topic(**SMALL)

@@ -83,6 +83,7 @@ def test_a_row_that_another_session_has_locked_delays_only_itself(shared: Table)
     assert _times(shared) == {1: 1, 2: 1, 3: 1, 4: 1}
 
 
+@pytest.mark.extended
 def test_a_refused_event_becomes_one_dead_letter(shared: Table) -> None:
     """Guards against attempts that each relay counts for itself, and a refusal that stops the others."""
     shared.make_topic(1, **{"max.message.bytes": "3000"})
@@ -101,6 +102,7 @@ def test_a_refused_event_becomes_one_dead_letter(shared: Table) -> None:
     assert set(_times(shared)) == set(range(2, 50))
 
 
+@pytest.mark.extended
 def test_relays_that_are_killed(shared: Table) -> None:
     """Guards against rows that a killed relay takes with it."""
     with ExitStack() as relays:
@@ -134,6 +136,7 @@ def test_a_run_until_empty_leaves_what_others_have(shared: Table) -> None:
     assert shared.drain().events == 1
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_killed", [False, True], ids=["goes on", "is killed"])
 def test_a_broker_that_stands_still(
     killable: tuple[Postgres, Kafka], tmp_path: Path, is_killed: bool

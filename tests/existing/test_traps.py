@@ -248,6 +248,7 @@ def test_numbers_that_are_not_unique_stop_the_relay(table: Table) -> None:
     assert table.pending() == [seq, seq]
 
 
+@pytest.mark.extended
 def test_of_two_relays_one_is_active(table: Table) -> None:
     """Guards against two that claim side by side: 39 reorderings in 12 s."""
     with table.relayed():
@@ -286,6 +287,7 @@ def test_a_pooler_in_transaction_mode_is_refused(table: Table, monkeypatch: pyte
             TableOwnership(table.settings, "test")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_analyzed", [False, True])
 def test_a_claim_goes_by_the_index(table: Table, is_analyzed: bool) -> None:
     """Guards against plans that sort the whole backlog for each claim."""

@@ -59,6 +59,7 @@ def test_a_standby_has_its_description_too(table: Table) -> None:
     TableOwnership(_other(table).settings, "later").release()
 
 
+@pytest.mark.extended
 def test_two_that_start_together_do_not_both_stay(table: Table) -> None:
     """Guards against two relays that look for each other before either can be seen."""
     other = _other(table)

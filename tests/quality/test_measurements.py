@@ -163,6 +163,7 @@ def test_the_backlog_of_transactions_that_were_late(database: Database) -> None:
     assert _measured(database).unpublished == 4
 
 
+@pytest.mark.extended
 def test_counts_end_at_the_cap(database: Database) -> None:
     _fill(database, CAP + 500)
     found = _measured(database)

@@ -104,6 +104,7 @@ def test_without_room_it_says_where_to_find_some(
     assert done.stderr.endswith("set TMPDIR to a directory with a few GB of free space\n")
 
 
+@pytest.mark.extended
 def test_when_consumers_handled_the_events(place: Place, tmp_path: Path) -> None:
     """Guards against a question that needs a look into each consumer's database."""
     of_day = place.write(3)

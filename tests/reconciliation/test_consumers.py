@@ -68,6 +68,7 @@ def test_what_its_group_has_not_reached_lags(place: Place) -> None:
     assert report.status is Status.WARN
 
 
+@pytest.mark.extended
 def test_each_consumer_is_judged_separately(place: Place) -> None:
     """Guards against what one has handled, or is behind, that counts for the next."""
     ids = place.write(3)
@@ -84,6 +85,7 @@ def test_each_consumer_is_judged_separately(place: Place) -> None:
     assert report.summary == "billing: 1 missing; accounts: 3 lagging"
 
 
+@pytest.mark.extended
 def test_without_offsets_the_time_decides(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a group that Kafka has forgotten, or that never was."""
     ids = place.write(3)
@@ -110,6 +112,7 @@ def test_what_its_inbox_contains_is_distinguished(place: Place) -> None:
     assert one(report.sides[1], "lagging").examples[0].id == ids[0]
 
 
+@pytest.mark.extended
 def test_an_id_that_is_of_no_event_is_a_phantom(place: Place) -> None:
     place.write(3)
     place.relay()
@@ -127,6 +130,7 @@ def test_an_id_that_is_of_no_event_is_a_phantom(place: Place) -> None:
     assert found(place.reconcile().sides[1]) == {}
 
 
+@pytest.mark.extended
 def test_topics_and_types_that_it_does_not_take_are_not_asked_for(place: Place) -> None:
     place.write(3)
     place.write(2, event_type="order.seen")
@@ -141,6 +145,7 @@ def test_topics_and_types_that_it_does_not_take_are_not_asked_for(place: Place) 
     assert report.sides[1].notes == ["none of the day's events is in a topic that it reads"]
 
 
+@pytest.mark.extended
 def test_what_is_pruned_is_forgotten_not_missing(place: Place) -> None:
     """Guards against a day that is reconciled late, and reported lost as a whole."""
     ids = place.write(4)
@@ -159,6 +164,7 @@ def test_what_is_pruned_is_forgotten_not_missing(place: Place) -> None:
     assert found(place.reconcile().sides[1]) == {"missing": 3}
 
 
+@pytest.mark.extended
 def test_its_records_may_be_in_another_database(place: Place) -> None:
     ids = place.write(3)
     place.relay()

@@ -67,6 +67,7 @@ def test_a_compacted_topic_is_no_proof(place: Place) -> None:
     assert report.notes == [f"topic {place.topic}: the topic is compacted"]
 
 
+@pytest.mark.extended
 def test_what_a_transaction_holds_back_is_not_missing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a producer that crashed in a transaction, and events behind it that count as lost."""
     monkeypatch.setattr(messages, "_HELD_SECONDS", -10.0)
@@ -105,6 +106,7 @@ def test_a_topic_that_is_gone_has_lost_all(place: Place) -> None:
     assert report.notes == [f"topic {place.outbox.topic('parcel')} does not exist"]
 
 
+@pytest.mark.extended
 def test_a_dropped_day_is_read_in_the_archive(place: Place) -> None:
     """Guards against days that can be asked about for a month only; and against dead letters of the file that
     were resolved since."""
@@ -131,6 +133,7 @@ def test_a_dropped_day_is_read_in_the_archive(place: Place) -> None:
     assert found(place.reconcile().sides[0]) == {"missing": 2, "late_replays": 1, "discarded": 1}
 
 
+@pytest.mark.extended
 def test_an_event_of_a_dropped_neighbour_is_no_phantom(place: Place) -> None:
     (late,) = place.write(1, id=new_id(day=DAY + timedelta(1)))
     place.write(2, day=DAY + timedelta(1))

@@ -200,6 +200,7 @@ def test_messages_without_an_id_are_unreadable(place: Place) -> None:
     assert found(report.sides[0]) == {"unreadable": 2}
 
 
+@pytest.mark.extended
 def test_other_names_of_headers_are_read(place: Place) -> None:
     place.write(3)
     named = place.settings.model_copy(update={"header_names": "id=event-id"})
@@ -209,6 +210,7 @@ def test_other_names_of_headers_are_read(place: Place) -> None:
     assert found(place.reconcile().sides[0]) == {"missing": 3}
 
 
+@pytest.mark.extended
 def test_in_exactly_once_ends_of_transactions_are_no_messages(place: Place) -> None:
     """Guards against a reader that waits for an offset at which no message is."""
     place.write(5)
@@ -235,6 +237,7 @@ def test_the_rights_of_an_operator_suffice(place: Place) -> None:
         place.rows(f"DROP ROLE {role}")
 
 
+@pytest.mark.extended
 def test_what_is_published_while_reading_is_no_phantom(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against alarms while a relay runs: messages whose events were written after the reading."""
     place.write(2)
@@ -259,6 +262,7 @@ def test_today_is_reconciled_as_it_stands(place: Place) -> None:
     assert (report.events, report.equal) == (3, True)
 
 
+@pytest.mark.extended
 def test_a_replay_is_no_duplicate_and_not_out_of_order(place: Place) -> None:
     """Guards against findings about every replay, in its topic and in what its consumers have recorded."""
     ids = place.write(4, keys=1)

@@ -151,6 +151,7 @@ def test_the_schema_has_drifted(outbox: Outbox) -> None:
     assert "missing: trigger outbox.outbox_checked" in checked.stdout
 
 
+@pytest.mark.extended
 def test_a_missing_topic(outbox: Outbox, strict: Kafka) -> None:
     """Guards against a topic that is missing and stops all others, costs attempts, or burns a core."""
     outbox.write(1)
@@ -208,6 +209,7 @@ def test_wrong_settings_of_kafka(outbox: Outbox, tmp_path: Path) -> None:
     assert outbox.outbox("relay", "--until-empty", OUTBOX_CONFIG=str(config)).returncode == 0
 
 
+@pytest.mark.extended
 def test_wrong_credentials_for_kafka(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against 'timed out' where the broker said what is wrong."""
     jaas = (

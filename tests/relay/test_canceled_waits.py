@@ -80,6 +80,7 @@ def test_a_relay_goes_on(own: Outbox) -> None:
     assert len({message.headers["id"] for message in own.messages()}) == 11
 
 
+@pytest.mark.extended
 def test_the_status_says_what_a_relay_waits_for(own: Outbox) -> None:
     """Guards against a backlog without a reason: Kafka has the events, and the position is not committed."""
     with running(quick(own)):

@@ -52,6 +52,7 @@ def test_end_with_their_relay(outbox: Outbox, delivery: str) -> None:
     wait_until(lambda: _clients() <= before, what="the end of the clients")
 
 
+@pytest.mark.extended
 def test_are_two_while_a_relay_publishes_in_transactions(outbox: Outbox) -> None:
     """Guards against clients that are not served, whose reports of errors pile up."""
     assert keys(outbox) == []
@@ -62,6 +63,7 @@ def test_are_two_while_a_relay_publishes_in_transactions(outbox: Outbox) -> None
         wait_until(lambda: _clients() == before + 2, what="the client before the first transaction to end")
 
 
+@pytest.mark.extended
 def test_end_with_a_start_that_fails(outbox: Outbox) -> None:
     """Guards against two more clients for each try while there is no shard, or no database."""
     before = _clients()

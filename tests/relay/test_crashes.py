@@ -15,7 +15,7 @@ from outbox_pipelines.relay import relay_sql, service
 from outbox_pipelines.relay.core.retries import MAX_CRASHES
 from outbox_pipelines.relay.lease.shard import Shard
 from tests import forks
-from tests.conftest import EITHER_DELIVERY, Outbox, clean_environment, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, clean_environment, either, wait_until
 from tests.history import mock
 from tests.relay.faults import relay
 from tests.relay.parked import numbers, numbers_by_key, parked_rows, write
@@ -92,7 +92,7 @@ def _paused(outbox: Outbox) -> list[tuple[int, bool]]:
         ).fetchall()
 
 
-@pytest.mark.parametrize(("events", "at"), [(1, 0), (3000, 1234)])
+@pytest.mark.parametrize(("events", "at"), either((1, 0), (3000, 1234)))
 def test_an_event_that_crashes_the_relay_becomes_a_dead_letter(outbox: Outbox, events: int, at: int) -> None:
     """Guards against an endless crash loop, and against blaming an event that is not the cause."""
     payloads: list[tuple[str, Any]] = [(str(n % 50), {"n": n}) for n in range(events)]
@@ -112,6 +112,7 @@ def test_an_event_that_crashes_the_relay_becomes_a_dead_letter(outbox: Outbox, e
     assert "crashed 3 times" in row[3]
 
 
+@pytest.mark.extended
 def test_an_event_that_crashes_the_reader_becomes_a_dead_letter(outbox: Outbox) -> None:
     """Guards against a crash loop at a row that is marked only after its content was read."""
     payloads: list[tuple[str, Any]] = [(str(n % 50), {"n": n}) for n in range(1000)]
@@ -137,6 +138,7 @@ def test_crashes_count_in_a_container_restarted_in_place(outbox: Outbox) -> None
         assert connection.execute("SELECT crashes FROM outbox_shards").fetchone() == (1,)
 
 
+@pytest.mark.extended
 def test_a_replayed_event_that_crashes_the_relay_is_a_dead_letter_again(outbox: Outbox) -> None:
     """Guards against an operator's replay that brings the crash loop back."""
     ids = write(outbox, ("guilty", {"n": 0, "deadly": True}), ("other", {"n": 0}))
@@ -149,6 +151,7 @@ def test_a_replayed_event_that_crashes_the_relay_is_a_dead_letter_again(outbox: 
     assert parked_rows(outbox)[0][:3] == ("guilty", ids[0], "failed")
 
 
+@pytest.mark.extended
 def test_a_run_of_released_events_with_a_killer_in_it(outbox: Outbox) -> None:
     """Guards against a crash loop among events that waited behind another one."""
     ids = write(outbox, *[("a", {"n": n}) for n in range(20)])
@@ -197,6 +200,7 @@ def test_kills_from_outside_blame_no_event(outbox: Outbox, is_short: bool) -> No
     assert len({message.headers["id"] for message in outbox.messages()}) == 10_000
 
 
+@pytest.mark.extended
 def test_kills_while_single_events_are_published_blame_no_event(outbox: Outbox) -> None:
     """Guards against the same in the flow of all events: where relays have crashed, each is marked (G1)."""
     write(outbox, *[(str(n % 30), {"n": n}) for n in range(300)])
@@ -222,6 +226,7 @@ def test_kills_while_single_events_are_published_blame_no_event(outbox: Outbox) 
         assert list(dict.fromkeys(found)) == list(range(int(key), 300, 30))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_kills_while_parked_events_are_tried_blame_no_event(outbox: Outbox, delivery: str) -> None:
     """Guards against a supervisor that kills each relay after its start, and so makes dead letters (G1)."""
@@ -252,6 +257,7 @@ def test_kills_while_parked_events_are_tried_blame_no_event(outbox: Outbox, deli
         assert list(dict.fromkeys(found)) == list(range(int(key), 300, 30))
 
 
+@pytest.mark.extended
 def test_an_event_that_waits_after_a_crash_ends_a_run_until_empty(outbox: Outbox) -> None:
     """Guards against a run that waits for minutes, or that says that all is published."""
     write(outbox, ("guilty", {"n": 0, "deadly": True}), ("guilty", {"n": 1}), ("other", {"n": 0}))
@@ -315,6 +321,7 @@ def test_another_event_begins_its_own_count(outbox: Outbox) -> None:
         assert crashes(2) == 0
 
 
+@pytest.mark.extended
 def test_a_parked_event_that_waits_for_replicas_is_not_blamed_for_kills(outbox: Outbox) -> None:
     """Guards against an outage and an impatient orchestrator that make a dead letter of it (G4)."""
     write(outbox, ("a", {"n": 0}))

@@ -14,7 +14,7 @@ import pytest
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.parking import notify
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, either, wait_until
 from tests.relay import faults
 from tests.relay.parked import parked_rows
 from tests.relay.threads import quick, running
@@ -51,6 +51,7 @@ def _says(heard: Path) -> str:
     return f"cat > {heard}/$$ && mv {heard}/$$ {heard}/$$.json"
 
 
+@pytest.mark.extended
 def test_many_dead_letters_have_few_threads(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against a thread for each of thousands of dead letters."""
     heard = tmp_path / "heard"
@@ -86,7 +87,7 @@ def test_the_command_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyP
     runs.close()
 
 
-@pytest.mark.parametrize("ending", ["kill", "terminate"])
+@pytest.mark.parametrize("ending", either("kill", "terminate"))
 def test_what_was_not_run_is_run_later(outbox: Outbox, tmp_path: Path, ending: str) -> None:
     """Guards against alarms that are lost with the process that was to give them."""
     heard, gate = tmp_path / "heard", tmp_path / "gate"
@@ -128,6 +129,7 @@ def test_the_input_is_complete_before_the_command_begins(
     assert [*seen, (tmp_path / "seen").read_bytes()] == [text.encode()] * 2
 
 
+@pytest.mark.extended
 def test_without_a_command_nothing_is_due(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against a command that is run for a year's dead letters on the day it is set."""
     _write(outbox, 3)

@@ -63,6 +63,7 @@ FILTERS: Final[dict[tuple[str, ...], set[int]]] = {
 }
 
 
+@pytest.mark.extended
 def test_filters(outbox: Outbox, letters: list[str]) -> None:
     """Guards against an action on others than those that were meant."""
     found = {}
@@ -128,6 +129,7 @@ def test_replay_after_the_topic_was_corrected(outbox: Outbox, letters: list[str]
     assert {id for (id,) in written} == set(letters[:2])
 
 
+@pytest.mark.extended
 def test_a_replay_that_is_refused_is_a_dead_letter_again(outbox: Outbox, letters: list[str]) -> None:
     """Guards against a replay that blocks the aggregate, or is tried without end."""
     with running(quick(outbox, max_attempts=5)):

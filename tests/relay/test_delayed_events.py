@@ -17,7 +17,7 @@ from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking import delayed_events
 from outbox_pipelines.relay.read.slot import slot_setup
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, either, wait_until
 from tests.relay import faults
 from tests.relay.delayed import delay, pass_time
 from tests.relay.parked import keys, numbers_by_key
@@ -49,7 +49,7 @@ def test_a_run_until_empty_publishes_what_is_due_and_nothing_else(outbox: Outbox
 
 
 @pytest.mark.parametrize(
-    ("more", "has_slot"), [({}, False), ({}, True), ({"delivery": "exactly_once"}, False)]
+    ("more", "has_slot"), either(({}, False), ({}, True), ({"delivery": "exactly_once"}, False))
 )
 def test_a_relay_publishes_it_when_it_is_due(outbox: Outbox, more: dict[str, Any], has_slot: bool) -> None:
     """Guards against an idle relay that does not look, and later events that overtake what they wait for."""
@@ -137,6 +137,7 @@ def test_only_a_passing_error_does_not_end_the_relay() -> None:
         delayed.move_all()
 
 
+@pytest.mark.extended
 def test_kill_9_of_relay_and_postgresql_in_the_middle_of_moves(
     own_servers: tuple[Postgres, Kafka, Outbox],
 ) -> None:

@@ -93,9 +93,9 @@ def broker(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[mo
 @pytest.mark.parametrize(
     "code",
     [
-        # The client tries the first again itself, and returns the second.
-        KafkaError.NETWORK_EXCEPTION,
         KafkaError.INVALID_TIMESTAMP,
+        # The client tries this again itself.
+        pytest.param(KafkaError.NETWORK_EXCEPTION, marks=pytest.mark.extended),
         *(
             pytest.param(code, marks=pytest.mark.thorough(only=True))
             for code in (

@@ -29,7 +29,7 @@ from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.writer import emit
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, either, wait_until
 from tests.history import business
 from tests.history.verify import verdict
 from tests.history.writers import Writers
@@ -57,6 +57,7 @@ def _assert_once(outbox: Outbox, events: int) -> None:
     assert len(messages) == events
 
 
+@pytest.mark.extended
 def test_small_and_big_ticks(outbox: Outbox, is_short: bool) -> None:
     """Guards against transactions that leave something out, or that no reader ever sees."""
     # More than one transaction may have.
@@ -73,6 +74,7 @@ def test_small_and_big_ticks(outbox: Outbox, is_short: bool) -> None:
         assert numbers[str(key)] == list(range(key, events + 1, 100))
 
 
+@pytest.mark.extended
 def test_what_comes_while_kafka_ends_a_transaction_is_in_the_next(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +115,7 @@ def test_what_comes_while_kafka_ends_a_transaction_is_in_the_next(
     _assert_once(outbox, 20)
 
 
-@pytest.mark.parametrize("when", ["before the commit", "after the commit", "after the settle"])
+@pytest.mark.parametrize("when", either("after the commit", "before the commit", "after the settle"))
 def test_a_crash_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """Guards against a successor that does not ask Kafka how far its predecessor was."""
     outbox.fill(9_000, aggregates=10)
@@ -153,6 +155,7 @@ def test_a_crash_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPat
         assert found == sorted(found)
 
 
+@pytest.mark.extended
 def test_a_crash_after_a_commit_behind_a_batch_that_was_refused(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +201,7 @@ def test_a_rejected_event_is_parked_and_its_batch_is_not(outbox: Outbox) -> None
     _assert_once(outbox, 301)
 
 
-@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("asked", either(True, False))
 def test_a_corrected_topic_accepts_parked_events_once(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
@@ -219,6 +222,7 @@ def test_a_corrected_topic_accepts_parked_events_once(
     _assert_once(outbox, 5)
 
 
+@pytest.mark.extended
 def test_a_replayed_dead_letter_comes_once(outbox: Outbox) -> None:
     """Guards against a replay that is published twice, or never."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
@@ -232,6 +236,7 @@ def test_a_replayed_dead_letter_comes_once(outbox: Outbox) -> None:
     _assert_once(outbox, 2)
 
 
+@pytest.mark.extended
 def test_from_at_least_once_and_back(outbox: Outbox) -> None:
     """Guards against a change of the mode that loses or doubles, also within a tick."""
     outbox.fill(3_000)
@@ -244,6 +249,7 @@ def test_from_at_least_once_and_back(outbox: Outbox) -> None:
     _assert_once(outbox, 12_003)
 
 
+@pytest.mark.extended
 def test_shards_change_without_a_duplicate(outbox: Outbox) -> None:
     """Guards against a record of an old shard that a new one believes, or misses."""
     seed = faults.seed()
@@ -304,6 +310,7 @@ def test_a_frozen_relay_is_fenced(outbox: Outbox) -> None:
     assert verdict(outbox, calm=True).wrong == []
 
 
+@pytest.mark.extended
 def test_the_database_restarts_between_kafkas_commit_and_the_settle(
     own_servers: tuple[Postgres, Kafka, Outbox],
 ) -> None:
@@ -375,6 +382,7 @@ def test_brokers_that_cannot_replicate(
         progress_topic.create_topic(outbox.settings, "p", 1)
 
 
+@pytest.mark.extended
 def test_records_that_no_relay_wrote_are_passed_over(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -420,7 +428,7 @@ def test_records_that_no_relay_wrote_are_passed_over(
     assert f"{len(foreign)} records of the progress topic {topic}, partition 0, that no relay" in caplog.text
 
 
-@pytest.mark.parametrize("look_back", [1, 1_000])
+@pytest.mark.parametrize("look_back", either(1_000, 1))
 def test_the_last_record_is_found_however_far_back(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch, look_back: int
 ) -> None:
@@ -443,7 +451,7 @@ def test_the_last_record_is_found_however_far_back(
     assert progress_topic.read_last(outbox.settings, name, 0, Record.decode) == last
 
 
-@pytest.mark.parametrize("within_a_tick", [False, True])
+@pytest.mark.parametrize("within_a_tick", either(True, False))
 def test_a_restored_position_doubles_and_never_loses(outbox: Outbox, within_a_tick: bool) -> None:
     """Guards against Kafka's record being believed by a database that is older."""
     outbox.fill(1_000)

@@ -86,6 +86,7 @@ def test_a_topic_that_may_not_be_written_to_stops_no_other(on_strict: Outbox, st
         assert {row[2] for row in parked_rows(outbox)} <= {"retrying", "waiting"}
 
 
+@pytest.mark.extended
 def test_a_right_that_is_revoked_while_the_relay_runs(on_strict: Outbox, strict: Kafka) -> None:
     """Guards the same for a topic that was written to before."""
     outbox = on_strict
@@ -119,6 +120,7 @@ def test_a_transactional_id_that_may_not_be_used(on_strict: Outbox, strict: Kafk
         service.relay(quick(on_strict, **ONCE))
 
 
+@pytest.mark.extended
 def test_more_shards_than_the_progress_topic_may_have(
     on_strict: Outbox, strict: Kafka, caplog: pytest.LogCaptureFixture
 ) -> None:

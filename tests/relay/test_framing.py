@@ -37,7 +37,7 @@ from outbox_pipelines.relay.kafka.schema_ids import SchemaIds
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
 from outbox_pipelines.writer.references import Reference
-from tests.conftest import Outbox, patience, read_topic, wait_until
+from tests.conftest import Outbox, either, patience, read_topic, wait_until
 from tests.protobuf.shop import MESSAGE, descriptor_set
 from tests.registry import FakeRegistry
 from tests.relay.parked import parked_rows
@@ -286,7 +286,7 @@ def framed(outbox: Outbox, given: dict[str, Any]) -> Settings:
     return quick(outbox, **given)
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("delivery", either("at_least_once", "exactly_once"))
 def test_a_missing_schema_parks_its_type_alone(
     outbox: Outbox, registry: FakeRegistry, framed: Settings, monkeypatch: pytest.MonkeyPatch, delivery: str
 ) -> None:
@@ -361,6 +361,7 @@ def test_the_reason_is_short_whatever_the_payload_has(
     assert len(copy.value or "") > 800_000
 
 
+@pytest.mark.extended
 def test_a_registry_that_is_away_is_an_outage(
     outbox: Outbox, registry: FakeRegistry, framed: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:

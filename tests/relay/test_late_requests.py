@@ -22,7 +22,7 @@ from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer,
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Lasting, Outbox, topic_prefix, wait_until
+from tests.conftest import Lasting, Outbox, either, topic_prefix, wait_until
 from tests.history import servers as own
 from tests.history.requests import ABORT, ADD, COMMIT, PRODUCE, KafkaProxy, Late, Requests
 from tests.relay.threads import quick, running, wait_until_relayed
@@ -96,7 +96,7 @@ def test_a_commit_is_known_to_be_asked_once(producer: FencingProducer, distant: 
     wait_until(is_known, seconds=30, what="a commit that a loaded machine did not delay")
 
 
-@pytest.mark.parametrize("arrives", [True, False])
+@pytest.mark.parametrize("arrives", either(True, False))
 def test_a_commit_that_the_client_repeats_is_noticed(
     producer: FencingProducer, distant: Outbox, requests: Requests, arrives: bool
 ) -> None:
@@ -116,6 +116,7 @@ def test_a_commit_that_the_client_repeats_is_noticed(
         requests.heal()
 
 
+@pytest.mark.extended
 def test_the_prober_keeps_no_producer_whose_commit_was_repeated(
     producer: FencingProducer, distant: Outbox, requests: Requests
 ) -> None:
@@ -154,7 +155,7 @@ def test_a_late_commit_in_the_next_transaction(distant: Outbox, requests: Reques
     _assert_each_once(distant, 502)
 
 
-@pytest.mark.parametrize("follows", ["at once", "later"])
+@pytest.mark.parametrize("follows", either("at once", "later"))
 def test_a_late_addition_of_a_partition(distant: Outbox, requests: Requests, follows: str) -> None:
     """Guards against a partition that joins the next transaction by a request of the last one.
 
@@ -204,6 +205,7 @@ def test_a_coordinator_that_is_restarted_while_it_ends_a_transaction(
     _assert_each_once(distant, 502)
 
 
+@pytest.mark.extended
 def test_the_record_is_behind_its_events(
     distant: Outbox, requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:

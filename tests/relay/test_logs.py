@@ -125,6 +125,7 @@ def test_at_debug_parked_events_have_lines_too(outbox: Outbox) -> None:
     assert (str(behind.id), 0) in told
 
 
+@pytest.mark.extended
 def test_kafkas_client_speaks_at_debug_only(outbox: Outbox) -> None:
     """Guards against a client's noise on every outage, and against hiding it from those who look for it."""
     given = {"OUTBOX_KAFKA": "127.0.0.1:1", "OUTBOX_LOG_FORMAT": "json"}

@@ -75,6 +75,7 @@ def test_a_relay_ends(outbox: Outbox, proxy: Proxy, delivery: str) -> None:
     assert {message.key for message in outbox.messages()} == {"a", "b"}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("reads", ["polling", "a slot", "a marked table"])
 def test_a_relay_continues(
     stack: Stack, outbox: Outbox, proxy: Proxy, tmp_path: Path, reads: str, caplog: pytest.LogCaptureFixture
@@ -130,6 +131,7 @@ def test_a_statement_that_waits_is_not_lost(
     assert "has no statement of this relay" not in caplog.text
 
 
+@pytest.mark.extended
 def test_a_relay_that_reads_a_slot_ends(outbox: Outbox, proxy: Proxy) -> None:
     """Guards against waits of the session that replicates, and of the one that reads beside it."""
     with _stopped(lambda stop: service.relay(_through(outbox, proxy), stop=stop), proxy):
@@ -140,6 +142,7 @@ def test_a_relay_that_reads_a_slot_ends(outbox: Outbox, proxy: Proxy) -> None:
     remove(outbox.settings, seconds=_SLOT_SECONDS, say=lambda line: None)
 
 
+@pytest.mark.extended
 def test_a_relay_of_a_marked_table_ends(stack: Stack, tmp_path: Path, proxy: Proxy) -> None:
     """Guards against claims and marks without an answer."""
     shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
@@ -181,6 +184,7 @@ def _is_held(outbox: Outbox, name: str) -> bool:
         return connection.execute(relay_sql.LOCK_IS_HELD, lock).fetchone() == (True,)
 
 
+@pytest.mark.extended
 def test_a_relay_that_starts_ends(outbox: Outbox, proxy: Proxy) -> None:
     """Guards against an error, or a wait, where the answers were lost before there was a shard."""
     proxy.swallow_answers()
@@ -188,6 +192,7 @@ def test_a_relay_that_starts_ends(outbox: Outbox, proxy: Proxy) -> None:
         wait_until(lambda: proxy.connections > 0, what="a connection")
 
 
+@pytest.mark.extended
 def test_a_fleet_ends(outbox: Outbox, proxy: Proxy) -> None:
     """Guards against a process with several outboxes of which one waits for an answer."""
     with _stopped(lambda stop: relay_all([_through(outbox, proxy)], stop=stop), proxy):
@@ -242,6 +247,7 @@ def test_before_a_stop_an_answer_may_take_any_time(outbox: Outbox, monkeypatch: 
         assert connection.closed
 
 
+@pytest.mark.extended
 def test_late_answers_count_together(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a stop that takes as many times the limit as it has statements."""
     monkeypatch.setattr(answers, "PATIENCE", 1.0)

@@ -172,6 +172,7 @@ def _is_ready(status: Callable[[str, str], int], url: str) -> bool:
     return status(url, "/readyz") == 200
 
 
+@pytest.mark.extended
 def test_rejections_are_counted_by_their_reason(outbox: Outbox) -> None:
     """Guards against poisoned events that no alert can see."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
@@ -192,6 +193,7 @@ def test_rejections_are_counted_by_their_reason(outbox: Outbox) -> None:
         assert found["outbox_rejected_total MSG_SIZE_TOO_LARGE 0"] == 1
 
 
+@pytest.mark.extended
 def test_an_unavailable_database_fails_no_scrape(outbox: Outbox) -> None:
     """Guards against blindness, or yesterday's backlog, just when something is wrong."""
     name = psycopg.conninfo.conninfo_to_dict(outbox.settings.dsn)["dbname"]
@@ -290,6 +292,7 @@ def test_the_documented_metrics_are_those_that_are_served(outbox: Outbox) -> Non
     assert served == documented
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_a_run_until_empty_counts_and_gives_the_shard_back(outbox: Outbox, delivery: str) -> None:
     """Guards against a process that claims a shard, or knows its latency, after it has given it back."""

@@ -17,7 +17,7 @@ from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core import transactions
 from outbox_pipelines.relay.run import Totals
-from tests.conftest import Outbox, patience, wait_until
+from tests.conftest import Outbox, either, patience, wait_until
 from tests.relay import faults
 from tests.relay.parked import parked_rows, write
 from tests.relay.threads import quick, running, wait_until_relayed
@@ -107,6 +107,7 @@ def _assert_waits_for_kafka(outbox: Outbox) -> None:
     assert shard.heartbeat_seconds < outbox.settings.lease_seconds
 
 
+@pytest.mark.extended
 def test_a_transaction_in_doubt_keeps_the_shard_until_kafka_is_back(
     own_servers: tuple[Postgres, Kafka, Outbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +134,7 @@ def test_a_transaction_in_doubt_keeps_the_shard_until_kafka_is_back(
 
 @pytest.mark.parametrize(
     ("more", "is_shown"),
-    [({}, True), (ONCE, True), (ONCE, False)],
+    either(({}, True), (ONCE, True), (ONCE, False)),
     ids=["at_least_once", "exactly_once", "exactly_once, before the outage is noticed"],
 )
 def test_a_successor_takes_the_shard_in_an_outage(
@@ -167,6 +168,7 @@ def test_a_successor_takes_the_shard_in_an_outage(
             _assert_all_arrived(outbox, 9)
 
 
+@pytest.mark.extended
 def test_the_database_restarts_while_kafka_is_unavailable(
     own_servers: tuple[Postgres, Kafka, Outbox],
 ) -> None:

@@ -170,6 +170,7 @@ def test_attempts_wait_longer_and_longer(outbox: Outbox) -> None:
         assert 0.75 * expected < pause < 1.2 * expected
 
 
+@pytest.mark.extended
 def test_a_retry_does_not_wait_for_a_clock_that_went_back(outbox: Outbox) -> None:
     """Guards against an event that is tried again when the clock of the database has caught up."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
@@ -230,6 +231,7 @@ def test_a_command_that_fails_harms_nothing(outbox: Outbox) -> None:
     assert [row[2] for row in parked_rows(outbox)] == ["failed"]
 
 
+@pytest.mark.extended
 def test_a_long_queue_behind_a_poisoned_event_comes_in_order(outbox: Outbox) -> None:
     """Guards against runs of released events that overtake each other, or get lost between two runs."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
@@ -255,6 +257,7 @@ def test_a_defect_in_the_prober_ends_the_relay(outbox: Outbox, monkeypatch: pyte
     assert _drain(outbox).events == 1
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_a_stop_while_a_parked_event_is_published(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch, delivery: str

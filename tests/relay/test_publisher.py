@@ -85,6 +85,7 @@ def test_of_equal_messages_the_last_have_failed(outbox: Outbox) -> None:
     assert {event.seq for event, _ in producer.identify(in_flight, failed)} == {2, 3}
 
 
+@pytest.mark.extended
 def test_only_the_guilty_are_suspects_where_the_limit_is_not_to_be_had(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

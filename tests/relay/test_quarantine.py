@@ -97,6 +97,7 @@ def test_events_of_a_missing_topic_cost_nothing_until_it_is_there(
         assert connection.execute("SELECT max(retry_count) FROM outbox_events").fetchone() == (0,)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("often")
 def test_a_topic_that_refuses_everything_disturbs_the_flow_once(
     shop: Outbox, strict: Kafka, monkeypatch: pytest.MonkeyPatch
@@ -138,6 +139,7 @@ def test_a_run_until_empty_waits_for_a_topic_in_creation(shop: Outbox) -> None:
     assert len(shop.messages()) == 10
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(
     "delivery", [pytest.param("at_least_once", marks=pytest.mark.thorough(only=True)), "exactly_once"]

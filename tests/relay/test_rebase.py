@@ -13,7 +13,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.postgres import Postgres, find_programs
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.lease.rebase import Rebased, rebase
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, either, wait_until
 from tests.relay.parked import numbers, write
 from tests.relay.threads import quick
 from tests.relay.threads import running as relaying
@@ -55,7 +55,7 @@ def _spend_transactions(dsn: str, count: int) -> None:
         connection.execute(f"DO $$ BEGIN {loop}; END $$".encode())
 
 
-@pytest.mark.parametrize("ahead", ["old", "new"])
+@pytest.mark.parametrize("ahead", either("old", "new"))
 def test_a_restored_dump_publishes_what_was_waiting_and_nothing_more(
     outbox: Outbox, other_server: str, ahead: str
 ) -> None:
@@ -176,6 +176,7 @@ def test_a_rebase_under_writers_loses_nothing(outbox: Outbox) -> None:
     assert sorted(message.key for message in outbox.messages()) == ["a", "b", "late"]
 
 
+@pytest.mark.extended
 def test_parked_events_go_on(outbox: Outbox, other_server: str) -> None:
     """Guards against parked events that keep ids of the old database: no position would ever cover them."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
@@ -214,6 +215,7 @@ def test_parked_events_have_their_numbers(outbox: Outbox) -> None:
         assert connection.execute("SELECT aggregate_id, seq FROM outbox ORDER BY seq").fetchall() == before
 
 
+@pytest.mark.extended
 def test_a_busy_table_is_left_alone(outbox: Outbox) -> None:
     """Guards against a rebase that hangs behind a writer, and writers behind it."""
     with outbox.connect() as connection:

@@ -73,6 +73,7 @@ def test_shards_share_the_work_and_miss_nothing(outbox: Outbox) -> None:
     assert view == [("PROCESSED", 12_000, 12_000)]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_a_shard_that_went_past_the_barrier_does_not_go_back(outbox: Outbox, delivery: str) -> None:
     """Guards against a relay that takes its shard after the barrier was set, passes it, and returns to it.
@@ -155,6 +156,7 @@ def test_relays_that_are_killed_while_the_number_changes(outbox: Outbox, is_shor
     faults.verify(outbox)
 
 
+@pytest.mark.extended
 def test_a_change_does_not_begin_while_a_relay_is_missing(outbox: Outbox) -> None:
     """Guards against a pause of all shards until a relay answers that does not run."""
     with relays(outbox, 1):
@@ -182,6 +184,7 @@ def test_a_change_does_not_begin_while_a_relay_is_missing(outbox: Outbox) -> Non
             wait_until_relayed(outbox)
 
 
+@pytest.mark.extended
 def test_a_relay_that_vanishes_stops_only_the_change(outbox: Outbox) -> None:
     """Guards against a change that waits without end, leaves the relays waiting, or is not shown."""
     waited: list[str] = []
@@ -225,6 +228,7 @@ def test_a_change_whose_author_crashed_is_abandoned(outbox: Outbox, heard: str) 
             wait_until_relayed(outbox)
 
 
+@pytest.mark.extended
 def test_parked_events_go_to_their_new_shard(outbox: Outbox) -> None:
     """Guards against parked events that have no owner once the number of shards has changed."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
@@ -261,6 +265,7 @@ def test_the_command(outbox: Outbox) -> None:
         resharding.change(outbox.settings, 65)
 
 
+@pytest.mark.extended
 def test_until_empty_publishes_all_shards(outbox: Outbox) -> None:
     """Guards against a drain that forgets all shards but one."""
     # Events whose topic a busy broker is slow to create are parked, which `events` does not count.
@@ -273,6 +278,7 @@ def test_until_empty_publishes_all_shards(outbox: Outbox) -> None:
     assert len(outbox.messages()) == 400
 
 
+@pytest.mark.extended
 def test_a_change_waits_for_what_is_being_tried(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an event that the old shard is still trying when the new one takes it up."""
     create_topic(outbox, **{"max.message.bytes": "2000"})

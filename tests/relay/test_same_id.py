@@ -8,14 +8,14 @@ from uuid import UUID
 import pytest
 
 from outbox_pipelines.relay import service
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, either, wait_until
 from tests.relay.parked import keys, numbers, parked_rows
 from tests.relay.threads import quick, running
 from tests.relay.topic import NOISE, change_topic, create_topic
 
 ID = UUID("0190aaaa-0000-7000-8000-000000000001")
 SMALL, LARGE = {"max.message.bytes": "2000"}, {"max.message.bytes": "2000000"}
-MODES = pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+MODES = pytest.mark.parametrize("delivery", either("at_least_once", "exactly_once"))
 
 
 def _write(outbox: Outbox, key: str, payload: dict[str, object]) -> None:

@@ -15,7 +15,7 @@ from outbox_pipelines.relay import service
 from outbox_pipelines.relay.lease.rebase import Rebased, rebase
 from outbox_pipelines.relay.lease.resharding import change
 from outbox_pipelines.writer import emit
-from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, either, wait_until
 from tests.relay.parked import numbers_by_key, parked_rows, write
 from tests.relay.threads import quick, relays
 from tests.relay.topic import NOISE, change_topic, create_topic
@@ -87,7 +87,7 @@ def test_a_relay_that_runs_notices(outbox: Outbox) -> None:
     assert [type(failure) for failure in failures] == [SequenceError]
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", either(1, 2))
 @pytest.mark.parametrize("limits", [{"batch_events": 2}, {"batch_bytes": 1}, {"batch_events": 1}])
 @pytest.mark.parametrize("size", [10, 20_000])
 def test_two_events_with_one_number_in_a_tick(

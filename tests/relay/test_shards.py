@@ -89,6 +89,7 @@ def test_what_follows_from_kafka_is_committed_durably(outbox: Outbox, delivery: 
     assert found == [("outbox_parked", "on"), ("outbox_released", "on"), ("outbox_shards", "on")]
 
 
+@pytest.mark.extended
 def test_a_silent_owner_is_ended_by_its_successor(outbox: Outbox) -> None:
     """Guards against a frozen relay that keeps the shard because the clock of the database went back."""
     settings = outbox.settings.model_copy(update={"lease_seconds": 4.0})
@@ -137,6 +138,7 @@ def test_measurements_after_the_clock_went_back(outbox: Outbox) -> None:
     owner.release()
 
 
+@pytest.mark.extended
 def test_a_stranger_with_the_lock_is_named(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
     """Guards against a login that keeps every relay out while the status says that the shard has no owner."""
     with outbox.connect() as stranger, running(outbox.settings):

@@ -91,6 +91,7 @@ def test_a_waiting_event_that_cannot_be_read(outbox: Outbox) -> None:
 
 
 # With transactions, more is in memory at once.
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "delivery", [pytest.param("at_least_once", marks=pytest.mark.thorough(only=True)), "exactly_once"]
 )
@@ -105,6 +106,7 @@ def test_memory_is_bounded_whatever_the_rows(outbox: Outbox, delivery: str) -> N
     assert sum(message.key == "small" for message in outbox.messages()) == 300
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "delivery", ["at_least_once", pytest.param("exactly_once", marks=pytest.mark.thorough(only=True))]
 )

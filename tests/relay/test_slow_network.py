@@ -64,6 +64,7 @@ def _crashes(outbox: Outbox) -> tuple[str | None, int]:
     return row[0], row[1]
 
 
+@pytest.mark.extended
 def test_a_takeover_that_is_slower_than_the_lease(distant: Outbox, network: Proxy) -> None:
     """Guards against a relay that recovers a transaction in silence: the session ends, and it starts over."""
     create_topic(distant)
@@ -107,6 +108,7 @@ def _notices(connection: psycopg.Connection[tuple[object, ...]]) -> bool:
     return row == (True,)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_a_client_that_has_lost_all_brokers_is_replaced(
     distant: Outbox, servers: own.Servers, network: Proxy, delivery: str, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +142,7 @@ def _backlog(outbox: Outbox) -> int:
     return outbox_measurements.read(outbox.settings).shards[0].backlog
 
 
+@pytest.mark.extended
 def test_a_question_ends_although_its_client_is_replaced(distant: Outbox, network: Proxy) -> None:
     """Guards against a thread that waits for ever, because another one has replaced the client it asked."""
     brokers = TopicAdmin(distant.settings)

@@ -50,6 +50,7 @@ def test_a_commit_that_is_not_answered_at_first(outbox: Outbox, monkeypatch: pyt
     _assert_each_once(outbox, 30_000)
 
 
+@pytest.mark.extended
 def test_kafka_stands_still_during_a_drain(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
     """Guards the same with large events and a broker that is stopped for longer than one try of a commit."""
     _, kafka, outbox = own_servers
@@ -71,6 +72,7 @@ def test_kafka_stands_still_during_a_drain(own_servers: tuple[Postgres, Kafka, O
     _assert_each_once(outbox, 40_000)
 
 
+@pytest.mark.extended
 def test_a_refusal_among_released_events(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
     """Guards against a commit that waits without end for what follows a refused batch.
 
@@ -101,6 +103,7 @@ def _settled(outbox: Outbox) -> int:
     return int(row[0])
 
 
+@pytest.mark.extended
 def test_a_crash_while_released_events_are_removed(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a tick that is opened before the events released in the last one are removed.
 
@@ -155,6 +158,7 @@ def test_a_crash_while_released_events_are_removed(outbox: Outbox, monkeypatch: 
     _assert_each_once(outbox, 21)
 
 
+@pytest.mark.extended
 def test_a_refusal_after_events_of_its_batch_were_parked(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +178,7 @@ def test_a_refusal_after_events_of_its_batch_were_parked(
             )
 
 
+@pytest.mark.extended
 def test_a_crash_after_the_first_event_of_a_tick_was_parked(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def test_every_connection_finds_the_primary(pair: Pair) -> None:
         connect(pair.straight(pair.standby), name="alone")
 
 
+@pytest.mark.extended
 def test_a_reader_on_another_server_is_refused(pair: Pair) -> None:
     """Guards against a balancer that sends the reader elsewhere than the shard's session."""
     with Proxy(pair.primary.port) as balancer:
@@ -75,6 +76,7 @@ def test_a_reader_on_another_server_is_refused(pair: Pair) -> None:
         shard.release()
 
 
+@pytest.mark.extended
 def test_a_failover_is_an_outage(pair: Pair) -> None:
     """Guards against a relay that ends while the standby is not promoted yet, as if a setting were wrong."""
     with running(pair.outbox.settings):

@@ -13,7 +13,7 @@ from outbox_pipelines.errors import RefusedError, UnavailableError
 from outbox_pipelines.quality.measurements import ShardStatus
 from outbox_pipelines.relay import kinds, service
 from outbox_pipelines.settings import Settings
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, either, wait_until
 from tests.existing.conftest import make_table as make_table
 from tests.existing.conftest import table as table
 from tests.existing.textbook import Table
@@ -59,7 +59,7 @@ def test_it_waits_for_the_database(
 
 
 @pytest.mark.parametrize("unavailable", ["Kafka"], indirect=True)
-@pytest.mark.parametrize("how", ["at_least_once", "exactly_once", "existing table"])
+@pytest.mark.parametrize("how", either("exactly_once", "at_least_once", "existing table"))
 def test_it_waits_for_kafka_as_the_owner(
     outbox: Outbox,
     table: Table,

@@ -15,7 +15,7 @@ from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.read.snapshots import SnapshotSource
 from outbox_pipelines.writer import emit
-from tests.conftest import Outbox
+from tests.conftest import Outbox, either
 from tests.relay.topic import NOISE, create_topic
 
 PIECE = 500
@@ -55,7 +55,7 @@ def _drain(outbox: Outbox, batches: int, **more: object) -> Counter[str]:
     pytest.fail(f"the relay started over in each of five drains: {found}")
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("delivery", either("at_least_once", "exactly_once"))
 def test_a_batch_is_one_read_and_at_most_one_settle(outbox: Outbox, delivery: str) -> None:
     """Guards against a look-up, a lock or a commit for each batch, or each event."""
     few, many = _drain(outbox, 10, delivery=delivery), _drain(outbox, 50, delivery=delivery)
@@ -65,6 +65,7 @@ def test_a_batch_is_one_read_and_at_most_one_settle(outbox: Outbox, delivery: st
     assert more.total() < 3 * 40, more
 
 
+@pytest.mark.extended
 def test_a_batch_with_a_blocked_aggregate_is_two_more(outbox: Outbox) -> None:
     """Guards against a statement for each event that is parked."""
     create_topic(outbox, **{"max.message.bytes": "10000"})

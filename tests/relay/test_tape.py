@@ -11,7 +11,7 @@ from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.retries import Retries
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, either, wait_until
 from tests.model.relay.recorder import Recorder
 from tests.model.relay.tape import DifferentError
 from tests.relay.parked import parked_rows, write
@@ -24,7 +24,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return Recorder(monkeypatch.setattr)
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("delivery", either("at_least_once", "exactly_once"))
 def test_a_real_relay_and_the_core_agree(outbox: Outbox, recorder: Recorder, delivery: str) -> None:
     """Guards against a model whose drivers behave in another way than the real ones."""
     _refuse_and_publish(outbox, delivery=delivery)
@@ -58,6 +58,7 @@ def test_a_sample_agrees(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> Non
     assert recorder.play() == sum(entries)
 
 
+@pytest.mark.extended
 def test_an_outage_agrees(outbox: Outbox, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against calls of the core by its driver that are not about a delivery."""
     route = IdempotentProducer._route
@@ -75,7 +76,7 @@ def test_an_outage_agrees(outbox: Outbox, recorder: Recorder, monkeypatch: pytes
     assert recorder.play() > 10
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("delivery", either("at_least_once", "exactly_once"))
 def test_a_takeover_in_an_outage_agrees(outbox: Outbox, recorder: Recorder, delivery: str) -> None:
     """Guards against a core to which all is played as if Kafka had been available at its start."""
     outbox.fill(20)

@@ -54,6 +54,7 @@ def _fill(outbox: Outbox, events: int) -> None:
         )
 
 
+@pytest.mark.extended
 def test_a_backlog_behind_a_slow_network(
     servers: own.Servers, distant: Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_backlog_behind_a_slow_network(
     assert not [record for record in caplog.records if "starting over" in record.message]
 
 
+@pytest.mark.extended
 def test_kafka_becomes_slow(
     servers: own.Servers,
     distant: Outbox,

@@ -229,6 +229,7 @@ def test_a_topic_that_is_deleted_is_noticed(strict: Kafka, name: str) -> None:
     assert known.changed == []
 
 
+@pytest.mark.extended
 def test_nothing_waits_for_an_unavailable_broker(
     strict: Kafka, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

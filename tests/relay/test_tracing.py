@@ -243,6 +243,7 @@ def test_the_command_sends_its_spans_before_it_ends(
     assert names["service.name"] == "shop"
 
 
+@pytest.mark.extended
 def test_an_unavailable_collector_costs_no_event(outbox: Outbox) -> None:
     """Guards against a relay that hangs, or fails, because its spans cannot be delivered."""
     _write(outbox, SAMPLED)
@@ -255,6 +256,7 @@ def test_an_unavailable_collector_costs_no_event(outbox: Outbox) -> None:
     assert done.stderr.splitlines()[-1].startswith("published 1 event ")
 
 
+@pytest.mark.extended
 def test_the_last_line_is_the_commands_own(outbox: Outbox) -> None:
     """Guards against a collector's trouble that hides why a command failed."""
     with outbox.connect(autocommit=False) as connection:

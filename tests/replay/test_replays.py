@@ -125,6 +125,7 @@ def test_a_redacted_day_is_sent_as_it_is_now(place: Place) -> None:
     assert place.reconcile().equal
 
 
+@pytest.mark.extended
 def test_conditions_are_met_together_in_both_places(place: Place) -> None:
     """Guards against a condition that only one of the two places applies."""
     for day in (DAY, NEXT):
@@ -148,6 +149,7 @@ def test_conditions_are_met_together_in_both_places(place: Place) -> None:
     assert replayed(place) == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_dropped", [False, True])
 def test_what_was_not_published_is_not_sent(place: Place, is_dropped: bool) -> None:
     """Guards against a replay that publishes a dead letter, or an event before the relay does."""
@@ -181,6 +183,7 @@ def test_another_topic_has_as_many_partitions(place: Place) -> None:
     assert len(json.loads(typed(place, "list", "--json").stdout)) == 1
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("damage", ["file", "manifest", "away"])
 def test_a_damaged_archive_is_not_read(place: Place, damage: str) -> None:
     """Guards against a file that is read although it is not the one that was proven."""
@@ -257,6 +260,7 @@ def running(place: Place, *arguments: str, **environment: str) -> subprocess.Pop
     return process
 
 
+@pytest.mark.extended
 def test_a_killed_replay_is_resumed_without_a_loss(place: Place) -> None:
     """Guards against events that are lost or repeated from the start after a kill -9."""
     place.outbox.fill(6_000)
@@ -281,6 +285,7 @@ def test_a_killed_replay_is_resumed_without_a_loss(place: Place) -> None:
     assert "is done: begin another one" in typed(place, "--resume", replay).stderr
 
 
+@pytest.mark.extended
 def test_it_stops_on_a_signal_and_when_it_is_canceled(place: Place) -> None:
     """Guards against a Ctrl-C that loses the position, and a cancellation that the process does not see."""
     place.outbox.fill(6_000)
@@ -330,6 +335,7 @@ def test_an_operator_replays_and_a_relay_does_not(place: Place) -> None:
             place.rows(f"DROP ROLE {role}")
 
 
+@pytest.mark.extended
 def test_an_outage_is_told_and_a_cancel_ends_it(
     own_servers: tuple[Postgres, Kafka, Outbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:

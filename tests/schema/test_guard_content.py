@@ -72,6 +72,7 @@ def test_a_short_form_of_a_long_text_is_refused(connection: Connection, column: 
         insert(connection, **{column: content})
 
 
+@pytest.mark.extended
 def test_the_same_from_a_compressed_column_is_refused(connection: Connection) -> None:
     """Guards against a stored size that is meaningless, because it is that of the compressed value."""
     connection.execute("CREATE TEMP TABLE source (body jsonb)")

@@ -62,6 +62,7 @@ def test_check_of_an_empty_database_names_what_is_missing(empty: Database) -> No
     assert empty.catalog() == []
 
 
+@pytest.mark.extended
 def test_any_name_of_a_schema(empty: Database) -> None:
     """Guards against names that are quoted wrongly, or removed from our own names when catalogs are
     compared."""

@@ -98,6 +98,7 @@ def test_a_long_session_keeps_nothing(session: orm.Session, order: Order) -> Non
     assert session.info == {}
 
 
+@pytest.mark.extended
 def test_without_a_changed_column(session: orm.Session, order: Order, database: Database) -> None:
     """Guards against an event of an object that the session does not flush and no longer references."""
     order.record("viewed", {})

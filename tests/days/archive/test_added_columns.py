@@ -225,6 +225,7 @@ def test_they_are_read(settings: Settings, three_days: list[date], reader: str) 
     ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("reader", READERS)
 def test_a_wider_integer_stays_one(database: Database, settings: Settings, reader: str) -> None:
     """Guards against a number that is text in queries because its column was widened."""
@@ -241,6 +242,7 @@ def test_a_wider_integer_stays_one(database: Database, settings: Settings, reade
     assert sorted(row["total"] for row in READERS[reader](settings).to_pylist()) == [7, 2**40]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("reader", READERS)
 def test_a_name_in_another_case(database: Database, settings: Settings, reader: str) -> None:
     """Guards against NULL in place of the values of a column that was renamed in case only."""

@@ -61,6 +61,7 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND query ~ 'LEFT JOIN outbox_released' AND pid <> pg_backend_pid()"""
 
 
+@pytest.mark.extended
 def test_more_types_than_characters(database: Database, settings: Settings) -> None:
     """Guards against a day that can never be archived, and so never dropped."""
     day = days_ago(2)
@@ -469,6 +470,7 @@ def test_an_archive_of_another_outbox_is_left_alone(database: Database, settings
     assert days.verify(settings, day).equal
 
 
+@pytest.mark.extended
 def test_two_at_once_on_one_day(database: Database, settings: Settings) -> None:
     """Guards against two processes that write one file, and against an unexplained wait."""
     day = past_day(database)

@@ -45,6 +45,7 @@ def reconciled(settings: Settings, day: date) -> tuple[str, int]:
     return "archive" if found.is_archived else "table", found.count
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("place", ["detaching", "detached"])
 def test_nothing_of_an_archived_day_is_left_out(database: Database, settings: Settings, place: str) -> None:
     """Guards against a history, a list and a reconciliation from which a day is missing without a word."""
@@ -77,6 +78,7 @@ def test_a_day_that_is_nowhere_is_named(database: Database, settings: Settings) 
                 history(each, "order", "42")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("named", [True, False])
 def test_backfilled_events_are_no_phantoms(database: Database, settings: Settings, named: bool) -> None:
     """Guards against false alarms for events whose ids were drawn long after their day: a backfill."""

@@ -114,6 +114,7 @@ def test_without_an_archive(database: Database, tmp_path: Path, archive: str) ->
     assert (found.event_type, found.status, found.place) == ("order.placed", "PENDING", "table")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("reader", ["owner", "analyst", "other"])
 def test_what_became_of_dead_letters_of_a_dropped_day(
     database: Database, settings: Settings, reader: str

@@ -153,6 +153,7 @@ def test_a_role_that_is_not_the_owner(database: Database, archived: Settings) ->
         assert len(shown.stderr.splitlines()) == 1
 
 
+@pytest.mark.extended
 def test_an_identity_that_cannot_be_read(archived: Settings) -> None:
     """Guards against a traceback, and a file that any outbox replaces."""
     path = Path(archived.archive) / IDENTITY

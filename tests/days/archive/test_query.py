@@ -210,6 +210,7 @@ def test_local_files_can_be_joined(root: Path, tmp_path: Path) -> None:
     assert ask(root, sql, "--csv", "--read", f"{tmp_path}/names.csv").stdout == "name\nAda\n"
 
 
+@pytest.mark.extended
 def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a stack trace where the bucket refuses, and a process that says more than the answer."""
     made = objects(ONE, [event(ONE, 1)]) | objects(TWO, [event(TWO, 2)])
@@ -290,6 +291,7 @@ WRITING = (
 )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("form", [[], ["--json"], ["--parquet", "out.parquet"]])
 def test_a_query_writes_no_file_of_the_archive(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]

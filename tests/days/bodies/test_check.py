@@ -116,6 +116,7 @@ def test_a_body_that_is_newer_than_the_list(stored: Stored) -> None:
     assert sizes.of(f"{DAY}/none") is None
 
 
+@pytest.mark.extended
 def test_dropped_days(stored: Stored) -> None:
     """Guards against a check that passes because a day's events are no longer in the table."""
     key = stored.write()

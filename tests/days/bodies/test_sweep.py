@@ -177,6 +177,7 @@ def test_a_body_that_is_stored_after_the_list(stored: Stored, monkeypatch: pytes
     assert stored.keys() == late
 
 
+@pytest.mark.extended
 def test_a_day_that_another_session_works_on(stored: Stored) -> None:
     """Guards against a day that is reopened or dropped while it is swept."""
     stored.put()
@@ -191,6 +192,7 @@ def test_a_day_that_another_session_works_on(stored: Stored) -> None:
 # --- where references are -------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_a_dropped_day(stored: Stored, tmp_path: Path) -> None:
     """Guards against the loss of the bodies of archived events, and of those whose archive is unproven."""
     kept = stored.write()

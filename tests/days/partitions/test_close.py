@@ -411,6 +411,7 @@ def test_a_day_closed_by_a_wrong_clock_is_opened_again(database: Database) -> No
     assert database.outbox("partitions", "reopen", str(TODAY), "--yes").exit_code == 2
 
 
+@pytest.mark.extended
 def test_a_reader_of_the_day_lets_reopening_fail(database: Database) -> None:
     """Guards against a command that waits for a report without end, and every later reader behind it."""
     days.closed(database)

@@ -435,6 +435,7 @@ def test_a_partition_that_was_dropped_by_hand_without_a_good_file(
     assert days.state(database) == "archived"
 
 
+@pytest.mark.extended
 def test_two_at_once(database: Database, archived: Settings) -> None:
     """Guards against a proof and a drop that run at the same time."""
     with (

@@ -134,6 +134,7 @@ def test_two_at_once(database: Database) -> None:
     assert sorted(made) == [0, 0, 0, 10]
 
 
+@pytest.mark.extended
 def test_maintenance_of_others_is_waited_for(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a run that fails because VACUUM or another DDL was there for a moment."""
     database.rows(DAYS_GO_BY.format(days=2))

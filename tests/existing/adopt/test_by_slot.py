@@ -62,6 +62,7 @@ def _drain(table: Published, what: Rest = Rest.WAIT, *, seconds: float = 0) -> i
     return steps.drain(table.adopted.settings, seconds=seconds, say=print, rest=what)
 
 
+@pytest.mark.extended
 def test_there_and_back(table: Published) -> None:
     """Guards against a gap, a repetition or another order where the publisher changes (G1, G2)."""
     table.write(0, 1)
@@ -138,6 +139,7 @@ def test_the_position_is_behind_every_row(table: Published) -> None:
     assert table.publish() == 1
 
 
+@pytest.mark.extended
 def test_a_connector_that_runs(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a look into a slot, or a way back, while another program publishes from it."""
     monkeypatch.setattr(slot_reader, "LEAVE_SECONDS", 0.1)
@@ -153,6 +155,7 @@ def test_a_connector_that_runs(table: Published, monkeypatch: pytest.MonkeyPatch
         assert table.adopted.state() == "adopted"
 
 
+@pytest.mark.extended
 def test_a_connector_that_was_just_stopped(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against commands that refuse, or fail, because the server still has a reader that has ended."""
     table.write(0, keep=True)
@@ -184,6 +187,7 @@ def replace_reader(slot: slots.Slot | None) -> slots.Slot | None:
     return None if slot is None else replace(slot, reader=None)
 
 
+@pytest.mark.extended
 def test_commands_name_a_connector_that_runs(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an error that names nothing which can be stopped."""
     monkeypatch.setattr(slot_reader, "LEAVE_SECONDS", 0.1)
@@ -204,6 +208,7 @@ def test_commands_name_a_connector_that_runs(table: Published, monkeypatch: pyte
             steps.finish(settings, drop=True, seconds=30, say=print)
 
 
+@pytest.mark.extended
 def test_a_connector_that_is_started_on_the_way_back(
     table: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +238,7 @@ def test_a_connector_that_is_started_on_the_way_back(
     assert table.numbers() == [0, 1]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("ddl", [DDL, PARTITIONED, QUARKUS], ids=["debezium", "partitioned", "quarkus"])
 def test_the_rest_is_published_in_place_of_the_connector(make: Make, ddl: str) -> None:
     """Guards against events that a connector which cannot continue has not published."""
@@ -257,6 +263,7 @@ def _take_over(table: Published) -> None:
     assert table.publish() == 1
 
 
+@pytest.mark.extended
 def test_relays_may_start_while_the_rest_is_published(
     table: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +282,7 @@ def test_relays_may_start_while_the_rest_is_published(
     assert table.numbers() == [0]
 
 
+@pytest.mark.extended
 def test_a_topic_that_takes_long_to_read(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a slot that the server takes back while a large topic is looked through."""
     found_in = behind.found_in
@@ -296,6 +304,7 @@ def test_a_topic_that_takes_long_to_read(table: Published, monkeypatch: pytest.M
     assert _drain(table, Rest.PUBLISH, seconds=30) == 1
 
 
+@pytest.mark.extended
 def test_a_slot_that_is_gone(table: Published) -> None:
     """Guards against an outbox that waits for a slot that cannot say anything any more."""
     table.write(0)
@@ -313,6 +322,7 @@ def test_a_slot_that_is_gone(table: Published) -> None:
     assert table.publish() == 1
 
 
+@pytest.mark.extended
 def test_deletes(table: Published) -> None:
     """Guards against writers and clean-up jobs that fail, or find no end, on the view."""
     (old,) = table.write(0, keep=True)
@@ -334,6 +344,7 @@ def test_deletes(table: Published) -> None:
     assert table.numbers() == [0, 1]
 
 
+@pytest.mark.extended
 def test_a_writer_with_its_own_role(table: Published) -> None:
     """Guards against a writer that may insert and delete, and no more, until the switch only."""
     role = f"writer_{uuid.uuid4().hex[:8]}"
@@ -352,6 +363,7 @@ def test_a_writer_with_its_own_role(table: Published) -> None:
     assert table.numbers() == [0]
 
 
+@pytest.mark.extended
 def test_an_orm_that_deletes_at_once(table: Published) -> None:
     """Guards against a writer that misses the row which it deletes."""
     _switch(table)
@@ -380,6 +392,7 @@ def test_an_orm_that_deletes_at_once(table: Published) -> None:
     assert table.numbers() == [0, 1, 2]
 
 
+@pytest.mark.extended
 def test_finish_drops_the_slot(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a slot that is forgotten, and keeps the log of the server."""
     monkeypatch.setattr(slot_reader, "LEAVE_SECONDS", 0.1)
@@ -400,6 +413,7 @@ def test_finish_drops_the_slot(table: Published, monkeypatch: pytest.MonkeyPatch
     assert table.numbers() == [0, 1]
 
 
+@pytest.mark.extended
 def test_a_publication_of_all_tables(make: Make) -> None:
     """Guards against a connector that publishes new events as well, and against a slot that others need."""
     with published(make, publication="FOR ALL TABLES") as table:
@@ -420,6 +434,7 @@ def test_a_publication_of_all_tables(make: Make) -> None:
         assert table.has_slot()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -441,6 +456,7 @@ def test_what_cannot_be_adopted(table: Published, change: str, words: str) -> No
     assert (code, words in said) == (2, True), said
 
 
+@pytest.mark.extended
 def test_a_slot_that_cannot_be_looked_into(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a drain that ends with an error of the server where waiting is enough."""
     monkeypatch.setattr(slots, "PLUGIN", "decoderbufs")
@@ -469,6 +485,7 @@ def test_a_slot_of_another_database(table: Published, stack: Stack) -> None:
     assert (code, "belongs to the database" in said) == (2, True), said
 
 
+@pytest.mark.extended
 def test_the_file(table: Published) -> None:
     """Guards against a description that is not found out, or that a relay takes."""
     described = table.adopted.run("table", "describe", "public.outbox", OUTBOX_TABLE="")
@@ -484,6 +501,7 @@ def test_the_file(table: Published) -> None:
     assert "no session reads the slot" in plan
 
 
+@pytest.mark.extended
 def test_a_role_that_may_not_read_slots(table: Published) -> None:
     """Guards against an error of the server in place of what to do."""
     table.write(0)

@@ -50,6 +50,7 @@ def test_archive_and_drop(make: Make, tmp_path: Path) -> None:
             assert adopted.refuse("adopt", words)[1].endswith("dropped: nothing is left to do or to undo")
 
 
+@pytest.mark.extended
 def test_keys_of_a_drain_that_was_killed(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against keys that are forgotten with the table; new events do not wait for their copy."""
     adopted = make(guides.A, archive=str(tmp_path / "archive"))
@@ -82,6 +83,7 @@ def test_other_shapes_can_be_dropped(make: Make, tmp_path: Path) -> None:
     assert adopted.write((KEY, 5)) == ["6"]
 
 
+@pytest.mark.extended
 def test_partitions_can_be_dropped(make: Make, tmp_path: Path) -> None:
     """Guards against triggers on partitions, which the table's end does not remove."""
     adopted = _switched(make, tmp_path, guides.E)
@@ -89,6 +91,7 @@ def test_partitions_can_be_dropped(make: Make, tmp_path: Path) -> None:
     assert len(adopted.write((KEY, 5))) == 1
 
 
+@pytest.mark.extended
 def test_an_unpublished_row_stays(make: Make, tmp_path: Path) -> None:
     """Guards against a dead letter that is dropped with the table; the way back is open until then."""
     adopted = _switched(make, tmp_path)
@@ -106,6 +109,7 @@ def test_an_unpublished_row_stays(make: Make, tmp_path: Path) -> None:
     assert adopted.relay(table=True).events == 1
 
 
+@pytest.mark.extended
 def test_a_corrected_dead_letter(make: Make, tmp_path: Path) -> None:
     """Guards against a refused drop after which no row can be marked, so that there is no way on."""
     adopted = _switched(make, tmp_path)
@@ -124,6 +128,7 @@ def test_a_corrected_dead_letter(make: Make, tmp_path: Path) -> None:
     adopted.run("adopt", "finish", "--drop", **archive)
 
 
+@pytest.mark.extended
 def test_a_drop_that_is_refused(make: Make, tmp_path: Path) -> None:
     """Guards against a table whose rows stay locked up after a view or the archive prevented its end."""
     adopted = _switched(make, tmp_path)

@@ -73,6 +73,7 @@ def _lives(adopted: Adopted, tmp_path: Path) -> Iterator[Lives]:
         yield Lives(adopted, process, observer)
 
 
+@pytest.mark.extended
 @pytest.mark.thorough
 def test_every_statement(lives: Lives, stride: int) -> None:
     """Guards against a state from which no run continues, or in which no event can be written."""
@@ -102,6 +103,7 @@ def test_every_statement(lives: Lives, stride: int) -> None:
     assert deaths > 150 / stride
 
 
+@pytest.mark.extended
 @pytest.mark.thorough
 def test_every_statement_with_a_slot(make: Make, tmp_path: Path, stride: int) -> None:
     """Guards the same where a slot's reader publishes the table, and where a command does in its place."""

@@ -142,6 +142,7 @@ def _there_and_back(
     assert adopted.numbers() == {KEY: [0, 1, 2, 3]}
 
 
+@pytest.mark.extended
 def test_alembic(make: Make, tmp_path: Path) -> None:
     """Guards against a migration that waits for its own transaction, or loses what waits on the way back."""
     adopted = make(guides.A)
@@ -183,6 +184,7 @@ def test_django_in_a_transaction(make: Make, tmp_path: Path) -> None:
     assert "write atomic = False" in done.stdout
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("tool", [pytest.param("alembic", marks=pytest.mark.extended), "django"])
 def test_an_empty_table_needs_no_drain(make: Make, tmp_path: Path, tool: str) -> None:
     """Guards against databases of tests in which the relay waits."""

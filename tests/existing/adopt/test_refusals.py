@@ -71,6 +71,7 @@ def test_tables_that_cannot_be_adopted(make: Make, more: str, words: str) -> Non
     assert (code, words in said) == (2, True), said
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("more", "name"),
     [
@@ -136,6 +137,7 @@ def test_no_file_and_no_table(make: Make) -> None:
     assert "does not exist" in adopted.refuse("adopt", "prepare")[1]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("schema", ["box", "My-Box"])
 def test_the_order_of_the_steps(make: Make, schema: str) -> None:
     """Guards against a step that is taken before the one it needs."""
@@ -154,6 +156,7 @@ def test_the_order_of_the_steps(make: Make, schema: str) -> None:
     assert "run `outbox adopt drain` first" in adopted.refuse("adopt", "finish")[1]
 
 
+@pytest.mark.extended
 def test_a_way_back_that_is_continued(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a command that completes the step, and says that nothing was left."""
     adopted = make(guides.D)
@@ -172,6 +175,7 @@ def test_a_way_back_that_is_continued(make: Make, monkeypatch: pytest.MonkeyPatc
     assert adopted.run("adopt", "back") == "nothing left to undo\n"
 
 
+@pytest.mark.extended
 def test_a_relay_waits_for_the_old_rows(make: Make) -> None:
     """Guards G2: the database refuses the shard, whoever starts the relay."""
     adopted = make(guides.A)
@@ -191,6 +195,7 @@ def test_a_relay_waits_for_the_old_rows(make: Make) -> None:
     assert adopted.numbers() == {KEY: [0, 1]}
 
 
+@pytest.mark.extended
 def test_relays_must_be_stopped(make: Make) -> None:
     """Guards against a relay that publishes on one side while names change."""
     adopted = make(guides.A)
@@ -204,6 +209,7 @@ def test_relays_must_be_stopped(make: Make) -> None:
     adopted.run("adopt", "switch")
 
 
+@pytest.mark.extended
 def test_a_transaction_that_holds_the_table(make: Make) -> None:
     """Guards G7: the command gives way, and changes nothing."""
     adopted = make(guides.A)
@@ -217,6 +223,7 @@ def test_a_transaction_that_holds_the_table(make: Make) -> None:
     adopted.run("adopt", "switch")
 
 
+@pytest.mark.extended
 def test_a_role_without_rights(make: Make) -> None:
     """Guards against a half of the work done."""
     adopted = make(guides.A)

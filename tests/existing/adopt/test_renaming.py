@@ -23,6 +23,7 @@ WHERE l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = cu
   AND c.relname = ANY (%s) AND c.relnamespace = 'public'::regnamespace"""
 
 
+@pytest.mark.extended
 def test_no_lock_is_held_while_the_server_waits_for_the_command(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,6 +50,7 @@ def test_no_lock_is_held_while_the_server_waits_for_the_command(
     assert len(seen) > 50
 
 
+@pytest.mark.extended
 def test_a_change_that_takes_too_long(make: Make) -> None:
     """Guards against writers that wait for a busy server."""
     adopted = make(guides.A)
@@ -62,6 +64,7 @@ def test_a_change_that_takes_too_long(make: Make) -> None:
     adopted.write((KEY, 0))
 
 
+@pytest.mark.extended
 def test_who_holds_the_table(make: Make) -> None:
     """Guards against a command that waits, and does not say for whom."""
     adopted = make(guides.A)

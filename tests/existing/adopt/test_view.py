@@ -60,6 +60,7 @@ class Outbox(Base):
     retry_count: orm.Mapped[int] = orm.mapped_column(server_default=sa.text("0"))
 
 
+@pytest.mark.extended
 def test_an_orm_model(make: Make) -> None:
     """Guards against a model that can no longer flush, refresh or query."""
     adopted = make(guides.A)
@@ -85,6 +86,7 @@ def test_an_orm_model(make: Make) -> None:
     assert adopted.numbers() == {KEY: [0, 1, 2]}
 
 
+@pytest.mark.extended
 def test_a_running_session_and_its_prepared_statements(make: Make) -> None:
     """Guards against "cached plan must not change result type"."""
     adopted = make(guides.A)
@@ -131,6 +133,7 @@ def test_defaults_and_what_the_database_decides(make: Make) -> None:
             assert connection.execute(query, [row[0]]).fetchone() == row
 
 
+@pytest.mark.extended
 def test_marks_are_what_the_relay_did(make: Make) -> None:
     """Guards against dashboards that count everything as pending."""
     adopted = _switched(make)
@@ -170,6 +173,7 @@ def test_keys_count_on_both_sides(make: Make) -> None:
         _insert(connection, idempotency_key="newer")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_keys_in_a_transaction_that_reads_as_of_before(make: Make, level: str) -> None:
     """Guards against a key that is taken twice, once on each side of the switch."""
@@ -214,6 +218,7 @@ def test_the_same_id_as_an_old_row(make: Make) -> None:
             _insert(connection, id=old)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -236,6 +241,7 @@ def test_what_the_table_refused(
         _insert(connection, **change)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("statement", "error"),
     [
@@ -260,6 +266,7 @@ def test_what_a_view_does_not_take(make: Make, statement: str, error: type[Excep
             connection.execute(statement.encode())
 
 
+@pytest.mark.extended
 def test_several_rows_and_copy(make: Make) -> None:
     """Guards the order of the rows of one statement."""
     adopted = _switched(make)
@@ -355,6 +362,7 @@ def test_drivers_that_ask_for_the_last_number(make: Make) -> None:
             connection.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
+@pytest.mark.extended
 def test_writers_that_use_the_outbox_itself(make: Make) -> None:
     """Guards G1: an event that is committed after the way back would be in no position that is waited for."""
     adopted = _switched(make)

@@ -77,6 +77,7 @@ def test_every_statement(lives: Lives, is_short: bool) -> None:
     assert len({row[2] for row in found}) == len(found) == 9
 
 
+@pytest.mark.extended
 @pytest.mark.thorough
 def test_each_statement_of_a_first_run(lives: Lives, stride: int) -> None:
     """Guards the same for runs that die at a statement which a continued run does not reach."""

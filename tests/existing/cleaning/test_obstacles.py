@@ -44,6 +44,7 @@ def test_a_state_of_another_publisher(make: Make) -> None:
     assert cleaning.execute("SELECT count(*) FROM events WHERE status = 'PROCESSING'") == [(2,)]
 
 
+@pytest.mark.extended
 def test_a_table_that_it_references_is_not_blocked(make: Make) -> None:
     """Guards against a DROP that waits, with all statements of the referenced table behind it."""
     references = f"{_COLUMN}, order_id int DEFAULT 1 REFERENCES orders"

@@ -50,6 +50,7 @@ def settings(database: Database, tmp_path: Path) -> Settings:
     return database.settings.model_copy(update=given)
 
 
+@pytest.mark.extended
 def test_months_of_pg_partman(database: Database, settings: Settings) -> None:
     """Guards against a drop after which its maintenance fails, and against its own retention."""
     before = [name for (name,) in database.rows(_MONTHS)]

@@ -65,6 +65,7 @@ def test_tables_of_guides(guide: guides.Guide, make: Make) -> None:
     assert cleaning.clean().deleted == 4
 
 
+@pytest.mark.extended
 def test_a_table_of_many_blocks(make: Make) -> None:
     """Guards against rows between two windows, or in the last one."""
     cleaning = make(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING)
@@ -75,6 +76,7 @@ def test_a_table_of_many_blocks(make: Make) -> None:
     assert cleaning.execute("SELECT count(*), min(seq), max(seq) FROM events") == [(400, 100, 40_000)]
 
 
+@pytest.mark.extended
 def test_relay_and_writers_continue(make: Make) -> None:
     """Guards against an event that is removed before it is published, or a clean-up that stops the relay."""
     cleaning = make(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING, clean_after_hours=0.0)
@@ -134,6 +136,7 @@ def test_a_row_that_was_changed_meanwhile_stays(cleaning: Cleaning) -> None:
     assert _numbers(cleaning) == [1, 2, *range(11, 23)]
 
 
+@pytest.mark.extended
 def test_a_batch_that_takes_long_is_canceled_and_made_smaller(make: Make) -> None:
     """Guards against locks of more than 50 ms: each row takes 4 ms here."""
     slow = """;
@@ -169,6 +172,7 @@ def test_a_row_that_cannot_be_deleted_in_time_is_named(make: Make) -> None:
         cleaning.clean()
 
 
+@pytest.mark.extended
 def test_no_statement_reads_the_table_as_a_whole(make: Make) -> None:
     """Guards against a scan for each batch: rows are found by their place, however many there are."""
     cleaning = make(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING)
@@ -252,6 +256,7 @@ def test_no_transaction_is_open_between_statements(cleaning: Cleaning) -> None:
     assert set(states) == {"idle"}
 
 
+@pytest.mark.extended
 def test_one_at_a_time(cleaning: Cleaning) -> None:
     with connect(cleaning.settings, name="test") as connection:
         oid = find_target(connection, cleaning.settings).oid

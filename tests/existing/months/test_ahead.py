@@ -150,6 +150,7 @@ def test_a_default_partition_that_is_held(table: Cleaning, monkeypatch: pytest.M
     assert len(ensure(table.settings, 1).made) == 2
 
 
+@pytest.mark.extended
 def test_two_runs_at_the_same_time(table: Cleaning) -> None:
     with table.connect() as other:
         ((oid,),) = table.execute("SELECT 'events'::regclass::oid::bigint")

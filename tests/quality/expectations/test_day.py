@@ -248,6 +248,7 @@ def own_suite(project: Path, name: str = "outbox_day_own", expectations: Sequenc
     )
 
 
+@pytest.mark.extended
 def test_a_suite_of_the_user_is_added(tmp_path: Path) -> None:
     """Guards against a project whose suite is left out, replaced, or works at the first run only."""
     project = tmp_path / "quality"
@@ -294,6 +295,7 @@ def test_a_suite_that_cannot_be_stored_stops_no_other(tmp_path: Path) -> None:
     assert "Write `mostly` instead of an expectation of quantiles" in finding.found
 
 
+@pytest.mark.extended
 def test_outboxes_share_a_project(tmp_path: Path) -> None:
     """Guards against the suite of one outbox that judges another one's days."""
     own_suite(tmp_path / "quality", "outbox_orders_day_own")

@@ -17,7 +17,7 @@ from outbox_pipelines.relay.read.slot import slot_cutover, slot_sql
 from outbox_pipelines.relay.read.slot.slot_cutover import read
 from outbox_pipelines.settings import Settings
 from tests import forks
-from tests.conftest import Outbox, clean_environment, wait_until
+from tests.conftest import Outbox, clean_environment, either, wait_until
 from tests.relay.parked import numbers_by_key
 from tests.relay.slot.test_switch import writing
 from tests.relay.threads import quick, running, wait_until_relayed
@@ -117,6 +117,7 @@ class Commands:
         )
 
 
+@pytest.mark.extended
 @pytest.mark.thorough
 def test_every_statement(outbox: Outbox, stride: int) -> None:
     """Guards against a change of which one half is forgotten: in the row or in the slot."""
@@ -148,7 +149,7 @@ SELECT count(*) FROM pg_replication_slots WHERE active AND confirmed_flush_lsn I
 AND database = current_database()"""
 
 
-@pytest.mark.parametrize("server", ["notices", "does not notice"])
+@pytest.mark.parametrize("server", either("does not notice", "notices"))
 def test_a_death_while_the_server_makes_the_slot(outbox: Outbox, server: str) -> None:
     """Guards against a slot that the server makes for no one, while a transaction runs for hours."""
     program = "from outbox_pipelines.core import session; import sys\n"

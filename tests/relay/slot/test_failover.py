@@ -78,6 +78,7 @@ def _is_synchronized(pair: Pair, standby: psycopg.Connection[tuple[object, ...]]
 
 
 # Each mode with one of both, since they do not depend on each other.
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("delivery", "has_slot"),
     [("at_least_once", True), pytest.param("exactly_once", False, marks=pytest.mark.extended)],

@@ -83,6 +83,7 @@ def test_interrupted_setups_leave_nothing(outbox: Outbox) -> None:
     assert _slots(outbox) == []
 
 
+@pytest.mark.extended
 def test_a_long_transaction_is_named_and_leaves_no_slot(outbox: Outbox) -> None:
     """Guards against a command that hangs without a word, and against what it leaves when it gives up."""
     said: list[str] = []
@@ -102,6 +103,7 @@ def test_a_long_transaction_is_named_and_leaves_no_slot(outbox: Outbox) -> None:
     assert len(_slots(outbox)) == 1
 
 
+@pytest.mark.extended
 def test_many_rollbacks_beside_long_transactions(outbox: Outbox) -> None:
     """Guards against a busy server on which no slot is made: its snapshot has as much room as sessions."""
     stop, said = threading.Event(), list[str]()
@@ -147,6 +149,7 @@ def test_many_rollbacks_beside_long_transactions(outbox: Outbox) -> None:
     assert len(_slots(outbox)) == 1
 
 
+@pytest.mark.extended
 def test_a_role_without_the_right_is_told(outbox: Outbox) -> None:
     """Guards against PostgreSQL's message, which names no remedy."""
     with outbox.connect() as connection:
@@ -245,6 +248,7 @@ def test_a_server_without_logical_decoding_is_told(tmp_path: Path, outbox: Outbo
     assert "ALTER SYSTEM SET wal_level = 'logical', then restart PostgreSQL" in refused.stderr
 
 
+@pytest.mark.extended
 def test_a_slot_that_the_server_has_ended_is_replaced(tmp_path: Path, outbox: Outbox) -> None:
     """Guards against events that are lost with a slot, and against a slot that no command replaces."""
     limits = {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB", "max_wal_size": "32MB"}
@@ -305,6 +309,7 @@ def test_a_database_that_was_renamed(outbox: Outbox, stack: Stack) -> None:
             server.execute(f"ALTER DATABASE {after} RENAME TO {before}".encode())
 
 
+@pytest.mark.extended
 def test_a_publication_from_before_a_renaming(outbox: Outbox, stack: Stack) -> None:
     """Guards against a publication that stays, and that nothing names, if the slot was dropped as well."""
     assert outbox.outbox("cdc", "setup").returncode == 0
@@ -352,6 +357,7 @@ def test_names_are_readable_and_unique(outbox: Outbox) -> None:
     assert all(len(name) <= 63 and name.isascii() and name.islower() for name in names)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_standby_that_the_server_waits_for(tmp_path: Path) -> None:
     """Guards against events that wait for a standby that is down, while every command calls the slot well."""
@@ -376,6 +382,7 @@ def test_a_standby_that_the_server_waits_for(tmp_path: Path) -> None:
                 wait_until(lambda: not said(), what="it is no longer named")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_commits_that_wait_for_a_standby(tmp_path: Path) -> None:
     """Guards against events that wait with their commits, while every command calls the slot well."""

@@ -206,6 +206,7 @@ def test_a_restart_skips_what_is_published(outbox: Outbox) -> None:
             assert _seqs(slot_reader.events()) == second
 
 
+@pytest.mark.extended
 def test_the_server_keeps_what_is_not_settled(outbox: Outbox) -> None:
     """Guards against events that the server forgets before they are published, and a log that grows."""
     slot = make(outbox)
@@ -282,6 +283,7 @@ def test_after_a_crash_events_are_read_a_few_at_a_time(outbox: Outbox, step: int
         wait_until(lambda: slot_reader.source.read() or slot_reader.source.done.xmax >= int(row[0]))
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_an_event_that_other_sessions_do_not_see_yet(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ def test_a_reader_that_stays_is_named(outbox: Outbox, slot: str) -> None:
         pytest.fail("two readers")
 
 
+@pytest.mark.extended
 def test_commands_wait_for_a_reader_that_was_stopped(
     outbox: Outbox, slot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def test_commands_wait_for_a_reader_that_was_stopped(
     assert set_up(outbox.settings, seconds=30, say=print) == slot
 
 
+@pytest.mark.extended
 def test_commands_name_a_reader_that_stays(
     outbox: Outbox, slot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

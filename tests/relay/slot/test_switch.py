@@ -21,7 +21,7 @@ from outbox_pipelines.relay.read.slot.slot_setup import remove
 from outbox_pipelines.relay.read.slot.stream import Stream
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
-from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
+from tests.conftest import EITHER_DELIVERY, Outbox, either, wait_until
 from tests.relay.parked import numbers, numbers_by_key, parked_rows, write
 from tests.relay.slot.slots import make
 from tests.relay.threads import owners, quick, running, wait_until_relayed
@@ -83,6 +83,7 @@ def test_there_and_back_while_events_are_written(outbox: Outbox, delivery: str) 
     assert found == {key: list(range(count)) for key, count in counts.items()}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "delivery", ["at_least_once", pytest.param("exactly_once", marks=pytest.mark.thorough(only=True))]
 )
@@ -155,6 +156,7 @@ def test_a_frozen_reader_is_ended_by_the_owner(outbox: Outbox) -> None:
     frozen.close()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("delivery", EITHER_DELIVERY)
 def test_until_empty_reads_the_slot_as_well(outbox: Outbox, delivery: str) -> None:
     """Guards against a slot that keeps the log because only runs until empty relay the outbox."""
@@ -187,7 +189,7 @@ BY_HAND = [
 ]
 
 
-@pytest.mark.parametrize("statement", BY_HAND)
+@pytest.mark.parametrize("statement", either(*BY_HAND))
 def test_a_publication_that_is_changed_by_hand(
     outbox: Outbox, statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +229,7 @@ def test_a_slot_that_another_program_moves(outbox: Outbox) -> None:
         assert numbers(outbox, "a") == numbers(outbox, "b") == list(range(number + 1))
 
 
+@pytest.mark.extended
 def test_a_schema_whose_name_is_quoted(outbox: Outbox) -> None:
     """Guards against a publication that its own commands do not recognize, and a slot that is not read."""
     dsn = make_conninfo(outbox.settings.dsn, options='-csearch_path="My-Shop"')
