@@ -40,10 +40,10 @@ def document(catalog: Catalog, settings: MessageSettings, *, version: str) -> di
     schemas: dict[str, Any] = {}
     channels: dict[str, Any] = {}
     router = Router(settings)
-    for event_type, each in catalog.events.items():
+    for version_name, event_type, each in catalog.each_version():
         if each.lifecycle == "retired":
             continue
-        name = part_name(event_type)
+        name = part_name(version_name)
         own = of_types(settings, each.aggregate_type or "", event_type)
         schemas |= _schemas(name, each.payload or {})
         messages[name] = _message(event_type, each, own, {"$ref": f"#/components/schemas/{name}"})
@@ -90,7 +90,7 @@ def _message(event_type: str, each: EventType, settings: MessageSettings, payloa
         "summary": summary,
         "description": each.description,
         "contentType": "application/json",
-        "headers": _headers(event_type, settings),
+        "headers": _headers(event_type, each.version, settings),
         "payload": _value(payload, settings),
         "bindings": {"kafka": {"key": {**_TEXT, "description": "the id of the aggregate"}}},
         "x-producer": each.producer,
@@ -121,10 +121,12 @@ def _message(event_type: str, each: EventType, settings: MessageSettings, payloa
     return found
 
 
-def _headers(event_type: str, settings: MessageSettings) -> dict[str, Any]:
+def _headers(event_type: str, version: int | None, settings: MessageSettings) -> dict[str, Any]:
     names = parsed.header_names(settings)
     properties: dict[str, Any] = {theirs: dict(_TEXT) for theirs in names.values()}
     properties[names["event-type"]] = {"const": event_type}
+    if version is not None and "version" in names:
+        properties[names["version"]] = {"const": str(version)}
     if settings.value_format == "cloudevents":
         properties[CONTENT_TYPE] = {"const": "application/cloudevents+json"}
     return {

@@ -5,6 +5,8 @@ Invariants:
   One that widens it breaks consumers: they may receive what they do not know.
 - A part of a schema that cannot be compared counts as both: better a question than a consumer that stops.
 - A member that is added is no change for consumers, unless the old schema forbids other members.
+- A schema of a new version breaks no writer if the new catalog lists the old version, unchanged: what is
+  written, and what is archived, has that version's schema.
 
 The rules are those that schema registries call BACKWARD (narrows) and FORWARD (widens), with members that
 neither version describes taken for absent.
@@ -77,17 +79,42 @@ def _of_type(name: str, old: EventType | None, new: EventType | None) -> Iterato
     if new.lifecycle != old.lifecycle:
         breaks = _BOTH if new.lifecycle == "retired" and old.lifecycle == "active" else _NO_ONE
         yield _change(name, old, f"lifecycle: {old.lifecycle} → {new.lifecycle}", breaks)
-    for entry in ("topic", "aggregate_type", "aggregate_id", "version"):
+    for entry in ("topic", "aggregate_type", "aggregate_id", "version", "deliver_after"):
         before, after = getattr(old, entry), getattr(new, entry)
         if before != after:
             # What was not documented may be as it is documented now. A version's number breaks no one.
-            breaks = _CONSUMERS if before and entry != "version" else _NO_ONE
+            breaks = _CONSUMERS if before and entry not in ("version", "deliver_after") else _NO_ONE
             yield _change(name, old, f"{entry}: {before} → {after}", breaks)
     if new.protobuf != old.protobuf:
         yield _change(name, old, "protobuf: `outbox catalog register --check` compares it", _NO_ONE)
+    yield from _of_versions(name, old, new)
     given = old.payload or {}, new.payload or {}
+    kept = new.versions.get(old.version or 0)
+    is_kept = kept is not None and not _Schemas(given[0], kept).differences()
     for place, what, breaks in _Schemas(*given).differences():
-        yield _change(name, old, f"payload{place}: {what}", breaks)
+        yield _change(name, old, f"payload{place}: {what}", breaks - _WRITERS if is_kept else breaks)
+
+
+def _of_versions(name: str, old: EventType, new: EventType) -> Iterator[Change]:
+    """Yield what is different in the schemas of earlier versions, which events of the archive have."""
+    before, after = _by_version(old), _by_version(new)
+    for version in sorted(before.keys() | after.keys()):
+        if version not in after:
+            # Without any earlier version, the schema is that of all.
+            if version != old.version or new.versions:
+                yield _change(name, old, f"version {version}: removed", _WRITERS)
+        elif version not in before:
+            if version != new.version:
+                yield _change(name, old, f"version {version}: added", _NO_ONE)
+        elif version in old.versions or version in new.versions:
+            for place, what, breaks in _Schemas(before[version], after[version]).differences():
+                yield _change(name, old, f"version {version}: payload{place}: {what}", breaks)
+
+
+def _by_version(documented: EventType) -> dict[int, dict[str, Any]]:
+    return {
+        each.version: each.payload or {} for each in documented.each_version() if each.version is not None
+    }
 
 
 def _change(name: str, old: EventType, what: str, breaks: frozenset[Whom]) -> Change:

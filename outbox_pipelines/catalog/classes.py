@@ -1,7 +1,7 @@
 """Classes generated from the event catalog: a model of pydantic for each event type, as a Python module.
 
 The writer and the consumer accept them as typed events: `emit(connection, OrderPlaced(…))`, and
-`@consumer.on(OrderPlaced)`.
+`@consumer.on(OrderPlaced)`. An earlier version has a class of its own, `OrderPlacedV1`.
 
 Invariants:
 - Text of the event catalog becomes literals, comments excluded: a module with anything but the statements
@@ -56,6 +56,7 @@ class Payload(BaseModel):
 '''
 _BASE: Final = "outbox_catalog_classes.Payload"
 _IMPORTS: Final = {
+    "datetime": {"timedelta"},
     "typing": {"Any", "ClassVar"},
     "pydantic": {
         *("BaseModel", "ConfigDict", "SerializationInfo", "SerializerFunctionWrapHandler"),
@@ -76,9 +77,9 @@ def classes(catalog: Catalog) -> str:
         same = sorted(event_type for event_type, name in names.items() if name in double)
         raise SetupError(f"{' and '.join(same)} would have one class, {min(double)}: rename an event type")
     shapes = Shapes({*names.values()})
-    for event_type, each in events.items():
-        shapes.add(names[event_type], each.payload)
-    types = {names[event_type]: (event_type, each) for event_type, each in events.items()}
+    for name, (_, each) in events.items():
+        shapes.add(names[name], each.payload)
+    types = {names[name]: (event_type, each) for name, (event_type, each) in events.items()}
     text = _with_ours(_generated(shapes), shapes, types)
     _require_plain(text)
     return _HEAD.format(source=_source(catalog), text=_digest(text)) + text
@@ -94,14 +95,21 @@ def is_current(catalog: Catalog, text: str) -> bool:
     return text.startswith(head) and marked.groups() == (_source(catalog), _digest(body))
 
 
-def _events(catalog: Catalog) -> dict[str, EventType]:
-    return {name: each for name, each in catalog.events.items() if each.lifecycle != "retired"}
+def _events(catalog: Catalog) -> dict[str, tuple[str, EventType]]:
+    """Return each version of each event type, by its name."""
+    return {
+        name: (event_type, each)
+        for name, event_type, each in catalog.each_version()
+        if each.lifecycle != "retired"
+    }
 
 
 def _source(catalog: Catalog) -> str:
     """Return a digest of what the classes are made of."""
-    entries = {"description", "aggregate_type", "aggregate_id", "version", "payload"}
-    made_of = [[name, each.model_dump(include=entries)] for name, each in _events(catalog).items()]
+    entries = {"description", "aggregate_type", "aggregate_id", "version", "deliver_after", "payload"}
+    made_of = [
+        [name, each.model_dump(mode="json", include=entries)] for name, (_, each) in _events(catalog).items()
+    ]
     return _digest(json.dumps([_FORMAT, made_of], sort_keys=True))
 
 
@@ -178,7 +186,7 @@ def _with_ours(text: str, shapes: Shapes, types: dict[str, tuple[str, EventType]
 
 def _imports(tree: ast.Module, used: set[str]) -> Iterator[str]:
     """Yield the imports of the generated classes and of `Payload`, where they are used."""
-    names = {module: set(each) for module, each in _IMPORTS.items()}
+    names = {module: each & used for module, each in _IMPORTS.items()}
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", _BASE.rpartition(".")[0]):
             names.setdefault(node.module or "", set()).update(
@@ -208,6 +216,9 @@ def _own(
             yield f"    __aggregate_id__: ClassVar[str] = {_literal(names[each.aggregate_id])}"
         if each.version is not None:
             yield f"    __event_version__: ClassVar[int] = {each.version:d}"
+        if each.deliver_after is not None:
+            seconds = each.deliver_after.total_seconds()
+            yield f"    __deliver_after__: ClassVar[timedelta] = timedelta(seconds={seconds!r})"
     properties = shapes.definitions[name].get("properties", {})
     nullable = [_literal(names[key]) for key, shape in properties.items() if admits_null(shape)]
     if nullable:
@@ -249,7 +260,7 @@ _PARTS: Final = (
     *(ast.Name, ast.Load, ast.Store, ast.Constant, ast.Subscript, ast.Tuple, ast.Set, ast.BinOp, ast.BitOr),
     *(ast.UnaryOp, ast.USub, ast.Call, ast.keyword, ast.Attribute, ast.alias),
 )
-_CALLED: Final = frozenset({"Field", "Field_aliased", "ConfigDict", "frozenset"})
+_CALLED: Final = frozenset({"Field", "Field_aliased", "ConfigDict", "frozenset", "timedelta"})
 _IMPORTED: Final = frozenset({"__future__", "builtins", "datetime", "decimal", "pydantic", "typing", "uuid"})
 
 

@@ -1,4 +1,4 @@
-"""Compare the event catalog with the table: written types that are undocumented, retired or misrouted.
+"""Compare the event catalog with the table: types and versions that are written and not documented as such.
 
 Invariants:
 - Only attached days are read: a type that is never seen can be in the archive.
@@ -21,18 +21,21 @@ from outbox_pipelines.settings import MessageSettings
 TUNE: Final = "SET max_parallel_workers_per_gather = 2"
 
 # The rows of all attached days, read once. Grouped by both types first: an aggregate with DISTINCT would
-# prevent parallel workers.
+# prevent parallel workers. Of types without a list of versions, the version can be that of the aggregate, so
+# that there would be as many groups as events.
 TYPES: Final = """
 SELECT event_type, sum(events)::bigint, min(first_at), max(last_at),
-       array_agg(aggregate_type ORDER BY aggregate_type)
-FROM (SELECT event_type, aggregate_type, count(*) AS events,
-             min(created_at) AS first_at, max(created_at) AS last_at
-      FROM outbox GROUP BY event_type, aggregate_type) each
+       array_agg(DISTINCT aggregate_type ORDER BY aggregate_type), array_agg(DISTINCT version)
+FROM (SELECT event_type, aggregate_type, CASE WHEN event_type = ANY(%s) THEN version END AS version,
+             count(*) AS events, min(created_at) AS first_at, max(created_at) AS last_at
+      FROM outbox GROUP BY 1, 2, 3) each
 GROUP BY event_type
 ORDER BY event_type"""
 
 
-Status = Literal["ok", "undocumented", "retired", "misrouted", "deprecated", "proposed", "never seen"]
+Status = Literal[
+    "ok", "undocumented", "retired", "misrouted", "unlisted", "deprecated", "proposed", "never seen"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Seen:
     first_at: datetime
     last_at: datetime
     aggregate_types: list[str]
+    versions: list[int | None]
+    """Of a type whose versions the event catalog lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class Compared:
     @property
     def is_wrong(self) -> bool:
         """Whether an operator must act: what is written, or its topic, is not what is documented."""
-        return self.status in ("undocumented", "retired", "misrouted")
+        return self.status in ("undocumented", "retired", "misrouted", "unlisted")
 
 
 def compare(settings: MessageSettings) -> list[Compared]:
@@ -73,7 +78,9 @@ def compare(settings: MessageSettings) -> list[Compared]:
     require_schema(settings)
     with connect(settings, name="outbox catalog") as connection:
         connection.execute(TUNE)
-        return beside(catalog, (Seen(*row) for row in connection.execute(TYPES)), Router(settings))
+        versioned = [name for name, each in catalog.events.items() if each.versions]
+        rows = connection.execute(TYPES, [versioned])
+        return beside(catalog, (Seen(*row) for row in rows), Router(settings))
 
 
 def beside(catalog: Catalog, table: Iterable[Seen], router: Router) -> list[Compared]:
@@ -102,6 +109,8 @@ def _status(name: str, documented: EventType | None, seen: Seen | None, router: 
     kinds = seen.aggregate_types if seen else filter(None, [documented.aggregate_type])
     if documented.topic and any(router.topic_or_empty(kind, name) != documented.topic for kind in kinds):
         return "misrouted"
+    if seen and documented.versions and {*seen.versions} - {None, documented.version, *documented.versions}:
+        return "unlisted"
     if seen is None:
         return "never seen" if documented.lifecycle == "active" else "ok"
     return "ok" if documented.lifecycle == "active" else documented.lifecycle

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from datetime import date
+from collections.abc import Callable, Iterator
+from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import yaml
 from jsonschema.exceptions import best_match
@@ -25,6 +25,8 @@ from outbox_pipelines.config.topics import is_topic
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import MessageSettings
 
+SCHEMA_ID: Final = "urn:outbox:"
+"""What the `$id` of a file begins with that `outbox catalog schemas` has written."""
 Lifecycle = Literal["proposed", "active", "deprecated", "retired"]
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # A hundred times the size of a large catalog.
@@ -65,7 +67,12 @@ class EventType(BaseModel):
     aggregate_id: str | None = None
     """The member of the payload that has the aggregate's id; None: the writer gives it."""
     version: int | None = Field(default=None, ge=1, lt=2**31)
-    """The version that its events have; None: none."""
+    """The version that its events have, and that `payload` is the schema of; None: none."""
+    versions: dict[Annotated[int, Field(ge=1)], dict[str, Any]] = Field(default_factory=dict)
+    """The JSON Schemas of earlier versions. Without any, `payload` is the schema of all events, whatever
+    version they have."""
+    deliver_after: timedelta | None = Field(default=None, gt=timedelta(), le=timedelta(3650))
+    """How long its events are delayed unless the writer says otherwise; of classes."""
     topic: str | None = None
     """The topic; None: determined by the settings."""
     lifecycle: Lifecycle = "active"
@@ -102,10 +109,26 @@ class EventType(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _has_a_higher_version_than_before(self) -> EventType:
+        if self.versions and max(self.versions) >= (self.version or 0):
+            raise ValueError(
+                f"versions has {max(self.versions)}, and version is {self.version}: give schema a higher one"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_a_day_when_retired(self) -> EventType:
         if self.retired_on is not None and self.lifecycle != "retired":
             raise ValueError("has retired_on, but its lifecycle is not retired: write lifecycle: retired")
         return self
+
+    def each_version(self) -> Iterator[EventType]:
+        """Yield the entry as it is for each earlier version, from the first on, and then itself."""
+        for version, schema in sorted(self.versions.items()):
+            has_id = self.aggregate_id in schema.get("required", ())
+            changes = {"aggregate_id": self.aggregate_id if has_id else None, "versions": {}}
+            yield self.model_copy(update={"version": version, "payload": schema, **changes})
+        yield self
 
 
 class Catalog(BaseModel):
@@ -114,6 +137,25 @@ class Catalog(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     events: dict[str, EventType]
+
+    @field_validator("events")
+    @classmethod
+    def _names_no_type_like_a_version(cls, events: dict[str, EventType]) -> dict[str, EventType]:
+        for name, each in events.items():
+            for version in each.versions:
+                if f"{name}@{version}" in events:
+                    raise ValueError(f"{name}@{version} is a version of {name}: rename this event type")
+        return events
+
+    def each_version(self) -> Iterator[tuple[str, str, EventType]]:
+        """Yield each version of each event type, the newest of a type last.
+
+        That is a name, the event type, and its entry: of the newest version the name is the event type, of an
+        earlier one ``order.placed@1``.
+        """
+        for event_type, documented in self.events.items():
+            for each in documented.each_version():
+                yield event_type if each is documented else f"{event_type}@{each.version}", event_type, each
 
 
 def require_catalog(settings: MessageSettings) -> Catalog:
@@ -169,24 +211,36 @@ def _with_schema(path: Path, name: str, entry: Any) -> Any:
                 "set, by its path from this one"
             ) from None
         entry = {**entry, "protobuf": {**named, "file": content}}
-    if "schema" not in entry:
-        return entry
-    schema = entry["schema"]
+    if "schema" in entry:
+        entry = entry | {"schema": _schema(path, f"{name}: schema", entry["schema"])}
+    if isinstance(versions := entry.get("versions"), dict):
+        read = {
+            version: _schema(path, f"{name}: versions {version}", each) for version, each in versions.items()
+        }
+        entry = entry | {"versions": read}
+    return entry
+
+
+def _schema(path: Path, what: str, schema: Any) -> dict[str, Any]:
+    """Return a schema, which can be in a separate file; `what` begins the message of an error."""
     if isinstance(schema, str):
         try:
             schema = json.loads((path.parent / schema).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise ValueError(
-                f"{name}: schema {schema} cannot be read ({error}): name a JSON file, by its path from this "
-                "one, or write the schema here"
+                f"{what} {schema} cannot be read ({error}): name a JSON file, by its path from this one, or "
+                "write the schema here"
             ) from None
+        if isinstance(schema, dict) and str(schema.get("$id")).startswith(SCHEMA_ID):
+            # Of `outbox catalog schemas`. The document in a schema registry has none.
+            del schema["$id"]
     if not isinstance(schema, dict):
-        raise ValueError(f"{name}: schema is not a mapping: write a JSON Schema, such as type: object")
+        raise ValueError(f"{what} is not a mapping: write a JSON Schema, such as type: object")
     try:
         check_schema(schema)
     except ValueError as error:
-        raise ValueError(f"{name}: schema: {error}") from None
-    return entry | {"schema": schema}
+        raise ValueError(f"{what}: {error}") from None
+    return schema
 
 
 _KNOWN: Final = ", ".join(field.alias or name for name, field in EventType.model_fields.items())
@@ -195,8 +249,10 @@ _REMEDIES: Final = {
     "extra_forbidden": f"is not known: the entries are {_KNOWN}",
     "string_too_short": "is empty: give a value",
     "string_type": "is not a text: write it in quotes",
+    "dict_type": "is not a mapping: write 1: and the schema of that version, or the path of its file",
     "tuple_type": "is not a list: write it as [billing, shipping]",
     "date_from_datetime_parsing": "is not a day: write a date such as 2026-11-21",
+    "time_delta_parsing": "is not a duration: write PT1H, or P2D",
     "model_type": f"is not a mapping: write entries below it: {_KNOWN}",
 }
 
@@ -205,6 +261,8 @@ def _one_line(error: ValidationError) -> str:
     """Return the first problem: its place and the fix."""
     problem = error.errors(include_url=False)[0]
     _, *place = problem["loc"] if problem["loc"][0] == "events" else ("", *problem["loc"])
+    if problem["type"] == "value_error" and not place:
+        return problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error" and len(place) == 1:
         return f"{place[0]}: {problem['msg'].removeprefix('Value error, ')}"
     where = ": ".join([str(place[0]), " ".join(map(str, place[1:]))] if place[1:] else [str(place[0])])

@@ -2,7 +2,8 @@
 
 Invariants:
 - A file is what a schema registry has (`subjects.document`), with an `$id` that names type and version.
-- Files of earlier versions stay. A file of a version that is documented with another schema is different.
+- Files of versions that are not documented any more stay. A file of a version that is documented with
+  another schema is different.
 - Two event types, or versions, never share a file.
 """
 
@@ -13,15 +14,15 @@ from pathlib import Path
 from urllib.parse import quote
 
 from outbox_pipelines.catalog.asyncapi import part_name
-from outbox_pipelines.catalog.document import Catalog, EventType
+from outbox_pipelines.catalog.document import SCHEMA_ID, Catalog, EventType
 from outbox_pipelines.catalog.subjects import document
 
 
 def files(catalog: Catalog) -> dict[str, str]:
     """Return the text of each file by its name; retired types, and those without a schema, have none."""
     return {
-        _file(name, each): _text(name, each)
-        for name, each in catalog.events.items()
+        _file(event_type, each): _text(event_type, each)
+        for _, event_type, each in catalog.each_version()
         if each.payload is not None and each.lifecycle != "retired"
     }
 
@@ -48,5 +49,5 @@ def _text(event_type: str, each: EventType) -> str:
     schema = json.loads(document(event_type, each.payload or {}))
     version = f":{each.version}" if each.version else ""
     # A reference within the schema stays one: it refers to the document, whatever its name is.
-    named = {"$id": f"urn:outbox:{quote(event_type, safe='')}{version}", **schema}
+    named = {"$id": f"{SCHEMA_ID}{quote(event_type, safe='')}{version}", **schema}
     return json.dumps(named, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

@@ -88,7 +88,10 @@ def _section(name: str, each: EventType, topics_url: str | None, less_than: str)
     if each.protected:
         yield f"- encrypted for a person: {', '.join(map(_code, each.protected))}"
     if each.version:
-        yield f"- version: {each.version}"
+        earlier = ", ".join(map(str, sorted(each.versions)))
+        yield f"- version: {each.version}" + (f"; earlier ones: {earlier}" if earlier else "")
+    if each.deliver_after:
+        yield f"- delivered after: {each.deliver_after}"
     if each.protobuf:
         yield f"- message of Protobuf: {_code(each.protobuf.message)}"
     yield f"- producer: {_text(each.producer)}"

@@ -2,6 +2,7 @@
 
 Invariants:
 - Everything is checked before anything is registered: an incompatible schema leaves the registry unchanged.
+  Only a version behind one that is not registered yet is compared when it is registered.
 - What the registry has already stays: a second registration changes nothing, and finds the same ids.
 """
 
@@ -21,6 +22,7 @@ class Registered:
     """What became of an event type's schema, or would."""
 
     event_type: str
+    """Of an earlier version, as ``order.placed@1``."""
     subject: str
     """Empty if the type has none."""
     status: Literal["unchanged", "registered", "new", "compatible", "unchecked", "incompatible", "missing"]
@@ -40,7 +42,13 @@ def check(registry: Registry, subjects: Subjects) -> list[Registered]:
         UnavailableError: the registry does not answer.
         SetupError: it refuses.
     """
-    found = [_checked(registry, each) for each in subjects.of_event_types.values()]
+    found: list[Registered] = []
+    behind: set[str] = set()
+    for name, subject in subjects.of_event_types.items():
+        each = _checked(registry, name, subject, is_behind=subject.name in behind)
+        found.append(each)
+        if name != subject.event_type and each.status != "unchanged":
+            behind.add(subject.name)
     return [*found, *(Registered(name, "", "missing", why=why) for name, why in subjects.missing.items())]
 
 
@@ -64,19 +72,21 @@ def register(registry: Registry, subjects: Subjects, compatibility: str) -> list
     return found
 
 
-def _checked(registry: Registry, subject: Subject) -> Registered:
+def _checked(registry: Registry, name: str, subject: Subject, *, is_behind: bool) -> Registered:
     schema_id = registry.find(subject)
     if schema_id is not None:
-        return Registered(subject.event_type, subject.name, "unchanged", schema_id)
+        return Registered(name, subject.name, "unchanged", schema_id)
+    if is_behind:
+        return Registered(name, subject.name, "unchecked")
     latest = registry.latest(subject)
     if latest is None:
-        return Registered(subject.event_type, subject.name, "new")
+        return Registered(name, subject.name, "new")
     is_compatible = registry.is_compatible(subject)
     if is_compatible is not False:
-        return Registered(subject.event_type, subject.name, "compatible" if is_compatible else "unchecked")
+        return Registered(name, subject.name, "compatible" if is_compatible else "unchecked")
     level = registry.compatibility(subject) or "the registry's default"
     why = f"not compatible ({level}) with version {latest.version}: {_different(latest, subject)}"
-    return Registered(subject.event_type, subject.name, "incompatible", why=why)
+    return Registered(name, subject.name, "incompatible", why=why)
 
 
 def _different(latest: Latest, subject: Subject) -> str:

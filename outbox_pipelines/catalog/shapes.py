@@ -62,7 +62,9 @@ def class_names(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _class_name(text: str, *, spelled: bool = False) -> str:
-    """Return `order.placed` as `OrderPlaced`; spelled, as `Order2ePlaced`."""
+    """Return `order.placed` as `OrderPlaced`, with `@1` as `OrderPlacedV1`; spelled, as `Order2ePlaced`."""
+    if not spelled:
+        text = re.sub(r"@(\d+)$", r".v\1", text)
     words = re.split(r"([^\W_]+)", unicodedata.normalize("NFKC", text))
     is_spelled = spelled or len(words) == 1
     # What is between two words is at the even places.

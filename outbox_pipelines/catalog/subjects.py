@@ -42,8 +42,10 @@ class Subjects:
     """The subjects of the event types that have a format with a schema.
 
     Attributes:
-        of_event_types: the subject of each type that has one.
-        missing: by event type, why it has none.
+        of_event_types: the subject of each type that has one. Of an earlier version it is that of
+            ``order.placed@1``, and stands before the newest.
+        missing: by the same names, why there is none.
+        newest: the newest version of each type that has subjects of earlier ones.
 
     Raises:
         SetupError: two event types have the same subject.
@@ -54,10 +56,17 @@ class Subjects:
         self._router = Router(settings)
         self.of_event_types: dict[str, Subject] = {}
         self.missing: dict[str, str] = {}
-        for name, each in catalog.events.items():
-            own = of_types(settings, each.aggregate_type or "", name)
-            if each.lifecycle != "retired" and own.format != "json":
-                self._add(name, each, own)
+        self.newest: dict[str, int | None] = {}
+        for name, event_type, each in catalog.each_version():
+            own = of_types(settings, each.aggregate_type or "", event_type)
+            if each.lifecycle == "retired" or own.format == "json":
+                continue
+            if name != event_type:
+                # A message of Protobuf is that of all versions.
+                if own.format == "protobuf":
+                    continue
+                self.newest[event_type] = catalog.events[event_type].version
+            self._add(name, event_type, each, own)
         self._require_one_type_each()
 
     def name(self, aggregate_type: str, event_type: str) -> str:
@@ -67,7 +76,7 @@ class Subjects:
         topic = self._router.topic(aggregate_type, event_type)
         return f"{topic}-value" if self._strategy == "topic" else f"{topic}-{event_type}"
 
-    def _add(self, name: str, each: EventType, own: MessageSettings) -> None:
+    def _add(self, name: str, event_type: str, each: EventType, own: MessageSettings) -> None:
         if own.format == "protobuf" and each.protobuf is None:
             self.missing[name] = "has no protobuf in the event catalog: add it, with file and message"
         elif own.format != "protobuf" and each.payload is None:
@@ -78,16 +87,17 @@ class Subjects:
                 f"{own.topic}"
             )
         else:
-            subject = self.name(each.aggregate_type or "", name)
+            subject = self.name(each.aggregate_type or "", event_type)
             try:
-                self.of_event_types[name] = _SUBJECTS[own.format](subject, name, each)
+                self.of_event_types[name] = _SUBJECTS[own.format](subject, event_type, each)
             except ValueError as error:
                 self.missing[name] = str(error)
 
     def _require_one_type_each(self) -> None:
         together: dict[str, list[str]] = defaultdict(list)
-        for event_type, subject in self.of_event_types.items():
-            together[subject.name].append(event_type)
+        for name, subject in self.of_event_types.items():
+            if name == subject.event_type:
+                together[subject.name].append(name)
         for subject_name, event_types in together.items():
             # A file of Protobuf has many messages.
             if len({self.of_event_types[each].text for each in event_types}) > 1:

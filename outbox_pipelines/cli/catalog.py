@@ -36,9 +36,9 @@ def catalog() -> None:
 def check(settings: Settings, as_json: bool) -> None:
     """Show every event type that is documented or found in the table's attached days.
 
-    Exits with 1 if an event type is written that is undocumented or retired, if the settings name another
-    topic than the catalog, or if a type has no schema for its format. An active type that does not occur in
-    the table is shown but does not fail the check.
+    Exits with 1 if an event type is written that is undocumented or retired, or in a version that is not
+    listed, if the settings name another topic than the catalog, or if a type has no schema for its format. An
+    active type that does not occur in the table is shown but does not fail the check.
     """
     from outbox_pipelines.catalog.comparison import compare
     from outbox_pipelines.catalog.document import require_catalog
@@ -127,7 +127,7 @@ def _write(output: Path | None, text: str, what: str) -> None:
 def schemas(settings: Settings, directory: Path, is_check: bool) -> None:
     """Write the JSON Schema of each event type and version to a file, for other tools. Needs no database.
 
-    Files of earlier versions stay. In CI, --check finds a schema that changes without a new `version`.
+    Files of other versions stay. In CI, --check finds a schema that changes without a new `version`.
     """
     from outbox_pipelines.catalog import json_schemas
     from outbox_pipelines.catalog.document import require_catalog
@@ -288,6 +288,8 @@ _REMEDIES = {
     "undocumented": "is written but not documented: add it to the event catalog",
     "misrouted": "is documented for another topic than the settings name: correct `topic` in the catalog, or "
     "the relay's settings",
+    "unlisted": "is written in a version that the event catalog does not list: add it to `versions`, or "
+    "correct the writer",
     "retired": "is retired but still written: stop its writer, or set retired_on if these rows are older",
 }
 

@@ -31,6 +31,8 @@ from outbox_pipelines.errors import SetupError
 
 # Converts an event to the handler's argument.
 Give = Callable[[Event], Any]
+# Converts a payload.
+Convert = Callable[[Any], Any]
 _LISTS: Final = (list, collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable)
 _ANY: Final = (Any, object, Event, inspect.Parameter.empty)
 # Annotations that are imported only for the type checker.
@@ -83,7 +85,8 @@ class Handlers:
         """Register a handler of these event types: a function of the event and the connection or session.
 
         A type is a text, or a class that has it as `__event_type__`, as typed events of the writer do. With
-        one class, the payload of an `Event` is an object of it.
+        one class, the payload of an `Event` is an object of it; with several of one event type, of that whose
+        `__event_version__` the event has, otherwise of the first one.
 
         Instead of the event, it gets the payload as a dataclass, a pydantic model or a dict, if its first
         parameter is annotated with one; see `annotations`. An event that does not fit is a dead letter.
@@ -119,8 +122,9 @@ class Handlers:
             self._require_kind(function)
             if taken := self._handlers.keys() & set(names):
                 raise SetupError(f"{min(taken)} has a handler already: keep one")
-            payload = types[0] if len(types) == 1 and isinstance(types[0], type) else None
-            handler = Handler(function, giver(function, batch, payload), batch, per_transaction, replays)
+            # Types that differ have no class in common.
+            classes = [one for one in types if isinstance(one, type) and len({*names}) == 1]
+            handler = Handler(function, giver(function, batch, *classes), batch, per_transaction, replays)
             self._handlers.update(dict.fromkeys(names, handler))
             return function
 
@@ -224,11 +228,11 @@ def _require_two(function: Function) -> None:
         ) from None
 
 
-def giver(function: Callable[..., object], batch: int | None, payload: type | None = None) -> Give:
+def giver(function: Callable[..., object], batch: int | None, *classes: type) -> Give:
     """Return a function that converts an event to the handler's argument, or raises `UnreadableError`.
 
     Args:
-        payload: the class of the events' payload where the annotation names none.
+        classes: of the events' payload where the annotation names none; several are those of versions.
 
     Raises:
         SetupError: the annotation is not supported.
@@ -245,19 +249,20 @@ def giver(function: Callable[..., object], batch: int | None, payload: type | No
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     elif (origin or kind) in _LISTS:
         raise SetupError(f"{name} takes a list: register it with batch=…, or annotate one event")
-    if kind in _ANY and payload is None:
+    if kind in _ANY and not classes:
         return _event
     if kind in _ANY:
-        origin, arguments = Event, (payload,)
+        origin, arguments = Event, (typing.Union[classes],)  # noqa: UP007 - at run time
     has_event = origin is Event
     given = arguments[0] if has_event else kind
-    if payload is not None and _event_type(given) not in (None, _event_type(payload)):
-        raise SetupError(
-            f"{name} handles {_event_type(payload)} and its annotation names {given.__name__}, a class of "
-            f"{_event_type(given)}: annotate {payload.__name__}"
-        )
+    for each in _members(given):
+        if classes and _event_type(each) not in (None, _event_type(classes[0])):
+            raise SetupError(
+                f"{name} handles {_event_type(classes[0])} and its annotation names {each.__name__}, a class "
+                f"of {_event_type(each)}: annotate {_named(classes)}"
+            )
     try:
-        convert = converter(given)
+        converter_of = _by_version(given, classes)
     except SetupError as error:
         raise SetupError(f"{name}: {error}") from None
 
@@ -267,7 +272,7 @@ def giver(function: Callable[..., object], batch: int | None, payload: type | No
         except ValueError as error:
             raise UnreadableError(f"{event} is rejected: {error}") from None
         try:
-            payload = convert(found)
+            payload = converter_of(event)(found)
         except MisfitError as error:
             raise UnreadableError(f"{event} is rejected: {error}") from None
         except (ValueError, RecursionError) as error:
@@ -275,6 +280,44 @@ def giver(function: Callable[..., object], batch: int | None, payload: type | No
         return event.with_payload(payload) if has_event else payload
 
     return give
+
+
+def _by_version(kind: Any, classes: tuple[type, ...]) -> Callable[[Event], Convert]:
+    """Return a function that chooses how an event's payload is converted.
+
+    Args:
+        kind: what is annotated.
+        classes: those of the versions of an event type, if there are several.
+
+    Raises:
+        SetupError: there is no way to convert, or it is not clear which one is meant.
+    """
+    named = _members(kind)
+    if len(classes) < 2 or not any(each in named for each in classes):
+        convert = converter(kind)
+        return lambda event: convert
+    others = tuple(each for each in named if each not in classes)
+    by_version = {
+        getattr(each, "__event_version__", None): converter(typing.Union[(each, *others)])
+        for each in classes
+    }
+    if not all(each in named for each in classes):
+        raise SetupError(f"it handles several versions: annotate {_named(classes)}")
+    if len(by_version) < len(classes):
+        raise SetupError(
+            f"{_named(classes)} need an __event_version__ each, which the event's is compared with"
+        )
+    first = next(iter(by_version.values()))
+    return lambda event: by_version.get(event.version, first)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return typing.get_args(kind) if is_union else (kind,)
+
+
+def _named(classes: tuple[type, ...]) -> str:
+    return " | ".join(each.__name__ for each in classes)
 
 
 def _event_type(kind: Any) -> object:

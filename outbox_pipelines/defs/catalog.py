@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 _EVENT_TYPES_DOCUMENTED: Final = """\
 Whether the event catalog (OUTBOX_CATALOG_FILE) documents every event type in the table.
 
-The check warns if an event type is not documented, or is retired and still written. It blocks no event. An
-active type that is never written is only named in the metadata. The check reads every row once.
+The check warns if an event type is not documented, or is retired and still written, or in a version that is
+not listed. It blocks no event. An active type that is never written is only named in the metadata. The check
+reads every row once.
 
 When it fails: the metadata lists the types with their counts and times. Document each in the event catalog,
 or stop its writer; `outbox catalog check` shows the same on a command line.

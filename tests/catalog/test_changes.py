@@ -234,3 +234,30 @@ def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["catalog", "diff", str(old), str(tmp_path / "away.yaml")])
     assert done.exit_code == 2
     assert "away.yaml: cannot be read" in done.output
+
+
+def test_an_earlier_version_that_is_kept_breaks_no_writer() -> None:
+    """Guards against a version that cannot be changed for lack of a list, and a list that changes unseen."""
+    old = _catalog({"minimum": 1}, version=1)
+
+    def found(schema: Any, old: Catalog = old, **entries: Any) -> dict[str, set[str]]:
+        return {each.what: set(each.breaks) for each in changes(old, _catalog(schema, **entries))}
+
+    new = {"minimum": 2}
+    assert found(new, version=2) == {"version: 1 → 2": set(), "payload: minimum: 1 → 2": {"writers"}}
+    kept = {"version": 2, "versions": {"1": {"minimum": 1}}}
+    assert found(new, **kept) == {"version: 1 → 2": set(), "payload: minimum: 1 → 2": set()}
+    assert found({"minimum": 0}, **kept)["payload: minimum: 1 → 0"] == {"consumers"}
+    changed = found(new, **kept | {"versions": {"1": new}})
+    assert changed["version 1: payload: minimum: 1 → 2"] == {"writers"}
+    assert changed["payload: minimum: 1 → 2"] == {"writers"}
+    second = _catalog(new, **kept)
+    assert found(new, second, version=2) == {"version 1: removed": {"writers"}}
+    assert found(new, second, version=3, versions={"2": new}) == {
+        **{"version: 2 → 3": set(), "version 1: removed": {"writers"}}
+    }
+    more = {"versions": {"1": {"minimum": 1}, "2": new}}
+    assert found(new, second, version=4, **more | {"versions": {**more["versions"], "3": {}}}) == {
+        **{"version: 2 → 4": set(), "version 3: added": set()}
+    }
+    assert found(new, _catalog(new), **kept) == {"version: None → 2": set(), "version 1: added": set()}

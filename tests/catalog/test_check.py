@@ -121,3 +121,21 @@ def test_a_type_that_has_no_schema_for_its_format_is_named(database: Database, w
     ]
     path = str(write(CATALOG.partition("  order.shipped:")[0]))
     assert database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=path, **given).exit_code == 0
+
+
+def test_a_version_that_is_not_listed_is_named(database: Database, write: Write) -> None:
+    """Guards against events that are rejected for their version, and reports about an aggregate's version."""
+    listed = CATALOG.replace("topic: order-events", "version: 3\n    versions: {1: {}}")
+    with database.connect() as connection:
+        for version in (1, 3, None):
+            insert(connection, version=version)
+        insert(connection, event_type="order.shipped", version=7)
+    path = str(write(listed))
+    assert database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=path).exit_code == 0
+    with database.connect() as connection:
+        insert(connection, version=2)
+    done = database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=path)
+    assert (done.exit_code, "UNLISTED" in done.stdout) == (1, True)
+    assert done.stderr.startswith(
+        "outbox: order.placed is written in a version that the event catalog does not"
+    )

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -22,6 +23,7 @@ from outbox_pipelines.catalog.classes import classes, is_current
 from outbox_pipelines.catalog.document import Catalog, read_catalog
 from outbox_pipelines.cli.main import cli
 from outbox_pipelines.consumer import Consumer, Event
+from outbox_pipelines.consumer.errors import RefusedError
 from outbox_pipelines.consumer.testing import handle, make_event
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.writer import emit
@@ -135,6 +137,47 @@ def test_from_a_writer_to_a_consumer(write: Write, make: Make) -> None:
     for wrong in ({"order_id": 0, "lines": order.lines}, {"order_id": 1, "lines": []}, {"order_id": 1}):
         with pytest.raises(ValidationError):
             made.OrderPlaced(**wrong)
+
+
+def test_each_version_has_a_class_of_its_own(write: Write, make: Make) -> None:
+    """Guards against an event of an earlier version that is read, or written, as one of the newest."""
+    versions = """    version: 3
+    deliver_after: PT1H
+    versions:
+      1: {type: object, required: [total], properties: {total: {type: integer}}}
+      2: {type: object, required: [order-id], properties: {order-id: {type: integer}, sum: {type: integer}}}
+"""
+    catalog = read_catalog(write(ORDERS.replace("    version: 2\n", versions)))
+    text = classes(catalog)
+    assert is_current(catalog, text)
+    assert not is_current(
+        read_catalog(write(ORDERS.replace("    version: 2\n", versions.replace("sum", "x")))), text
+    )
+    made: Any = make(text)
+    first, second = made.OrderPlacedV1, made.OrderPlacedV2
+    assert [each.__event_version__ for each in (first, second, made.OrderPlaced)] == [1, 2, 3]
+    assert {each.__event_type__ for each in (first, second, made.OrderPlaced)} == {"order.placed"}
+    assert made.OrderPlaced.__deliver_after__ == timedelta(hours=1)
+    # The first version has no member with the id.
+    assert (hasattr(first, "__aggregate_id__"), second.__aggregate_id__) == (False, "order_id")
+    consumer = Consumer(source="s", topics=["t"], kafka={"bootstrap.servers": "broker:9092"}, dsn="")
+    seen: list[Any] = []
+
+    @consumer.on(made.OrderPlaced, first, second)
+    def placed(event: Event, connection: object) -> None:
+        seen.append(event.payload)
+
+    for version, payload in (
+        (1, {"total": 5}),
+        (2, {"order-id": 7, "sum": 5}),
+        (3, PLACED),
+        (None, PLACED),
+        (4, PLACED),
+    ):
+        handle(consumer, make_event("order.placed", payload, version=version), using=None)
+    assert [type(each) for each in seen] == [first, second, *[made.OrderPlaced] * 3]
+    with pytest.raises(RefusedError, match="its payload is not a valid OrderPlacedV1"):
+        handle(consumer, make_event("order.placed", PLACED, version=1), using=None)
 
 
 NAMES = [

@@ -10,7 +10,9 @@ from jsonschema import Draft202012Validator, validators
 
 from outbox_pipelines.catalog.document import read_catalog
 from outbox_pipelines.catalog.json_schemas import files
+from outbox_pipelines.catalog.subjects import Subjects
 from outbox_pipelines.cli.main import cli
+from outbox_pipelines.settings import make_settings
 from tests.catalog.conftest import CATALOG, Write
 
 HOSTILE = """
@@ -41,6 +43,27 @@ def test_each_type_and_version_has_a_document_of_its_own(write: Write) -> None:
     placed = found["order.placed@2.json"]
     fits = validators.validator_for(placed)(placed).is_valid
     assert (fits(1), fits("1")) == (True, False)
+
+
+def test_files_are_the_schemas_of_earlier_versions(write: Write, tmp_path: Path) -> None:
+    """Guards against an earlier version that has another document than when it was the newest."""
+    first = CATALOG.replace("producer: shop", "producer: shop\n    version: 1")
+    texts = files(read_catalog(write(first)))
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    second = CATALOG.replace("minimum: 1", "minimum: 2").replace(
+        "producer: shop", "producer: shop\n    version: 2\n    versions: {1: order.placed@1.json}"
+    )
+    catalog = read_catalog(write(second))
+    found = files(catalog)
+    assert [*found] == ["order.placed@1.json", "order.placed@2.json"]
+    assert found["order.placed@1.json"] == texts["order.placed@1.json"]
+    assert '"minimum": 2' in found["order.placed@2.json"]
+    before = read_catalog(write(first))
+    for kind in ("json_schema", "avro"):
+        settings = make_settings(registry_url="http://x", catalog_file="x", format=kind, topic="all")
+        registered, now = (Subjects(each, settings).of_event_types for each in (before, catalog))
+        assert now["order.placed@1"].text == registered["order.placed"].text
 
 
 def test_the_command(write: Write, tmp_path: Path) -> None:

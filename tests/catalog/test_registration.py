@@ -127,3 +127,34 @@ def test_what_cannot_be_done_is_an_error(registry: FakeRegistry, write: Write) -
         cli, ["catalog", "register"], env={"OUTBOX_CATALOG_FILE": str(write(_EVENTS)), "OUTBOX_FORMAT": ""}
     )
     assert (result.exit_code, "OUTBOX_FORMAT to json_schema, avro or protobuf" in result.stderr) == (2, True)
+
+
+def test_earlier_versions_are_registered_first(registry: FakeRegistry, write: Write) -> None:
+    """Guards against an older version that becomes the latest, and a check that promises too much."""
+    first = "schema: {type: object, required: [a], properties: {a: {}}}"
+    events = _EVENTS.replace(first, f"version: 2, versions: {{1: {first[8:]}}}, schema: {{type: object}}")
+    result = _run(registry, write, events, "--check", "--json")
+    assert _statuses(result) == {"placed@1": "new", "placed": "unchecked", "paid": "new"}
+    result = _run(registry, write, events)
+    assert [line.split()[0] for line in result.stdout.splitlines()[1:]] == ["placed@1", "placed", "paid"]
+    assert [_required(text) for text in registry.subjects["order-events-placed"]] == [["a"], []]
+    result = _run(registry, write, events, "--json")
+    assert (result.exit_code, set(_statuses(result).values())) == (0, {"unchanged"})
+    later = (
+        events.replace("version: 2", "version: 3")
+        .replace("versions: {", "versions: {2: {type: object}, ")
+        .replace("}, schema: {type: object}", "}, schema: {type: object, required: [b]}")
+    )
+    result = _run(registry, write, later, "--json", "--check")
+    statuses = {
+        "placed@1": "unchanged",
+        "placed@2": "unchanged",
+        "placed": "incompatible",
+        "paid": "unchanged",
+    }
+    assert (result.exit_code, _statuses(result)) == (1, statuses)
+
+
+def _required(text: str) -> list[str]:
+    found: list[str] = json.loads(text).get("required", [])
+    return found

@@ -107,3 +107,34 @@ def test_the_document_names_its_draft(schema: dict[str, Any], draft: str) -> Non
 def test_the_order_of_members_is_no_change() -> None:
     """Guards against another version of each schema after the file was sorted."""
     assert document("a", {"b": 1, "c": {"e": 1, "d": 2}}) == document("a", {"c": {"d": 2, "e": 1}, "b": 1})
+
+
+_VERSIONS = _EVENTS.replace(
+    "placed: {", "placed: {version: 3, versions: {2: {title: two}, 1: {type: string}}, ", 1
+)
+
+
+def test_each_version_has_a_document_of_its_own(write: Write) -> None:
+    """Guards against an earlier version that is taken for another type, or registered behind a later one."""
+    found = _subjects(write, _VERSIONS)
+    names = {name: (each.name, each.event_type) for name, each in found.of_event_types.items()}
+    assert [*names] == ["placed@1", "placed@2", "placed", "paid"]
+    assert set(names.values()) == {("order-events-placed", "placed"), ("order-events-paid", "paid")}
+    assert found.newest == {"placed": 3}
+    texts = [json.loads(each.text) for each in found.of_event_types.values()]
+    assert [each.get("type") for each in texts] == ["string", None, "object", "object"]
+    assert {each["title"] for each in texts} == {"placed", "paid"}
+    own = {"paid": {"topic": "payments"}}
+    assert len(_subjects(write, _VERSIONS, registry_subjects="topic", event_types=own).of_event_types) == 4
+    found = _subjects(write, _VERSIONS, format="avro")
+    assert "has no Avro schema" in found.missing["placed@2"]
+
+
+def test_a_message_of_protobuf_is_that_of_all_versions(write: Write) -> None:
+    """Guards against an earlier version that has no subject, and events of it that are rejected."""
+    path = write(
+        _VERSIONS.replace("schema: {type: object}", "protobuf: {file: shop.binpb, message: shop.v1.First}")
+    )
+    (path.parent / "shop.binpb").write_bytes(descriptor_set())
+    found = _subjects(write, path.read_text(), format="protobuf")
+    assert ([*found.of_event_types], found.newest) == (["placed", "paid"], {})

@@ -22,7 +22,7 @@ PAYLOAD = BytesPayload(CONTENT, "application/x-protobuf; messageType=shop.Order"
 METADATA = '{"traceparent": "t", "headers": {"Content-Type": "own", "a": "b"}}'
 
 
-def _no_schema(aggregate_type: str, event_type: str) -> Any:
+def _no_schema(aggregate_type: str, event_type: str, version: str | None) -> Any:
     raise EncodingError("it has no schema")
 
 

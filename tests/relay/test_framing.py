@@ -34,6 +34,7 @@ from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import schema_ids
 from outbox_pipelines.relay.kafka.message import Encoder, EncodingError, UnregisteredError
 from outbox_pipelines.relay.kafka.schema_ids import SchemaIds
+from outbox_pipelines.relay.read.slot.slot_cutover import read as read_cutover
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
 from outbox_pipelines.writer.references import Reference
@@ -41,6 +42,7 @@ from tests.conftest import Outbox, either, patience, read_topic, wait_until
 from tests.protobuf.shop import MESSAGE, descriptor_set
 from tests.registry import FakeRegistry
 from tests.relay.parked import parked_rows
+from tests.relay.slot.slots import make as make_slot
 from tests.relay.threads import quick, running
 from tests.relay.topic import create_topic
 
@@ -50,6 +52,13 @@ events:
            schema: {type: object, required: [total], properties: {total: {type: number}}}}
   paid: {description: x, producer: x, owner: x, aggregate_type: order, schema: {}}
   bare: {description: x, producer: x, owner: x, aggregate_type: order}
+"""
+VERSIONS = """
+events:
+  placed: {description: x, producer: x, owner: x, aggregate_type: order, version: 3,
+           versions: {2: {type: object, properties: {total: {type: number}}},
+                      1: {type: object, properties: {sum: {type: number}}}},
+           schema: {type: object, properties: {total: {type: integer}}}}
 """
 PAYLOAD = '{"total": 1.2300}'
 
@@ -172,6 +181,43 @@ def test_rules_choose_what_is_framed(registry: FakeRegistry, given: dict[str, An
     assert encode(_event())[0] == b"\0\0\0\0\1" + PAYLOAD.encode()
     assert encode(_event(payload="null"))[0] is None
     assert encode(_event("paid"))[0] == PAYLOAD
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "avro"])
+def test_each_version_has_its_own_schema(registry: FakeRegistry, given: dict[str, Any], kind: str) -> None:
+    """Guards against an event of an earlier version that claims to fit the newest schema."""
+    given["catalog_file"].write_text(VERSIONS)
+    settings = load_settings(**given | {"format": kind})
+    _register(registry, settings, "placed@1", "placed@2", "placed")
+    ids = SchemaIds(settings)
+    encode = Encoder(settings, ids.known, ids.versioned).encode
+
+    def frame(payload: str = PAYLOAD, **metadata: Any) -> bytes:
+        value, _ = encode(_event(payload=payload, **metadata))
+        assert isinstance(value, bytes)
+        return value[:5]
+
+    assert frame('{"sum": 1}', version=1, headers={"a": "b"}) == b"\0\0\0\0\1"
+    assert frame(version=2) == b"\0\0\0\0\2"
+    assert {frame('{"total": 1}', version=3), frame('{"total": 1}')} == {b"\0\0\0\0\3"}
+    assert frame('{"total": 1}', headers={"version": "1"}) == b"\0\0\0\0\3"
+    for version in (4, "1.0", True):
+        with pytest.raises(
+            EncodingError, match=r"placed@.* is not in the event catalog: list the version there"
+        ):
+            frame(version=version)
+    deep = json.dumps({"headers": {}, "version": 1}).replace("{}", "[" * 100_000 + "]" * 100_000)
+    with pytest.raises(EncodingError, match="nested too deeply"):
+        encode(_event()._replace(metadata=deep))
+
+
+def test_versions_that_are_not_listed_do_not_matter(registry: FakeRegistry, given: dict[str, Any]) -> None:
+    """Guards against a type whose events have the version of their aggregate, and are rejected for it."""
+    settings = load_settings(**given)
+    _register(registry, settings, "placed")
+    ids = SchemaIds(settings)
+    encode = Encoder(settings, ids.known, ids.versioned).encode
+    assert {encode(_event(version=version))[0] for version in (1, 7)} == {b"\0\0\0\0\1" + PAYLOAD.encode()}
 
 
 @pytest.mark.parametrize("framing", ["value", "header"])
@@ -313,6 +359,33 @@ def test_a_missing_schema_parks_its_type_alone(
         wait_until(lambda: len(outbox.messages()) == 3)
     values = [message.value for message in outbox.messages()]
     assert values == ['\0\0\0\0\1{"total": 1}', *['\0\0\0\0\2{"total": 1}'] * 2]
+
+
+def test_events_of_a_slot_are_framed_by_their_version(
+    outbox: Outbox, registry: FakeRegistry, framed: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a slot whose events have another schema than those read between snapshots."""
+    monkeypatch.setattr("outbox_pipelines.relay.core.parked._TOPIC_SECONDS", 0.2)
+    monkeypatch.setattr(schema_ids, "_AGAIN_SECONDS", 0.1)
+    assert framed.catalog_file is not None
+    framed.catalog_file.write_text(VERSIONS)
+    _register(registry, framed, "placed", "placed@2")
+    make_slot(outbox)
+    settings = framed.model_copy(update={"max_attempts": 1})
+    with running(settings):
+        wait_until(lambda: read_cutover(settings).reader is not None, what="the slot to be read")
+        with outbox.connect(autocommit=False) as connection:
+            for version in (1, 2, 3, None, 4):
+                emit(connection, "order", str(version), "placed", {"total": 1}, version=version)
+        wait_until(lambda: len(outbox.messages()) == 3)
+        expected = [("1", "retrying"), ("4", "failed")]
+        wait_until(
+            lambda: [(row[0], row[2]) for row in parked_rows(outbox)] == expected, what="two to be parked"
+        )
+        _register(registry, framed, "placed@1")
+        wait_until(lambda: len(outbox.messages()) == 4)
+    frames = {message.key: (message.value or "")[:5] for message in outbox.messages()}
+    assert frames == {"2": "\0\0\0\0\2", "3": "\0\0\0\0\1", "None": "\0\0\0\0\1", "1": "\0\0\0\0\3"}
 
 
 def test_a_payload_that_has_no_avro_parks_alone_until_the_schema_is_corrected(

@@ -52,8 +52,9 @@ from tests.relay.topic import change, create
 NEXT = DAY + timedelta(1)
 CATALOG = """
 events:
-  order.placed: {description: x, producer: x, owner: x, aggregate_type: order,
-                 schema: {type: object, required: [total], properties: {total: {type: number}}}}
+  order.placed: {description: x, producer: x, owner: x, aggregate_type: order, version: 4,
+                 versions: {3: {type: object, required: [total], properties: {total: {type: number}}}},
+                 schema: {type: object, required: [total], properties: {total: {type: integer}}}}
 """
 WHY = ("--reason", "a new consumer", "--rate", "1000000000")
 
@@ -406,10 +407,8 @@ def test_a_replayed_message_is_the_original_and_its_marks(
         shape = {**shape, "registry_url": registry.url, "catalog_file": catalog}
     place = replace(place, outbox=Outbox(place.outbox.settings.model_copy(update=shape)))
     if "format" in shape:
-        found = Subjects(read_catalog(tmp_path / "catalog.yaml"), place.settings).of_event_types[
-            "order.placed"
-        ]
-        registry.add(found.name, found.text, found.kind)
+        for found in Subjects(read_catalog(catalog), place.settings).of_event_types.values():
+            registry.add(found.name, found.text, found.kind)
     more: dict[str, Any] = {"headers": '{"tenant": 7.50, "ü": "ö"}', "correlation_id": 'c"1', "version": 3}
     for day in (DAY, NEXT):
         place.write(1, day=day, payload='{"total": 1.50}', **more)

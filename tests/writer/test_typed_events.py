@@ -202,6 +202,45 @@ def test_another_class_at_the_handler() -> None:
     consumer.on(Paid)(placed)
 
 
+@dataclass
+class First:
+    __event_type__ = "order.placed"
+    __event_version__ = 1
+    total: int
+
+
+def test_classes_of_versions_at_the_handler() -> None:
+    """Guards against an event that is read as one of another version, and an annotation that is ignored."""
+    consumer = Consumer(source="billing", topics=["order-events"], kafka=KAFKA, dsn="postgresql://")
+    seen: list[Any] = []
+
+    def one(order: Placed, connection: object) -> None: ...
+    def plain(order: dict[str, Any], connection: object) -> None: ...
+    def batch(orders: list[Event[First | Placed]], connection: object) -> None: ...
+    def both(order: First | Placed | None, connection: object) -> None:
+        seen.append(order)
+
+    with pytest.raises(SetupError, match=r"^one: it handles several versions: annotate First \| Placed$"):
+        consumer.on(First, Placed)(one)
+    with pytest.raises(SetupError, match=r"First \| Other need an __event_version__ each"):
+        consumer.on(First, type("Other", (First,), {}))(plain_event)
+    consumer.on(First, Placed)(both)
+    for payload, version in (
+        ({"total": 5}, 1),
+        ({"total": "5", "order_id": 7}, 2),
+        ({"total": 6}, None),
+        (None, 2),
+    ):
+        handle(consumer, make_event("order.placed", payload, version=version), using=None)
+    assert seen == [First(5), Placed(7, Decimal(5)), First(6), None]
+    for handler, options in ((plain, {}), (batch, {"batch": 10})):
+        other = Consumer(source="billing", topics=["order-events"], kafka=KAFKA, dsn="postgresql://")
+        other.on(First, Placed, **options)(handler)
+
+
+def plain_event(event: Event, connection: object) -> None: ...
+
+
 def test_the_same_class_at_the_consumer() -> None:
     """Guards against a type that is written twice, by the producer and the consumer, in two spellings."""
     consumer = Consumer(source="billing", topics=["order-events"], kafka=KAFKA, dsn="postgresql://")

@@ -110,26 +110,29 @@ def _has_writer(steps: list[dict[str, Any]]) -> bool:
 
 
 def of_catalog(catalog: Catalog, columns: Iterable[str], *, decrypts: bool) -> Iterator[str]:
-    """Yield a CREATE VIEW for each event type with members.
+    """Yield a CREATE VIEW for each event type with members, and for each earlier version of one.
+
+    The view of a type has all of its events, that of an earlier version, ``order.placed@1``, only its own.
 
     Args:
         columns: those of `events`; a member with such a name gets the suffix `_`.
         decrypts: whether there is a function `decrypted`, for types that have protected members.
     """
     views, known = {"events", "latest"}, {name.casefold() for name in columns}
-    for event_type, documented in catalog.events.items():
+    for view, event_type, documented in catalog.each_version():
         structure = _structure(documented.payload or {}, documented.payload or {}, 0)
         if not isinstance(structure, dict):
             continue
         taken = {*known}
         members = [f"__members.{quoted(name)} AS {quoted(_free(name, taken))}" for name in structure]
         form, name = json.dumps(structure).replace("'", "''"), event_type.replace("'", "''")
+        of_version = "" if view == event_type else f" AND version = {documented.version:d}"
         payload = "decrypted(payload)" if decrypts and documented.protected else "payload"
         yield (
-            f"CREATE VIEW {quoted(_free(event_type, views))} AS "
+            f"CREATE VIEW {quoted(_free(view, views))} AS "
             f"SELECT * EXCLUDE (__members), {', '.join(members)} FROM ("
             f"SELECT *, json_transform({payload}, '{form}') AS __members "
-            f"FROM events WHERE event_type = '{name}')"
+            f"FROM events WHERE event_type = '{name}'{of_version})"
         )
 
 

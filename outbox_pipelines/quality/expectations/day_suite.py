@@ -103,12 +103,18 @@ def _payloads(settings: MessageSettings, sample: Sample, catalog: Catalog | None
 
     said = _said("payloads_valid", Status.WARN)
     event_type: Any = Column("event_type")
+    version: Any = Column("version")
     documented = _documented(sample, catalog)
     schemas = {name: each.payload for name, each in documented.items() if each.payload is not None}
     for name, schema in schemas.items():
-        yield ExpectPayloadToMatchSchema(
-            column="payload", json_schema=schema, row_condition=event_type == name, **said
-        )
+        where, earlier = event_type == name, documented[name].versions
+        for number, its_own in earlier.items():
+            yield ExpectPayloadToMatchSchema(
+                column="payload", json_schema=its_own, row_condition=where & (version == number), **said
+            )
+        if earlier:
+            where &= version.is_not_in([*earlier])
+        yield ExpectPayloadToMatchSchema(column="payload", json_schema=schema, row_condition=where, **said)
     nullable = sorted(_with_tombstones(settings, sample) - schemas.keys())
     if nullable:
         kinds, where = ["object", "null"], event_type.is_in(nullable)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -75,8 +75,8 @@ class Schema(NamedTuple):
     """Of Protobuf: the full name of the message."""
 
 
-# The schema of events with these types: aggregate type and event type.
-SchemaOf = Callable[[str, str], Schema]
+# The schema of events of an aggregate type, an event type, and a version if that matters.
+SchemaOf = Callable[[str, str, str | None], Schema]
 
 
 class Encoder:
@@ -84,6 +84,7 @@ class Encoder:
 
     Args:
         schema_of: gives the schemas that values are framed with; needed where `is_framed`.
+        versioned: event types of which each version has a schema of its own.
         marks: headers of replayed events; their values may change from one event to the next.
 
     Attributes:
@@ -97,11 +98,12 @@ class Encoder:
         self,
         settings: MessageSettings,
         schema_of: SchemaOf | None = None,
+        versioned: Container[str] = (),
         marks: Mapping[str, str] | None = None,
     ) -> None:
         by_types = has_rules(settings) or is_framed(settings)
         given = marks or {}
-        encode = _by_types(settings, schema_of, given) if by_types else _encode(settings, given)
+        encode = _by_types(settings, schema_of, versioned, given) if by_types else _encode(settings, given)
         self.encode = encode if marks is None else _marked(encode, marks)
 
 
@@ -137,17 +139,22 @@ def _marked(encode: Encode, marks: Mapping[str, str]) -> Encode:
     return marked
 
 
-def _by_types(settings: MessageSettings, schema_of: SchemaOf | None, marks: Mapping[str, str]) -> Encode:
+def _by_types(
+    settings: MessageSettings,
+    schema_of: SchemaOf | None,
+    versioned: Container[str],
+    marks: Mapping[str, str],
+) -> Encode:
     """Each pair of types in the shape and the format that its rules choose."""
 
     @lru_cache(_MOST_TYPES)
-    def of(aggregate_type: str, event_type: str, has_bytes: bool) -> Encode:
+    def of(aggregate_type: str, event_type: str, has_bytes: bool, version: str | None) -> Encode:
         chosen = of_types(settings, aggregate_type, event_type)
         encode = _encode(chosen, marks)
         if chosen.format == "json" or has_bytes:
             return encode
         assert schema_of is not None, "who encodes a format with a schema gives its schemas"
-        schema = schema_of(aggregate_type, event_type)
+        schema = schema_of(aggregate_type, event_type, version)
         index = b""
         if chosen.format == "avro":
             encode = _avro(encode, schema.text)
@@ -156,10 +163,19 @@ def _by_types(settings: MessageSettings, schema_of: SchemaOf | None, marks: Mapp
         return _framed(encode, schema.id, index, in_header=chosen.registry_framing == "header")
 
     def encode(event: Event) -> tuple[Value, Headers]:
-        _, _, aggregate_type, _, event_type, payload, _ = event
-        return of(aggregate_type, event_type, is_bytes(payload))(event)
+        _, _, aggregate_type, _, event_type, payload, metadata = event
+        version = _version(metadata) if metadata is not None and event_type in versioned else None
+        return of(aggregate_type, event_type, is_bytes(payload), version)(event)
 
     return encode
+
+
+def _version(metadata: str) -> str | None:
+    try:
+        found = _read_metadata(metadata).get("version")
+    except RecursionError:
+        raise EncodingError(_TOO_DEEP) from None
+    return None if found is None else _text(found)
 
 
 def _avro(encode: Encode, schema: str) -> Encode:

@@ -64,7 +64,11 @@ class IdempotentProducer:
         self._settings = settings
         self.schema_ids = _schema_ids(settings)
         """None if no type has a format with a schema."""
-        self._encode = Encoder(settings, self.schema_ids.known if self.schema_ids else None).encode
+        self._encode = (
+            Encoder(settings, self.schema_ids.known, self.schema_ids.versioned)
+            if self.schema_ids
+            else Encoder(settings)
+        ).encode
         self._router = Router(settings)
         self._observe = observer(settings)
         self._topics = Topics(settings)

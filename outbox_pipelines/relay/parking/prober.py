@@ -70,7 +70,9 @@ class Prober:
         self._settings = settings
         self._topics = topics
         self._transactional_id = transactional_id
-        self._encode = Encoder(settings, schema_ids.asked if schema_ids else None).encode
+        self._encode = (
+            Encoder(settings, schema_ids.asked, schema_ids.versioned) if schema_ids else Encoder(settings)
+        ).encode
         self._router = Router(settings)
         self._observe = observer(settings)
         self._tried: deque[Tried] = deque()

@@ -163,3 +163,19 @@ def test_the_command_has_them(archive: Archive, tmp_path: Path, monkeypatch: pyt
     done = ask(root, "SELECT count(*) AS n FROM events", "--csv", catalog_file=str(file))
     assert (done.exit_code, done.stdout) == (0, "n\n5\n")
     assert "no views of event types: OUTBOX_CATALOG_FILE=" in done.stderr
+
+
+def test_an_earlier_version_has_a_view_of_its_own(tmp_path: Path) -> None:
+    """Guards against members of an earlier version that no view types, and events that a view leaves out."""
+    earlier = "version: 2\n    versions: {1: {properties: {total: {type: string}, note: {type: string}}}}"
+    (tmp_path / "catalog.yaml").write_text(CATALOG.replace("schema:", f"{earlier}\n    schema:", 1))
+    rows = [
+        event(ONE, seq) | {"event_type": "order.placed", "payload": json.dumps(payload), "version": version}
+        for seq, version, payload in (
+            *((1, 1, {"total": "five", "note": "x"}), (2, 2, {"total": 6}), (3, None, {"total": 7})),
+        )
+    ]
+    put_day(tmp_path / "archive", ONE, rows)
+    archive = open_archive(str(tmp_path / "archive"), catalog=read_catalog(tmp_path / "catalog.yaml"))
+    assert archive.query('SELECT total, note FROM "order.placed@1"').fetchall() == [("five", "x")]
+    assert archive.query('SELECT total FROM "order.placed" ORDER BY seq').fetchall() == [(None,), (6,), (7,)]

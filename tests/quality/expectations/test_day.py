@@ -103,6 +103,27 @@ def test_a_name_is_not_empty(tmp_path: Path) -> None:
     assert found == {"types_known": (Status.WARN, [row["id"] for row in rows])}
 
 
+def test_each_version_is_judged_by_its_own_schema(tmp_path: Path) -> None:
+    """Guards against archived events that are reported because their type has a newer schema."""
+    settings = write(
+        tmp_path / "archive",
+        [
+            event(0, payload='{"sum": 1}', version=1),
+            event(1, payload='{"total": 1}', version=1),
+            event(2, version=2),
+            event(3),
+            event(4, payload='{"sum": 1}', version=2),
+            event(5, payload='{"sum": 1}'),
+        ],
+    )
+    settings = documented(settings, tmp_path)
+    path = tmp_path / "catalog.yaml"
+    earlier = "producer: shop\n    version: 2\n    versions: {1: {required: [sum]}}"
+    path.write_text(path.read_text().replace("producer: shop", earlier))
+    ids = [str(event(n)["id"]) for n in (1, 4, 5)]
+    assert wrong(archived_day.validate(settings, DAY)) == {"payloads_valid": (Status.WARN, ids)}
+
+
 @pytest.mark.parametrize(("one", "all_others"), [(True, False), (False, True)])
 def test_a_payload_may_be_null_where_it_is_a_tombstone(tmp_path: Path, one: bool, all_others: bool) -> None:
     """Guards against tombstones that are reported, or null payloads of other types that are not."""
