@@ -126,8 +126,8 @@ class EventType(BaseModel):
         """Yield the entry as it is for each earlier version, from the first on, and then itself."""
         for version, schema in sorted(self.versions.items()):
             has_id = self.aggregate_id in schema.get("required", ())
-            changes = {"aggregate_id": self.aggregate_id if has_id else None, "versions": {}}
-            yield self.model_copy(update={"version": version, "payload": schema, **changes})
+            own: dict[str, Any] = {"version": version, "payload": schema, "versions": {}}
+            yield self.model_copy(update={**own, "aggregate_id": self.aggregate_id if has_id else None})
         yield self
 
 

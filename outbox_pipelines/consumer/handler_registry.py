@@ -298,8 +298,7 @@ def _by_version(kind: Any, classes: tuple[type, ...]) -> Callable[[Event], Conve
         return lambda event: convert
     others = tuple(each for each in named if each not in classes)
     by_version = {
-        getattr(each, "__event_version__", None): converter(typing.Union[(each, *others)])
-        for each in classes
+        getattr(each, "__event_version__", None): converter(typing.Union[(each, *others)]) for each in classes
     }
     if not all(each in named for each in classes):
         raise SetupError(f"it handles several versions: annotate {_named(classes)}")

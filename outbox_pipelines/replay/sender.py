@@ -103,7 +103,7 @@ class Sender:
         self._due = 0.0
         """When the next events may be sent. After an outage, the rate is not exceeded to catch up."""
         self._marks = {REPLAY_ID: str(replay)}
-        self._encode = Encoder(settings, *_ids(settings), marks=self._marks).encode
+        self._encode = Encoder(settings, marks=self._marks, **_schemas(settings)).encode
         self._producer = self._new()
 
     def _new(self) -> Producer:
@@ -321,13 +321,13 @@ def _repeated(events: int) -> str:
     return f"; {counted(events, 'later event')} sent as well: a resume repeats them" if events else ""
 
 
-def _ids(settings: MessageSettings) -> tuple[Any, ...]:
-    """Return what an encoder needs to know of schemas."""
+def _schemas(settings: MessageSettings) -> dict[str, Any]:
+    """Return what an encoder must know of schemas."""
     if not is_framed(settings):
-        return ()
+        return {}
     # It needs packages that an outbox without a schema registry does not have.
     from outbox_pipelines.relay.kafka.schema_ids import SchemaIds
 
     ids = SchemaIds(settings)
     ids.connect()
-    return ids.known, ids.versioned
+    return {"schema_of": ids.known, "versioned": ids.versioned}

@@ -245,7 +245,7 @@ def test_an_earlier_version_that_is_kept_breaks_no_writer() -> None:
 
     new = {"minimum": 2}
     assert found(new, version=2) == {"version: 1 → 2": set(), "payload: minimum: 1 → 2": {"writers"}}
-    kept = {"version": 2, "versions": {"1": {"minimum": 1}}}
+    kept: dict[str, Any] = {"version": 2, "versions": {"1": {"minimum": 1}}}
     assert found(new, **kept) == {"version: 1 → 2": set(), "payload: minimum: 1 → 2": set()}
     assert found({"minimum": 0}, **kept)["payload: minimum: 1 → 0"] == {"consumers"}
     changed = found(new, **kept | {"versions": {"1": new}})

@@ -233,6 +233,7 @@ def test_classes_of_versions_at_the_handler() -> None:
     ):
         handle(consumer, make_event("order.placed", payload, version=version), using=None)
     assert seen == [First(5), Placed(7, Decimal(5)), First(6), None]
+    options: Any
     for handler, options in ((plain, {}), (batch, {"batch": 10})):
         other = Consumer(source="billing", topics=["order-events"], kafka=KAFKA, dsn="postgresql://")
         other.on(First, Placed, **options)(handler)
