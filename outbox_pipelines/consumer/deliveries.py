@@ -205,7 +205,7 @@ class InboxWorker:
         for head in await self.retry.run(self.breakers.heads):
             due: Waiting | None = head
             while due and not self.plan.is_stopped() and time.monotonic() < until:
-                due = await self.attempt(due)
+                due = await self._next(due) if await self.attempt(due) else None
                 self.figures.progress()
         is_idle = self._settled() == before
         self.look_at = time.monotonic() + every if is_idle else 0.0
@@ -215,18 +215,18 @@ class InboxWorker:
     def _settled(self) -> tuple[int, int, int]:
         return self.counts.handled, self.counts.duplicates, self.counts.failures
 
-    async def attempt(self, waiting: Waiting) -> Waiting | None:
-        """Handle a message of the inbox. Return the next due one of its key after a success."""
+    async def attempt(self, waiting: Waiting) -> bool:
+        """Handle a message of the inbox; return whether it was handled, or was a duplicate."""
         if waiting.attempts >= self.plan.max_attempts:
             await self.settlement.exhaust(waiting)
-            return None
+            return False
         if self.breakers.is_paused(self.handlers.handler(waiting.event_type)):
-            return None
+            return False
         # Before the claim: other processes take over a claimed message when its next attempt is due.
         await self.plan.stay()
         message = await self.retry.run(lambda: self.inbox.claim(waiting))
         if message is None:
-            return None
+            return False
         seq, attempts = waiting.seq, waiting.attempts + 1
         item = self.items.read(message)
         try:
@@ -238,15 +238,19 @@ class InboxWorker:
                 await self.settlement.spoil_stored(seq, attempts, item, error)
             else:
                 await self.settlement.fail_stored(seq, attempts, item, error)
-            return None
+            return False
         if not done:
-            return None
+            return False
         if done == "handled":
             await self.settlement.handled([item])
         else:
             _LOG.info("the message %d of the inbox is a duplicate: %s", seq, item.event)
             self.counts.duplicates += 1
-        return await self.retry.run(lambda: self.inbox.next(seq))
+        return True
+
+    async def _next(self, settled: Waiting) -> Waiting | None:
+        """Return the due message behind one of its key."""
+        return await self.retry.run(lambda: self.inbox.next(settled.seq))
 
     async def measure(self) -> None:
         """Measure the inbox if its metrics are too old."""
