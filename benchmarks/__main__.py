@@ -1,7 +1,7 @@
 """`python -m benchmarks [--busy] [NAME …]`: measures all parts or some, and keeps their results.
 
 --busy: beside a process that burns a core. With ``QUICK=1`` in the environment: small sizes, ratios only,
-nothing is kept, and the parts in `_LONG` are left out unless they are named.
+nothing is kept. Parts in `_NAMED`, of a quick run also those in `_LONG`, are left out unless they are named.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from benchmarks import (
     commits,
     consumers,
     drains,
+    erasure,
     existing,
     fleet,
     framing,
@@ -28,11 +29,13 @@ from benchmarks import (
     health,
     history,
     latency,
+    long_transaction,
     maintenance,
     peers,
     poisoned,
     pruning,
     reconciliation,
+    redaction,
     replay,
     results,
     scale,
@@ -64,7 +67,9 @@ PARTS: Final[dict[str, Callable[[Settings], list[Row]]]] = {
         consumers,
         starts,
         archive,
+        redaction,
         archive_queries,
+        erasure,
         maintenance,
         health,
         history,
@@ -72,9 +77,12 @@ PARTS: Final[dict[str, Callable[[Settings], list[Row]]]] = {
         replay,
         pruning,
         fleet,
+        long_transaction,
         scale,
     )
 }
+# Takes as long as all others together.
+_NAMED: Final = {"long_transaction"}
 # Made of many millions of rows, or of waiting, which no smaller size shortens.
 _LONG: Final = {"scale", "health", "history", "archive_queries", "maintenance", "existing", "shards", "fleet"}
 
@@ -88,20 +96,21 @@ def main(arguments: list[str]) -> int:
     if unknown := set(given.names) - set(PARTS):
         print(f"unknown benchmark {min(unknown)!r}: choose from {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    names = given.names or [name for name in PARTS if not (QUICK and name in _LONG)]
+    left_out = _NAMED | _LONG if QUICK else _NAMED
+    names = given.names or [name for name in PARTS if name not in left_out]
     rows: list[Row] = []
     began = time.monotonic()
     with servers() as settings, _burning() if given.busy else nullcontext():
         for name in names:
-            print(f"measuring {name} …", file=sys.stderr)
-            loop_ms = results.loop()
+            loop_ms, started = results.loop(), time.monotonic()
             found = PARTS[name](settings)
+            print(f"measured {name} in {time.monotonic() - started:,.0f} s", file=sys.stderr)
             rows += found
             if not QUICK:
                 results.store(name, results.run(found, loop_ms, settings, is_busy=given.busy))
     print(f"\n{render(rows, is_quick=QUICK)}\n\n{len(names)} parts in {time.monotonic() - began:,.0f} s")
-    if QUICK and not given.names:
-        print(f"left out (name them in BENCH): {', '.join(sorted(_LONG))}")
+    if not given.names:
+        print(f"left out (name them in BENCH): {', '.join(sorted(left_out))}")
     return 0
 
 

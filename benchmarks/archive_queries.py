@@ -6,7 +6,7 @@ import hashlib
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ def measure(servers: Settings) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder:
         root = Path(folder)
         for number in range(_DAYS):
-            _write(root, number)
+            write(root, number)
         url = str(root)
         size = sum(path.stat().st_size for path in root.rglob("*.parquet"))
         rows = [
@@ -100,10 +100,18 @@ def _files(archive: Archive, sql: str) -> int:
     return int(found[1])
 
 
-def _write(root: Path, number: int) -> None:
-    """A day as `export` writes it: its rows by aggregate and seq, in groups of its size."""
+def write(root: Path, number: int, payloads: Sequence[str] = ()) -> None:
+    """A day as `export` writes it: its rows by aggregate and seq, in groups of its size.
+
+    Args:
+        payloads: of as many of its events; by default it has all events, each with a payload of its own.
+    """
     day = _FIRST + timedelta(number)
     table = _day(number, day)
+    if payloads:
+        place = SCHEMA.get_field_index("payload")
+        column = pa.array(payloads, SCHEMA.field(place).type)
+        table = table.slice(0, len(payloads)).set_column(place, SCHEMA.field(place), column)
     directory = root / key(day, "")
     directory.mkdir(parents=True)
     file = directory / "events.parquet"

@@ -29,7 +29,7 @@ from outbox_pipelines.settings import Settings
 
 _WRITERS: Final = 8
 _ROUNDS: Final = sized(4, 1)
-_SECONDS: Final = 2.5
+_SECONDS: Final = sized(2.5, 1.5)
 # The statement of `emit`, after a change of a business row.
 _SCRIPT: Final = """\\set n random(0, 999)
 BEGIN;

@@ -22,7 +22,7 @@ from outbox_pipelines.writer import emit
 
 _CLIENTS: Final = 4
 _RATE: Final = 1000.0
-_SECONDS: Final = sized(5.0, 2.0)
+_SECONDS: Final = sized(5.0, 1.5)
 _ROUNDS: Final = sized(5, 2)
 _WAYS: Final = ("no relay", "relay", "relay, and NOTIFY in each transaction")
 

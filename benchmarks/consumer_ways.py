@@ -23,6 +23,7 @@ import redis
 from outbox_pipelines import consumer
 from outbox_pipelines.consumer.cache import RedisCache
 from outbox_pipelines.consumer.processed_events import bucket
+from outbox_pipelines.subject_keys import SubjectKeys
 
 AT_ONCE: Final = 100
 SOURCE: Final = "billing"
@@ -153,15 +154,16 @@ def _asks_redis(run: Run) -> None:
                     client.set(key, b"", ex=3600)
 
 
-def _once(
+def once(
     batch: int | None = None,
     *,
     source: str = SOURCE,
     per_transaction: int = 1,
     cached: bool = False,
     told: bool = False,
+    keys: SubjectKeys | None = None,
 ) -> Callable[[Run], None]:
-    """The consumer; `told`: its cache knows of all events."""
+    """The consumer; `told`: its cache knows of all events; `keys`: it decrypts."""
 
     def way(run: Run) -> None:
         stop = threading.Event()
@@ -172,6 +174,7 @@ def _once(
             kafka={"bootstrap.servers": run.kafka, "group.id": run.topic},
             dsn=run.dsn,
             cache=cache,
+            keys=keys,
         )
 
         def placed(event: consumer.Event, connection: psycopg.Connection[Any]) -> None:
@@ -224,23 +227,23 @@ def _id(message: Any) -> UUID:
 ONE: Final[dict[str, Callable[[Run], None]]] = {
     "bare": _bare(),
     "textbook": _textbook(),
-    "once": _once(),
-    "shared": _once(source="shared", per_transaction=AT_ONCE),
-    "once, cache": _once(source="cached", cached=True),
+    "once": once(),
+    "shared": once(source="shared", per_transaction=AT_ONCE),
+    "once, cache": once(source="cached", cached=True),
     "redis": _asks_redis,
 }
 MANY: Final[dict[str, Callable[[Run], None]]] = {
     "bare, many": _bare(AT_ONCE),
     "textbook, many": _textbook(AT_ONCE),
-    "once, many": _once(AT_ONCE, source="many"),
+    "once, many": once(AT_ONCE, source="many"),
 }
 AGAIN_ONE: Final[dict[str, Callable[[Run], None]]] = {
-    "again": _once(),
-    "again, cache": _once(cached=True, told=True),
+    "again": once(),
+    "again, cache": once(cached=True, told=True),
     "looked up": _looked_up(1),
 }
 AGAIN_MANY: Final[dict[str, Callable[[Run], None]]] = {
-    "again, many": _once(AT_ONCE, source="many"),
-    "again, many, cache": _once(AT_ONCE, source="many", cached=True, told=True),
+    "again, many": once(AT_ONCE, source="many"),
+    "again, many, cache": once(AT_ONCE, source="many", cached=True, told=True),
     "looked up, many": _looked_up(AT_ONCE, "many"),
 }

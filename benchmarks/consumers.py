@@ -53,7 +53,10 @@ _ROUNDS: Final = sized(10, 2)
 _FAR_SECONDS: Final = 0.0005
 _FAR_ROUNDS: Final = sized(2, 1)
 # How a row calls what it is compared with.
-_SHOWN: Final = {"bare": "a loop that records nothing", "bare, many": "a loop that records nothing"}
+_SHOWN: Final = {
+    **dict.fromkeys(("bare", "bare, many"), "a loop that records nothing"),
+    **dict.fromkeys(("textbook", "textbook, many"), "the textbook consumer"),
+}
 _Ways = Mapping[str, Callable[[Run], None]]
 
 
@@ -74,7 +77,7 @@ def measure(servers: Settings) -> list[Row]:
         tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder,
         _redis(Path(folder)) as url,
     ):
-        place = _Place(settings, url)
+        place = Place(settings, url)
         place.prepare()
         place.run(ONE["bare"], _EVENTS_ONE)
         figures: _Figures = {}
@@ -92,7 +95,7 @@ def measure(servers: Settings) -> list[Row]:
         return [*_rows(figures), *_far(place)]
 
 
-def _far(place: _Place) -> list[Row]:
+def _far(place: Place) -> list[Row]:
     """All come again, one at a time, and each word to the database takes its time."""
     figures: _Figures = {name: [] for name in AGAIN_ONE}
     with psycopg.connect(place.settings.dsn) as connection:
@@ -124,17 +127,17 @@ def _round_trip(dsn: str) -> float:
 
 
 def _rows(of: _Figures) -> list[Row]:
-    many = f"{AT_ONCE} at a time"
+    many, shared = f"{AT_ONCE} at a time", f"up to {AT_ONCE} share a transaction"
     return [
         _row("consumer, one at a time: a loop that records nothing", of, "bare"),
         _row("consumer, one at a time: textbook, ON CONFLICT DO NOTHING", of, "textbook", "bare"),
-        _row("consumer, one at a time: each event once", of, "once", "bare"),
-        _row(f"consumer, up to {AT_ONCE} share a transaction: each event once", of, "shared", "bare"),
+        _row("consumer, one at a time: each event once", of, "once", "bare", "textbook"),
+        _row(f"consumer, {shared}: each event once", of, "shared", "bare", "textbook"),
         _row("consumer, one at a time: each event once, with the cache", of, "once, cache", "bare"),
         _row("consumer, one at a time: a loop that reads and writes Redis", of, "redis", "bare"),
         _row(f"consumer, {many}: a loop that records nothing", of, "bare, many"),
         _row(f"consumer, {many}: textbook, a multi-row INSERT", of, "textbook, many", "bare, many"),
-        _row(f"consumer, {many}: each event once", of, "once, many", "bare, many"),
+        _row(f"consumer, {many}: each event once", of, "once, many", "bare, many", "textbook, many"),
         _row("delivered again, one at a time", of, "again", "once"),
         _row("delivered again, one at a time, with the cache", of, "again, cache", "again"),
         _row("delivered again, one at a time, looked up", of, "looked up", "again"),
@@ -144,23 +147,22 @@ def _rows(of: _Figures) -> list[Row]:
     ]
 
 
-def _row(what: str, of: _Figures, name: str, other: str = "") -> Row:
+def _row(what: str, of: _Figures, name: str, *others: str) -> Row:
     figures = (
         rate([each.rate for each in of[name]]),
         Figure(median(each.cpu for each in of[name]), "µs of CPU in the client"),
     )
-    if not other:
-        return Row(what, figures)
-    ratio = paired((each.rate for each in of[name]), (each.rate for each in of[other]))
-    return Row(what, figures, (Ratio(ratio, _SHOWN.get(other, other)),))
+    rates = {each: [run.rate for run in of[each]] for each in (name, *others)}
+    ratios = (Ratio(paired(rates[name], rates[other]), _SHOWN.get(other, other)) for other in others)
+    return Row(what, figures, tuple(ratios))
 
 
 @dataclass
-class _Place:
+class Place:
     """Where the ways run: a database, Kafka, Redis, and the ids of the events."""
 
     settings: Settings
-    redis_url: str
+    redis_url: str = ""
     ids: list[UUID] = field(default_factory=list)
 
     def prepare(self) -> None:
@@ -178,8 +180,19 @@ class _Place:
         with redis.Redis.from_url(self.redis_url) as client:
             client.flushall()
 
-    def run(self, way: Callable[[Run], None], events: int, dsn: str = "") -> _Figure:
-        """Run a way once; `dsn` leads to the database by another way."""
+    def run(
+        self,
+        way: Callable[[Run], None],
+        events: int,
+        dsn: str = "",
+        value: Callable[[int], str] = lambda n: json.dumps({"total": n % 100}),
+    ) -> _Figure:
+        """Run a way once.
+
+        Args:
+            dsn: leads to the database by another way.
+            value: makes the n-th message.
+        """
         topic = f"bench-{uuid.uuid4().hex[:8]}"
         run = Run(dsn or self.settings.dsn, self.settings.kafka, self.redis_url, topic, self.ids[:events])
         admin = AdminClient({"bootstrap.servers": self.settings.kafka})
@@ -190,7 +203,7 @@ class _Place:
         marked += [(uuid.uuid4(), FIRST), *((each, PLACED) for each in run.ids), (uuid.uuid4(), LAST)]
         for n, (event_id, event_type) in enumerate(marked):
             headers: Any = [("id", str(event_id)), ("event-type", event_type), ("aggregate-type", "order")]
-            producer.produce(topic, json.dumps({"total": n % 100}), str(n % 500), headers=headers)
+            producer.produce(topic, value(n), str(n % 500), headers=headers)
         assert producer.flush(60) == 0
         way(run)
         admin.delete_topics([topic])[topic].result(30)

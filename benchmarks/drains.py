@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import psycopg
 
 from benchmarks import programs
+from benchmarks.limits import Limit
 from benchmarks.quick import sized
 from benchmarks.servers import fill, fresh_outbox, rewind
 from benchmarks.table import Ratio, Row, memory, paired, rate
@@ -13,7 +16,9 @@ from outbox_pipelines.settings import Settings
 _EVENTS = sized(400_000, 40_000)
 _LONG = sized(2_000_000, 200_000)
 _TEXTBOOK_EVENTS = sized(20_000, 2_000)
-_ROUNDS = sized(5, 3)
+_ROUNDS = sized(5, 2)
+_FEW_ROUNDS = sized(3, 2)
+_LIMITS = {"produce": "limit, librdkafka alone", "copy": "limit, COPY in binary to nothing"}
 
 
 def measure(servers: Settings) -> list[Row]:
@@ -22,11 +27,14 @@ def measure(servers: Settings) -> list[Row]:
         topic = settings.topic.format(aggregate_type="order")
         fill(settings, _EVENTS)
         rates: dict[str, list[float]] = {
-            name: [] for name in ("bones", "relay", "open", "bones beside writers", "writers")
+            name: [] for name in ("bones", "relay", "open", "bones beside writers", "writers", *_LIMITS)
         }
         peaks: list[float] = []
         # In turn, so that a drift of the machine falls on all alike.
         for _ in range(_ROUNDS):
+            for which in _LIMITS:
+                given = (which, settings.dsn, settings.kafka, topic)
+                rates[which].append(Limit(*programs.run(settings, "limits", *given)).rate)
             rates["bones"].append(_reference(settings))
             rates["relay"].append(_drain(settings, peaks))
             with psycopg.connect(settings.dsn) as connection:
@@ -36,24 +44,30 @@ def measure(servers: Settings) -> list[Row]:
             events / seconds
             for events, seconds in (
                 programs.run(settings, "textbook", settings.dsn, settings.kafka, topic, _TEXTBOOK_EVENTS)
-                for _ in range(3)
+                for _ in range(_FEW_ROUNDS)
             )
         ]
-        for _ in range(3):
+        for _ in range(_FEW_ROUNDS):
             with programs.running(settings, "benchmarks.load", settings.dsn, 4):
                 rates["bones beside writers"].append(_reference(settings))
                 rates["writers"].append(_drain(settings, []))
     drained = f"drain of {_EVENTS:,}"
-    fast = Ratio(paired(rates["relay"], rates["bones"]), "a bare loop")
+    fast = (
+        Ratio(paired(rates["relay"], rates["bones"]), "a bare loop"),
+        Ratio(median(rates["relay"]) / median(textbook), "the textbook publisher"),
+        Ratio(paired(rates["relay"], rates["produce"]), "librdkafka alone"),
+        Ratio(paired(rates["relay"], rates["copy"]), "COPY in binary"),
+    )
     alone = Ratio(paired(rates["open"], rates["relay"]), "without it")
     beside = Ratio(paired(rates["writers"], rates["bones beside writers"]), "the bare loop there")
     return [
         Row(f"{drained}: bare loop", (rate(rates["bones"]),)),
-        Row(f"{drained}: relay", (rate(rates["relay"]), memory(peaks)), (fast,), "≥ 0.80 ×, < 250 MB"),
+        Row(f"{drained}: relay", (rate(rates["relay"]), memory(peaks)), fast, "≥ 0.80 ×, < 250 MB"),
         Row(
             f"{drained}: relay beside a transaction that stays open", (rate(rates["open"]),), (alone,), "flat"
         ),
         Row(f"{drained}: relay while 4 clients write", (rate(rates["writers"]),), (beside,), "≥ 0.80 ×"),
+        *(Row(f"{drained}: {name}", (rate(rates[which]),)) for which, name in _LIMITS.items()),
         Row("textbook publisher (batch 100, a commit each)", (rate(textbook),)),
         *_long_drain(servers, rate(rates["relay"]).value),
     ]

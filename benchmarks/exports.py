@@ -6,7 +6,6 @@ or pandas (a server-side cursor).
 
 from __future__ import annotations
 
-import resource
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psycopg
 
+from benchmarks import usage
 from outbox_pipelines.days.partitions.calendar import leaf_of
 from outbox_pipelines.settings import load_settings
 
@@ -81,7 +81,7 @@ def main() -> None:
         started = time.perf_counter()
         rows = {"ours": _ours, "csv": _csv, "pandas": _pandas}[way](dsn, day, Path(directory))
         seconds = time.perf_counter() - started
-    print(rows, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(rows, seconds, usage.peak())
 
 
 if __name__ == "__main__":

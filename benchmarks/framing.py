@@ -19,7 +19,7 @@ from benchmarks.table import Ratio, Row, paired, rate
 from outbox_pipelines.settings import Settings
 
 _EVENTS = sized(400_000, 40_000)
-_ROUNDS = sized(5, 3)
+_ROUNDS = sized(5, 2)
 _CATALOG = """
 events:
   order.placed:

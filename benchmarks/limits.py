@@ -1,6 +1,6 @@
 """What no relay can exceed here: reading alone, producing alone, a commit and a round trip to the broker.
 
-As a program: ``python -m benchmarks.limits read|copy|produce DSN KAFKA TOPIC`` prints events and seconds.
+As a program: ``python -m benchmarks.limits read|copy|produce DSN KAFKA TOPIC`` prints a `Limit`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from confluent_kafka import Producer
 
+from benchmarks import usage
 from benchmarks.bones import PIECE, PRODUCER, READ
 from benchmarks.quick import sized
 from outbox_pipelines.local import postgres
@@ -27,6 +27,20 @@ _PROBES: Final = sized(500, 100)
 _PUBLICATION: Final = """
 SELECT (SELECT pubname FROM pg_publication), pg_current_wal_insert_lsn()::text
 FROM pg_replication_slots WHERE slot_name = %s"""
+
+
+class Limit(NamedTuple):
+    """What one pass over all events took."""
+
+    events: float
+    seconds: float
+    cpu: float
+    """Seconds of CPU of the process."""
+
+    @property
+    def rate(self) -> float:
+        """Events a second."""
+        return self.events / self.seconds
 
 
 def batches(dsn: str) -> Iterator[list[Any]]:
@@ -42,33 +56,37 @@ def batches(dsn: str) -> Iterator[list[Any]]:
                 yield cursor.fetchall()
 
 
-def read(dsn: str) -> tuple[int, float]:
-    """Reads everything; events and seconds."""
-    started = time.perf_counter()
-    return sum(map(len, batches(dsn))), time.perf_counter() - started
+def read(dsn: str) -> Limit:
+    """Reads everything."""
+    started, cpu = time.perf_counter(), usage.cpu()
+    return _since(started, cpu, sum(map(len, batches(dsn))))
 
 
-def produce(dsn: str, kafka: str, topic: str) -> tuple[int, float]:
-    """Produces everything out of the memory, with headers and without a callback; events and seconds."""
+def produce(dsn: str, kafka: str, topic: str) -> Limit:
+    """Produces everything out of the memory, with headers and without a callback."""
     rows = [row for batch in batches(dsn) for row in batch]
     producer = Producer({"bootstrap.servers": kafka, **PRODUCER, "queue.buffering.max.messages": len(rows)})
     producer.list_topics(topic, timeout=10)
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), usage.cpu()
     for _seq, name, kind, aggregate, event, payload in rows:
         headers = [("id", name), ("event-type", event), ("aggregate-type", kind)]
         producer.produce(topic, payload, aggregate, headers=headers)
     producer.flush()
-    return len(rows), time.perf_counter() - started
+    return _since(started, cpu, len(rows))
 
 
-def copy(dsn: str) -> tuple[int, float]:
-    """Copies everything in PostgreSQL's binary format to nothing; events and seconds."""
+def copy(dsn: str) -> Limit:
+    """Copies everything in PostgreSQL's binary format to nothing."""
     with psycopg.connect(dsn, autocommit=True) as connection, connection.cursor() as cursor:
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), usage.cpu()
         with cursor.copy("COPY (SELECT * FROM outbox) TO STDOUT (FORMAT binary)") as rows:
             for _ in rows:
                 pass
-        return cursor.rowcount, time.perf_counter() - started
+        return _since(started, cpu, cursor.rowcount)
+
+
+def _since(started: float, cpu: float, events: int) -> Limit:
+    return Limit(events, time.perf_counter() - started, usage.cpu() - cpu)
 
 
 def decode(settings: Settings, slot: str) -> float:
@@ -94,8 +112,8 @@ def decode(settings: Settings, slot: str) -> float:
     return time.perf_counter() - started
 
 
-def write_and_send(settings: Settings) -> tuple[float, float]:
-    """Return the median seconds of a commit of one row, and of one message's way to the broker and back."""
+def write_and_send(settings: Settings) -> tuple[list[float], list[float]]:
+    """Return the seconds of commits of one row, and of messages' ways to the broker and back, in turn."""
     topic = settings.topic.format(aggregate_type="order")
     producer = Producer({"bootstrap.servers": settings.kafka, "acks": "all", "linger.ms": 0})
     commits, trips = [], []
@@ -109,7 +127,7 @@ def write_and_send(settings: Settings) -> tuple[float, float]:
             producer.produce(topic, b"{}", str(n))
             producer.flush()
             trips.append(time.perf_counter() - started)
-    return median(commits[_PROBES // 10 :]), median(trips[_PROBES // 10 :])
+    return commits[_PROBES // 10 :], trips[_PROBES // 10 :]
 
 
 if __name__ == "__main__":

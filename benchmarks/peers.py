@@ -23,9 +23,9 @@ from typing import Final
 import psycopg
 from confluent_kafka import Consumer
 
-from benchmarks import debezium, programs, textbook
+from benchmarks import debezium, limits, programs, textbook
 from benchmarks.debezium import Debezium
-from benchmarks.quick import sized
+from benchmarks.quick import QUICK, sized
 from benchmarks.servers import fill, fresh_outbox, rewind
 from benchmarks.table import Figure, Ratio, Row, memory, paired, rate
 from outbox_pipelines.settings import Settings
@@ -51,6 +51,7 @@ seq = "id"
 published_at = "published_at"
 retry_count = "retry_count"
 """
+_CPU: Final = "CPU-s per 100,000"
 _AGAIN: Final = "UPDATE textbook_outbox SET published_at = NULL"
 
 
@@ -80,9 +81,10 @@ def measure(servers: Settings) -> list[Row]:
     """Rows of the table."""
     found: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder:
-        with asleep(servers, Path(folder) / "default", {}) as theirs:
-            for jvm in ("just started", "warm"):
-                theirs.drain(found.setdefault(f"Debezium, default settings, JVM {jvm}", Measured()))
+        if not QUICK:
+            with asleep(servers, Path(folder) / "default", {}) as theirs:
+                for jvm in ("just started", "warm"):
+                    theirs.drain(found.setdefault(f"Debezium, default settings, JVM {jvm}", Measured()))
         with (
             asleep(servers, Path(folder) / "tuned", TUNED) as theirs,
             fresh_outbox(servers) as settings,
@@ -107,29 +109,42 @@ def measure(servers: Settings) -> list[Row]:
 
 def _rows(found: dict[str, Measured]) -> list[Row]:
     ours = found["relay, at_least_once"].rates
+    theirs, alone = found["Debezium, tuned, JVM warm"], found["limit: librdkafka alone"]
     peers = {
         "relay, at_least_once": {
             "Debezium at its best": "Debezium, tuned, JVM warm",
+            "the textbook publisher": "textbook publisher",
             "librdkafka alone": "limit: librdkafka alone",
+            "COPY in binary": "limit: COPY in binary to nothing",
         },
         "relay, exactly_once": {
             "at_least_once": "relay, at_least_once",
+            "Debezium at its best": "Debezium, tuned, JVM warm",
             "librdkafka alone": "limit: librdkafka alone",
         },
     }
     goals = {"relay, at_least_once": "≥ 2.5 ×, ≥ 0.70 ×", "relay, exactly_once": "≥ 0.85 ×"}
-    rows = []
+    reading = found["limit: reading alone"]
+    least = [one + other for one, other in zip(reading.cpu, alone.cpu, strict=True)]
+    rows = [Row("limit: reading and producing alone", (Figure(median(least), _CPU),))]
     for name, measured in found.items():
         figures = [rate(measured.rates)]
+        if any(measured.cpu):
+            figures.append(Figure(median(measured.cpu), _CPU))
         if any(measured.memory):
             figures += [
-                Figure(median(measured.cpu), "CPU-s per 100,000"),
                 Figure(median(measured.machine), "CPU-s of the machine"),
                 memory(measured.memory),
             ]
         ratios = [
             Ratio(paired(measured.rates, found[other].rates), to) for to, other in peers.get(name, {}).items()
         ]
+        if name in peers:
+            ratios += [
+                Ratio(paired(measured.cpu, theirs.cpu), "Debezium", "CPU"),
+                Ratio(paired(measured.cpu, least), "reading and producing alone", "CPU"),
+                Ratio(max(measured.memory) / max(theirs.memory), "Debezium", "memory"),
+            ]
         if name not in peers and "limit" not in name:
             ratios = [Ratio(measured.rate / median(ours), "the relay")]
         rows.append(Row(name, tuple(figures), tuple(ratios), goals.get(name, "")))
@@ -145,9 +160,9 @@ def _relay(settings: Settings, measured: Measured) -> None:
 
 def _limit(settings: Settings, which: str, measured: Measured) -> None:
     topic = settings.topic.format(aggregate_type="order")
-    events, seconds = programs.run(settings, "limits", which, settings.dsn, settings.kafka, topic)
-    assert events == _EVENTS, events
-    measured.add(events, seconds, 0.0, 0.0, 0.0)
+    found = limits.Limit(*programs.run(settings, "limits", which, settings.dsn, settings.kafka, topic))
+    assert found.events == _EVENTS, found
+    measured.add(found.events, found.seconds, found.cpu, 0.0, 0.0)
 
 
 def _textbook(settings: Settings, measured: Measured) -> None:

@@ -15,6 +15,7 @@ import psycopg
 
 from benchmarks import programs
 from benchmarks.quick import sized
+from benchmarks.reconciled import Reconciled
 from benchmarks.servers import fresh_outbox
 from benchmarks.table import Figure, Ratio, Row, memory
 from outbox_pipelines.consumer import migrate
@@ -24,6 +25,7 @@ from outbox_pipelines.settings import Settings
 _EVENTS = sized(10_000_000, 100_000)
 _FEW = sized(1_000_000, 10_000)
 _AT_ONCE = 1_000_000
+_SLICES = 4
 # Payloads stay where they are: what is read of a message is its id.
 _FILL = """
 INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
@@ -37,21 +39,36 @@ SELECT id, 'billing', processed_bucket(id) FROM outbox"""
 
 def measure(servers: Settings, events: int = _EVENTS) -> list[Row]:
     """Rows of the table."""
-    few, many = _reconcile(servers, min(_FEW, events)), _reconcile(servers, events)
+    few, _ = _reconcile(servers, min(_FEW, events))
+    whole, sliced = _reconcile(servers, events)
+    what = f"reconciliation of {events:,} events: table, topic, one consumer"
     return [
-        Row(
-            f"reconciliation of {events:,} events: table, topic, one consumer",
-            (Figure(many[3], "s"), memory([many[4]]), Figure(many[5], "MB of disk")),
-            (
-                Ratio(many[4] / few[4], f"that of {int(few[0]):,}", "memory"),
-                Ratio(many[3] / few[3], f"that of {int(few[0]):,}", "time"),
-            ),
-            "< 1 GB",
-        )
+        _row(what, whole, few, f"that of {int(few.events):,}"),
+        _row(f"{what}, {_SLICES} slices", sliced, whole, "unsliced"),
     ]
 
 
-def _reconcile(servers: Settings, events: int) -> list[float]:
+def _row(what: str, found: Reconciled, other: Reconciled, to: str) -> Row:
+    each, others = found.cpu / found.events, other.cpu / other.events
+    return Row(
+        what,
+        (
+            Figure(found.seconds, "s"),
+            Figure(each * 1e6, "µs of CPU each"),
+            memory([found.memory]),
+            Figure(found.disk, "MB of disk"),
+        ),
+        (
+            Ratio(each / others, to, "CPU each"),
+            Ratio(found.memory / other.memory, to, "memory"),
+            Ratio(found.disk / other.disk, to, "disk"),
+        ),
+        "< 1 GB",
+    )
+
+
+def _reconcile(servers: Settings, events: int) -> tuple[Reconciled, Reconciled]:
+    """Return what it took as a whole, and in slices."""
     with fresh_outbox(servers) as settings, tempfile.TemporaryDirectory(prefix="outbox-bench-") as directory:
         with psycopg.connect(settings.dsn, autocommit=True) as connection:
             for first in range(0, events, _AT_ONCE):
@@ -64,9 +81,13 @@ def _reconcile(servers: Settings, events: int) -> list[float]:
             connection.execute("VACUUM ANALYZE processed_events")
         consumers = Path(directory) / "consumers.toml"
         consumers.write_text("[billing]\n")
-        found = programs.run(settings, "reconciled", _day(settings), consumers)
-    assert found[:3] == [events, events, 0], f"not as it must be: {found}"
-    return found
+        whole, sliced = (
+            Reconciled(*programs.run(settings, "reconciled", _day(settings), consumers, slices))
+            for slices in (1, _SLICES)
+        )
+    for found in (whole, sliced):
+        assert found[:3] == (events, events, 0), f"not as it must be: {found}"
+    return whole, sliced
 
 
 def _day(settings: Settings) -> Any:

@@ -5,12 +5,11 @@ As a program: ``python -m benchmarks.relay [SHARD]`` with the settings in the en
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
-from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import usage
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings
 
@@ -37,8 +36,4 @@ class Drain(NamedTuple):
 if __name__ == "__main__":
     shard = int(sys.argv[1]) if len(sys.argv) > 1 else None
     totals = service.relay(load_settings(), shard=shard, until_empty=True)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    cpu = used.ru_utime + used.ru_stime
-    # Not ru_maxrss: that of the process which has started this one counts in it.
-    peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
-    print(*Drain(totals.events, totals.seconds, peak, cpu, time.time()))
+    print(*Drain(totals.events, totals.seconds, usage.peak(), usage.cpu(), time.time()))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import tempfile
 import time
 from statistics import median
 from typing import Final
 
-from benchmarks import latency, programs
+from benchmarks import latency, programs, usage
 from benchmarks.past import ago, fill_day
 from benchmarks.quick import sized
 from benchmarks.servers import SHORT_LOG, fresh_outbox
@@ -20,7 +19,7 @@ from outbox_pipelines.settings import Settings, load_settings
 _EVENTS: Final = sized(1_000_000, 100_000)
 _ROUNDS: Final = sized(3, 1)
 _LIVE: Final = 1_000
-_SECONDS: Final = sized(20.0, 5.0)
+_SECONDS: Final = sized(20.0, 3.0)
 _RATE: Final = 10_000
 
 
@@ -90,9 +89,8 @@ def main(directory: str, rate: float) -> None:
         is_stopped=lambda: False,
         progress=lambda *_: None,
     )
-    seconds, used = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
-    cpu = (used.ru_utime + used.ru_stime) / done.sent * 1e6
-    print(done.sent / seconds, cpu, used.ru_maxrss / 1024)
+    seconds = time.perf_counter() - started
+    print(done.sent / seconds, usage.cpu() / done.sent * 1e6, usage.peak())
 
 
 if __name__ == "__main__":

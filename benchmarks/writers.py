@@ -68,7 +68,7 @@ def _transactions(connection: psycopg.Connection[Any]) -> list[Row]:
         emit(connection, *_event(n))
 
     ways: dict[str, Way] = {"without": business, "bare": with_bare, "emit": with_emit}
-    whole = _interleaved(ways, connection.commit, timed_commit=True)
+    whole = interleaved(ways, connection.commit, timed_commit=True)
     return [
         Row("transaction without an event", (microseconds(whole["without"]),)),
         Row(
@@ -94,7 +94,7 @@ def _psycopg(connection: psycopg.Connection[Any]) -> list[Row]:
         "emit": lambda n: emit(connection, *_event(n)),
         "key": lambda n: emit(connection, *_event(n), idempotency_key=f"key {n}"),
     }
-    medians = _interleaved(ways, connection.commit)
+    medians = interleaved(ways, connection.commit)
     return [
         Row(
             "bare INSERT with RETURNING id, seq through psycopg, no commit",
@@ -115,7 +115,7 @@ def _sqlalchemy(dsn: str) -> list[Row]:
             "emit": lambda n: emit(session, *_event(n)),
             "key": lambda n: emit(session, *_event(n), idempotency_key=f"session {n}"),
         }
-        rows = _alone("SQLAlchemy's session", _interleaved(ways, session.commit))
+        rows = _alone("SQLAlchemy's session", interleaved(ways, session.commit))
     engine.dispose()
     return rows
 
@@ -188,7 +188,7 @@ def _hundreds(connection: psycopg.Connection[Any]) -> list[Row]:
         ways: dict[str, Way] = {"calls": calls, "call": call}
         if key is None:
             ways["bare"] = bare
-        times = _interleaved(ways, connection.commit, rounds=_BATCHES)
+        times = interleaved(ways, connection.commit, rounds=_BATCHES)
         fast = {way: (Ratio(times["calls"] / times[way], "as fast as 100 calls"),) for way in times}
         rows.append(Row(f"100 events in one call{what}", (microseconds(times["call"]),), fast["call"], goal))
         if key is None:
@@ -204,7 +204,7 @@ def _bare(n: int) -> tuple[str, str, str, str]:
     return "order", str(n % 1000), "order.placed", json.dumps(_PAYLOAD)
 
 
-def _interleaved(
+def interleaved(
     ways: Mapping[str, Way],
     commit: Callable[[], object],
     *,

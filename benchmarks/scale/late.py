@@ -42,7 +42,7 @@ FOR i IN 1..%d LOOP
 END LOOP; END $$"""
 _VERSIONS: Final = "SELECT pg_stat_get_dead_tuples('outbox_shards'::regclass)::float8"
 _SIZE: Final = "SELECT pg_total_relation_size('outbox_shards')::float8"
-_RETAINED: Final = """
+RETAINED: Final = """
 SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::float8 FROM pg_replication_slots
 WHERE database = current_database()"""
 _FIGURES: Final = (
@@ -155,7 +155,7 @@ def _slot_beside(settings: Settings, events: int) -> dict[str, float]:
     fill(settings, events)
     drain = programs.drain(settings)
     assert drain.events == events, drain
-    retained = state.value(settings, _RETAINED)
+    retained = state.value(settings, RETAINED)
     fill(settings, 1)
     again = programs.drain(settings)
     assert again.events == 1, again

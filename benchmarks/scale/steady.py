@@ -76,7 +76,7 @@ def _at(
         end = threading.Event()
         looking = threading.Thread(target=_look, args=(settings, relay, moments, end))
         looking.start()
-        lags = _lags(settings, lasts)
+        lags = arrivals(settings, lasts)
         cpu = programs.cpu_seconds(relay) - cpu
         published = state.value(settings, _PUBLISHED) - before
         sustained = state.value(settings, _RATE, began)
@@ -130,7 +130,7 @@ def _look(settings: Settings, relay: int, moments: list[_Moment], end: threading
         end.wait(1.0)
 
 
-def _lags(settings: Settings, lasts: float) -> list[tuple[float, float]]:
+def arrivals(settings: Settings, lasts: float) -> list[tuple[float, float]]:
     """Return when each of the messages of one partition came, and how many seconds after its insert."""
     topic = settings.topic.format(aggregate_type="order")
     consumer = Consumer({"bootstrap.servers": settings.kafka, "group.id": topic, "fetch.wait.max.ms": 100})
