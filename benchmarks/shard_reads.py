@@ -27,7 +27,7 @@ from outbox_pipelines.relay.read.snapshots import SnapshotSource
 from outbox_pipelines.settings import Settings, load_settings
 
 _EVENTS: Final = sized(400_000, 40_000)
-_ROUNDS: Final = sized(5, 2)
+_ROUNDS: Final = sized(5, 1)
 _ONE: Final = "1 shard"
 _WAYS: Final = {
     _ONE: (1, ""),
