@@ -28,11 +28,14 @@ SYSTEM := $(addprefix tests/,browser demo deploy fleet history local model)
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui fleet test test-system test-all collect test-fast coverage matrix interop model mutants soak thorough lint docs bench release clean
+.PHONY: demo demo-archive ui fleet test test-system test-all collect test-fast coverage matrix interop model mutants soak thorough lint docs bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
 	@$(BIN)/python -m examples.airline $(if $(FLIGHTS),--flights $(FLIGHTS))
+
+demo-archive: $(VENV)/ready
+	@$(BIN)/python -m examples.airline archive
 
 ui: $(VENV)/ready
 	@$(BIN)/python -m examples.airline ui $(if $(PORT),--port $(PORT))

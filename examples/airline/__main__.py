@@ -1,4 +1,4 @@
-"""`make demo`, `make ui`, `make fleet`: python -m examples.airline [--flights N|all] [--seed N] | ui | fleet.
+"""`make demo` and the others: python -m examples.airline [--flights N|all] [--seed N] | ui | fleet | archive.
 
 Exit codes: 0 everything verified; 1 verification failed; 2 usage or setup error, with one line that says what
 to do; 130 interrupted.
@@ -16,9 +16,14 @@ from typing import Final, NoReturn
 from outbox_pipelines.errors import SetupError
 
 _DEFAULT_FLIGHTS: Final = 10_000
+_PAGES: Final = {
+    "ui": "show the running relay in Dagster's pages until Ctrl-C instead",
+    "fleet": "show three airlines with one relay process until Ctrl-C instead",
+}
 _NEEDED: Final = (
     "adbc_driver_postgresql",
     "confluent_kafka",
+    "cryptography",
     "dagster",
     "dagster_webserver",
     "duckdb",
@@ -29,6 +34,7 @@ _NEEDED: Final = (
     "psycopg",
     "pyarrow",
     "pydantic",
+    "pyiceberg",
 )
 
 
@@ -46,14 +52,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         # Ending the pages is not a failure.
-        return 0 if chosen is not None and chosen.command else 130
+        return 0 if chosen is not None and chosen.command in _PAGES else 130
 
 
 def _carry_out(chosen: argparse.Namespace) -> int:
     # Imported here, so that wrong input and missing packages are reported first.
     import psycopg
 
-    from examples.airline import fleet, run, ui
+    from examples.airline import archive, fleet, run, ui
     from outbox_pipelines.core.secret import first_line
 
     try:
@@ -61,6 +67,8 @@ def _carry_out(chosen: argparse.Namespace) -> int:
             return ui.run(chosen.port, chosen.seed)
         if chosen.command == "fleet":
             return fleet.run(chosen.port, chosen.seed)
+        if chosen.command == "archive":
+            return archive.run(chosen.seed)
         return run.run(chosen.flights, chosen.seed)
     except psycopg.OperationalError as error:
         raise SetupError(f"database error: {first_line(error)}") from None
@@ -86,11 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seed", type=int, default=2013, help="decides which transactions are rolled back (default: 2013)"
     )
-    commands = parser.add_subparsers(dest="command", metavar="[ui | fleet]")
-    for name, help_ in (
-        ("ui", "show the running relay in Dagster's pages until Ctrl-C instead"),
-        ("fleet", "show three airlines with one relay process until Ctrl-C instead"),
-    ):
+    commands = parser.add_subparsers(dest="command", metavar="[ui | fleet | archive]")
+    commands.add_parser(
+        "archive", help="replay an archived day, forget a passenger and ask the Iceberg table instead"
+    )
+    for name, help_ in _PAGES.items():
         shown = commands.add_parser(name, help=help_)
         shown.add_argument("--port", type=_port, default=3000, help="port of Dagster's pages (default: 3000)")
     return parser

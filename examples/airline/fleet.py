@@ -19,15 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psycopg
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
-
-from examples.airline import queries
 from examples.airline.desks import Desks
 from examples.airline.flights import IN_A_YEAR, Operation, operations
 from examples.airline.pages import HOST, require_free, serving
-from examples.airline.place import prepared
+from examples.airline.place import database, prepared
 from examples.airline.report import Progress, say
 from examples.airline.run import relayed
 from examples.airline.sessions import base_environment, make_home
@@ -148,7 +143,7 @@ def _relaying(environment: Mapping[str, str], home: Path) -> Iterator[Relay]:
 @contextmanager
 def _airline(servers: Settings, name: str, seed: int) -> Iterator[Airline]:
     """An airline with a database of its own, which is gone at the end."""
-    with _database(servers.require_dsn(), f"{SCHEMA}_{name}") as dsn:
+    with database(servers.require_dsn(), f"{SCHEMA}_{name}") as dsn:
         own = servers.model_copy(update={"dsn": dsn})
         with (
             prepared(own, SCHEMA, keep=False) as settings,
@@ -158,22 +153,6 @@ def _airline(servers: Settings, name: str, seed: int) -> Iterator[Airline]:
             yield Airline(
                 name, settings, Desks(settings, flights, seed=seed, per_second=_PER_SECOND), connection
             )
-
-
-@contextmanager
-def _database(dsn: str, name: str) -> Iterator[str]:
-    named = sql.Identifier(name)
-    with psycopg.connect(dsn, autocommit=True) as admin:
-        row = admin.execute(queries.TRY_LOCK, [name]).fetchone()
-        if not (row and row[0]):
-            raise SetupError("a fleet already runs on this database server: end it, or wait for its end")
-        # A demo that was killed has left it.
-        admin.execute(sql.SQL(queries.DROP_DATABASE).format(name=named))
-        admin.execute(sql.SQL(queries.CREATE_DATABASE).format(name=named))
-        try:
-            yield make_conninfo(dsn, dbname=name)
-        finally:
-            admin.execute(sql.SQL(queries.DROP_DATABASE).format(name=named))
 
 
 def _of_carrier(stream: Iterator[Operation], carrier: str) -> Iterator[Operation]:

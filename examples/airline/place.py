@@ -8,14 +8,16 @@ Invariants:
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import psycopg
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from examples.airline import queries
 from examples.airline.airline import TABLES
@@ -33,13 +35,14 @@ _SECONDS: Final = 30.0
 
 
 @contextmanager
-def prepared(servers: Settings, name: str, *, keep: bool) -> Iterator[Settings]:
+def prepared(servers: Settings, name: str, *, keep: bool, copies: Sequence[str] = ()) -> Iterator[Settings]:
     """An empty outbox, the airline's tables and topics; what the run before left is gone.
 
     Args:
         servers: names the database and the brokers.
         name: the schema.
         keep: whether the next run removes it all, or already the end of this block.
+        copies: suffixes of topics that others create, to be removed with the topics themselves.
 
     Raises:
         SetupError: a server does not answer, another demo runs there, or the schema was not made by a demo.
@@ -57,7 +60,8 @@ def prepared(servers: Settings, name: str, *, keep: bool) -> Iterator[Settings]:
             )
         _remove(connection, settings)
         with connection.transaction():
-            comment = _MARK + ", ".join(topics(settings))
+            names = [topic + suffix for suffix in ("", *copies) for topic in topics(settings)]
+            comment = _MARK + ", ".join(names)
             connection.execute(_named(queries.CREATE, name))
             connection.execute(_named(queries.SET_COMMENT, name, comment=comment))
         schema.migrate(settings)
@@ -69,6 +73,31 @@ def prepared(servers: Settings, name: str, *, keep: bool) -> Iterator[Settings]:
         finally:
             if not keep:
                 _remove(connection, settings)
+
+
+@contextmanager
+def database(dsn: str, name: str) -> Iterator[str]:
+    """A new database beside the one of `dsn`, which is gone at the end.
+
+    Raises:
+        SetupError: another demo has it.
+    """
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        # A lock is one of its database: what another one's demo makes has another name.
+        name = f"{name}_{admin.info.dbname}"
+        named = sql.Identifier(name)
+        row = admin.execute(queries.TRY_LOCK, [name]).fetchone()
+        if not (row and row[0]):
+            raise SetupError(
+                f"a demo already has database {name} of this server: end it, or wait for its end"
+            )
+        # A demo that was killed has left it.
+        admin.execute(sql.SQL(queries.DROP_DATABASE).format(name=named))
+        admin.execute(sql.SQL(queries.CREATE_DATABASE).format(name=named))
+        try:
+            yield make_conninfo(dsn, dbname=name)
+        finally:
+            admin.execute(sql.SQL(queries.DROP_DATABASE).format(name=named))
 
 
 def topics(settings: Settings) -> list[str]:

@@ -86,3 +86,27 @@ SELECT aggregate_type, aggregate_id, event_type, payload,
 FROM outbox WHERE created_at > now() - interval '1 hour'
 ORDER BY seq"""
 WELL_TRAVELLED: Final = "SELECT tail_number FROM aircraft ORDER BY movements DESC, tail_number LIMIT 1"
+
+# For `make demo-archive`: a day that is over, and the board of another service.
+WRITE_PAST: Final = """
+INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at)
+VALUES ('aircraft', %s, %s, %s, %s)"""
+CREATE_BOARD: Final = """
+CREATE SCHEMA {schema}
+CREATE TABLE boarded (
+    flight    int,
+    passenger int,
+    aircraft  text NOT NULL,
+    route     text NOT NULL,
+    at        timestamptz NOT NULL,
+    name      text NOT NULL,
+    PRIMARY KEY (flight, passenger)
+)"""
+SHOW_ON_BOARD: Final = """
+INSERT INTO boarded VALUES (%(flight)s, %(passenger)s, %(aircraft)s, %(route)s, %(at)s, %(name)s)"""
+BOARD: Final = "SELECT * FROM boarded ORDER BY flight, passenger"
+# In DuckDB, of the archive: what the passenger's key no longer decrypts is NULL.
+WHO_IS_ERASED: Final = (
+    "SELECT payload ->> 'passenger' AS passenger, count(*) AS events FROM events "
+    "WHERE decrypted(payload) ->> 'name' IS NULL GROUP BY ALL"
+)

@@ -186,6 +186,7 @@ def _next(settings: Settings, days: Past) -> dict[str, str]:
     local = "" if os.environ.get("OUTBOX_DSN") else f"{outbox} local run -- "
     return {
         "see the relay live in Dagster": "make ui",
+        "replay a dropped day, forget a passenger": "make demo-archive",
         "the whole year, a million events": "make demo FLIGHTS=all",
         "show the status of this outbox": f"OUTBOX_SCHEMA={settings.db_schema} {local}{outbox} status",
         "query its archive": f"OUTBOX_ARCHIVE={days.place} {outbox} archive query "

@@ -1,4 +1,4 @@
-"""`python -m tests.interop.build`: builds the programs of others that these tests run; prints the paths.
+"""`python -m tests.interop.build [spark]`: builds the programs of others for these tests; prints the paths.
 
 Invariants:
 - A program is in the directory of the local stack, under a name that changes with the files it is made of:
@@ -257,6 +257,9 @@ def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> st
 
 if __name__ == "__main__":
     try:
+        if sys.argv[1:] == ["spark"]:
+            print(*spark_jars(load_settings()), environment(load_settings(), _READERS / "spark.txt"))
+            sys.exit()
         print(porcupine(load_settings()))
         print(daprd(load_settings()))
         print(asyncapi(load_settings()))

@@ -18,6 +18,7 @@ import duckdb
 import psycopg
 import pytest
 
+from examples.airline.archive import ASK_SPARK, Show, ask
 from outbox_pipelines.core.secret import Secret
 from outbox_pipelines.database import schema
 from outbox_pipelines.days import iceberg
@@ -80,7 +81,7 @@ def _run(engine: str, *arguments: str, asked: list[str] | None = None, **environ
         python = build.environment(load_settings(), _PROGRAMS / f"{engine}.txt") / "bin" / "python"
     except SetupError as error:
         pytest.fail(str(error), pytrace=False)
-    (program,) = _PROGRAMS.glob(f"*_{engine}.py")
+    program = ASK_SPARK if engine == "spark" else next(_PROGRAMS.glob(f"*_{engine}.py"))
     done = subprocess.run(
         [python, program, *arguments],
         input=json.dumps(asked),
@@ -144,3 +145,15 @@ def test_spark_answers(lake: Lake) -> None:
     ]
     assert (done.added, done.unchanged) == ((), 0)
     assert len(iceberg.register(lake.settings, again=True).added) == len(flights.DAYS)
+
+
+def test_the_demo_asks_spark(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a demo that does not find the Spark that was installed, or has it answer otherwise."""
+    given = load_settings()
+    try:
+        build.spark_jars(given)
+        build.environment(given, _PROGRAMS / "spark.txt")
+    except SetupError as error:
+        pytest.fail(str(error), pytrace=False)
+    ask(Show(lake.settings, "", {"OUTBOX_ARCHIVE": lake.settings.archive}), lake.dsn, given)
+    assert "proven: Spark answers" in capsys.readouterr().out

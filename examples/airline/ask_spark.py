@@ -1,11 +1,13 @@
 """Ask questions of an Iceberg table with Apache Spark, by its catalog in PostgreSQL.
 
-`python ask_spark.py JARS URL USER < QUESTIONS > ANSWERS`; the password is in the file PGPASSFILE.
+`python ask_spark.py JARS URL USER < QUESTIONS > ANSWERS`. The password is in
+PGPASSWORD, or in the file PGPASSFILE.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from pyspark.sql import SparkSession
@@ -25,6 +27,8 @@ def main() -> None:
         .getOrCreate()
     )
     given = {"type": "jdbc", "uri": url, "jdbc.user": user}
+    if password := os.environ.get("PGPASSWORD"):
+        given["jdbc.password"] = password
     spark.conf.set("spark.sql.catalog.outbox", "org.apache.iceberg.spark.SparkCatalog")
     for name, value in {**given, "jdbc.schema-version": "V1", "warehouse": "/nowhere"}.items():
         spark.conf.set(f"spark.sql.catalog.outbox.{name}", value)
