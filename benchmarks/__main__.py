@@ -83,8 +83,11 @@ PARTS: Final[dict[str, Callable[[Settings], list[Row]]]] = {
 }
 # Takes as long as all others together.
 _NAMED: Final = {"long_transaction"}
-# Made of many millions of rows, or of waiting, which no smaller size shortens.
-_LONG: Final = {"scale", "health", "history", "archive_queries", "maintenance", "existing", "shards", "fleet"}
+# Made of many millions of rows, or of waiting, which no smaller size shortens; and what no page compares.
+_LONG: Final = {
+    *("scale", "health", "history", "archive_queries", "maintenance", "existing", "shards", "fleet"),
+    *("shard_reads", "replay"),
+}
 
 
 def main(arguments: list[str]) -> int:

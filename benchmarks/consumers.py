@@ -197,7 +197,10 @@ class Place:
         run = Run(dsn or self.settings.dsn, self.settings.kafka, self.redis_url, topic, self.ids[:events])
         admin = AdminClient({"bootstrap.servers": self.settings.kafka})
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
-        producer = confluent_kafka.Producer({"bootstrap.servers": self.settings.kafka})
+        # Idempotent: what is sent again must not put a mark behind its events.
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": self.settings.kafka, "enable.idempotence": True}
+        )
         # The first ones are not timed: connections and plans are made there.
         marked = [(uuid.uuid4(), PLACED) for _ in range(5 * AT_ONCE)]
         marked += [(uuid.uuid4(), FIRST), *((each, PLACED) for each in run.ids), (uuid.uuid4(), LAST)]

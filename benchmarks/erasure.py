@@ -65,6 +65,7 @@ def _protected(keys: SubjectKeys, n: int, subject: object = None) -> Any:
 
 def _written(settings: Settings, keys: SubjectKeys) -> list[Row]:
     new = count()
+    encrypted = _protected(keys, 0)
     with psycopg.connect(settings.dsn) as connection:
         write = partial(emit, connection, "order", 1, "order.placed")
         taken = interleaved(
@@ -72,6 +73,7 @@ def _written(settings: Settings, keys: SubjectKeys) -> list[Row]:
                 "plain": lambda n: write(_order(n)),
                 "protected": lambda n: write(_protected(keys, n)),
                 "new": lambda n: write(_protected(keys, n, f"new {next(new)}")),
+                "decrypted": lambda n: keys.decrypted(encrypted),
             },
             connection.commit,
         )
@@ -82,7 +84,7 @@ def _written(settings: Settings, keys: SubjectKeys) -> list[Row]:
         rows.append(
             Row(f"emit of an order {what}, no commit", figures, (Ratio(taken[way] / plain, "plain"),))
         )
-    return rows
+    return [*rows, Row("two members decrypted", (microseconds(taken["decrypted"]),))]
 
 
 def _handled(settings: Settings, keys: SubjectKeys) -> list[Row]:

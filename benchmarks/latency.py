@@ -141,7 +141,7 @@ def at_rate(settings: Settings, name: str, rate: int, clients: int) -> Latency:
 
 def idle(pid: int) -> float:
     """Return the share of a core that a process uses while nothing is written."""
-    time.sleep(3)
+    time.sleep(sized(3.0, 1.0))
     before = programs.cpu_seconds(pid)
     time.sleep(_IDLE_SECONDS)
     return (programs.cpu_seconds(pid) - before) / _IDLE_SECONDS
@@ -163,7 +163,7 @@ def idle_rows(shares: Mapping[str, float]) -> list[Row]:
 def _await_news(settings: Settings) -> None:
     """Until what is written now arrives: the backlog is published."""
     deadline = time.monotonic() + 120
-    while min(listen(settings, warm=2, seconds=1), default=math.inf) > 1:
+    while min(listen(settings, warm=sized(2.0, 1.0), seconds=1), default=math.inf) > 1:
         assert time.monotonic() < deadline, "nothing is published"
 
 

@@ -15,8 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import psycopg
 
@@ -36,13 +37,11 @@ _MINUTES: Final = float(os.environ.get("LONG_MINUTES", sized("10", "0.5")))
 _SECONDS: Final = _MINUTES * 60
 _PART: Final = min(60.0, _SECONDS / 2)
 _RATE: Final = 1000
-_WARM: Final = 5.0
+# Of a JVM, too.
+_WARM: Final = sized(30.0, 5.0)
 _EVERY: Final = 5.0
 _FEW: Final = 500
 _DEAD: Final = "SELECT pg_stat_get_dead_tuples('textbook_outbox'::regclass)::float8"
-_DEAD_STATE: Final = """
-SELECT sum(pg_stat_get_dead_tuples(name::regclass))::float8
-FROM unnest(ARRAY['outbox', 'outbox_shards', 'outbox_progress', 'outbox_parked', 'outbox_released']) name"""
 
 
 class _Way(NamedTuple):
@@ -51,8 +50,8 @@ class _Way(NamedTuple):
     grows: str
     """What an open transaction lets grow."""
     shown: Callable[[float], Figure]
-    query: LiteralString
-    """How much of it there is."""
+    grown: Callable[[Settings], float]
+    """Returns how much of it there is."""
     table: str = "outbox"
     reading: Callable[[psycopg.Connection[Any]], bytes] | None = None
     """Returns the statement that reads the next events."""
@@ -85,10 +84,15 @@ def _claim(connection: psycopg.Connection[Any]) -> bytes:
     return textbook.CLAIM.encode()
 
 
-_TEXTBOOK: Final = _Way("dead rows", number, _DEAD, "textbook_outbox", _claim)
+def _dead(settings: Settings) -> float:
+    """Return the dead rows of what the relay changes."""
+    return state.stored(settings).dead
+
+
+_TEXTBOOK: Final = _Way("dead rows", number, partial(state.value, query=_DEAD), "textbook_outbox", _claim)
 _WAYS: Final = {
-    "relay": _Way("dead rows", number, _DEAD_STATE, reading=_tick),
-    DEBEZIUM: _Way("WAL retained", megabytes, late.RETAINED),
+    "relay": _Way("dead rows", number, _dead, reading=_tick),
+    DEBEZIUM: _Way("WAL retained", megabytes, partial(state.value, query=late.RETAINED)),
     "textbook publisher, UPDATE": _TEXTBOOK,
     "textbook publisher, DELETE": _TEXTBOOK,
 }
@@ -172,7 +176,7 @@ def _publishing(settings: Settings, name: str) -> Iterator[None]:
 def _look(settings: Settings, way: _Way, moments: list[_Moment], end: threading.Event) -> None:
     while not end.is_set():
         planning, executing = _explained(settings, way)
-        moments.append(_Moment(time.monotonic(), state.value(settings, way.query), planning, executing))
+        moments.append(_Moment(time.monotonic(), way.grown(settings), planning, executing))
         end.wait(_EVERY)
 
 

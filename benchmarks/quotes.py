@@ -96,4 +96,14 @@ QUOTES: Final = (
         "| Idle relay | {} % of a core: a statement every 25 ms, which reads no table | {} % of a core |",
         (("latency", "idle: relay", "% of a core"), ("cdc", "idle: relay from a slot", "% of a core")),
     ),
+    Quote(
+        "docs/erasure.md",
+        "protecting two members took {} µs,",
+        (("erasure", "emit of an order with two protected members, no commit", "of which protecting"),),
+    ),
+    Quote(
+        "docs/consuming-failures.md",
+        "as many as a batch, {} × as fast as single events",
+        (("starts", "consumer after a kill -9, batch=500", "single events"),),
+    ),
 )

@@ -1,8 +1,8 @@
-"""How long a day of 10 million events is reconciled, topics and one consumer, and in how much memory.
+"""How long a day of 2 million events is reconciled, topics and one consumer, and in how much memory.
 
 Invariants:
 - Events are written, relayed and handled as by the real parts: messages by the relay; the consumer's rows by
-  one statement, in place of 10 million transactions.
+  one statement, in place of 2 million transactions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from outbox_pipelines.consumer import migrate
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 
-_EVENTS = sized(10_000_000, 100_000)
-_FEW = sized(1_000_000, 10_000)
+_EVENTS = sized(2_000_000, 100_000)
+_FEW = sized(200_000, 10_000)
 _AT_ONCE = 1_000_000
 _SLICES = 4
 # Payloads stay where they are: what is read of a message is its id.
