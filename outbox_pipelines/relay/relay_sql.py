@@ -104,6 +104,12 @@ _TICK: Final[LiteralString] = f"""
     AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot)"""
 _RANGE: Final[LiteralString] = f"{_TICK} AND seq + 0 > %(last_seq)s"
 _LATE: Final[LiteralString] = f"{OPEN} AND tx = ANY (%(late)s::xid8[]) AND seq + 0 > %(last_seq)s"
+# Up to the snapshot of the statement itself. A subquery is run once, not for each row.
+_ENDED: Final[LiteralString] = "pg_visible_in_snapshot(tx, (SELECT pg_current_snapshot()))"
+_SINCE: Final[LiteralString] = f"{OPEN} AND tx >= %(first)s::xid8 AND {_ENDED}"
+_AND_NOW: Final[LiteralString] = """
+UNION ALL
+SELECT -2, pg_current_snapshot()::text, '', '', '', '', NULL"""
 
 # The days in which a span has rows. A window names them, so that it is planned over one partition or two:
 # over all of them, planning would cost more than reading. Through the parent, so that a role which may read
@@ -130,6 +136,10 @@ class Reading(NamedTuple):
     with the seq -1."""
     small_tick_with_late: LiteralString
     """The same where transactions that ran at `done` have ended since: seldom, and planning costs twice."""
+    news: LiteralString
+    """The same up to the current snapshot, which is the id of a first row with the seq -2."""
+    news_with_late: LiteralString
+    """The same where transactions ran at `done`: `late` names all of them."""
     edges: LiteralString
     """The seq of the first and of the last row of a big tick, in the order of tx."""
     spans: LiteralString
@@ -155,16 +165,21 @@ SELECT (SELECT min(seq + 0) FROM outbox WHERE {within} AND seq <= %(lowest)s::bi
 WHERE %(lowest)s::bigint IS NOT NULL
 UNION ALL
 SELECT min(seq), max(seq) FROM outbox WHERE {_LATE} {by_tx} GROUP BY tx"""
-    small: LiteralString = f"""
+    ranged: LiteralString = f"SELECT * FROM outbox WHERE {_RANGE} {by_tx}"
+    late: LiteralString = f"SELECT * FROM outbox WHERE {_LATE} {by_tx}"
+    since: LiteralString = f"SELECT * FROM outbox WHERE {_SINCE} {by_tx}"
+
+    def few(rows: LiteralString, more: LiteralString = "") -> LiteralString:
+        return f"""
 WITH tick AS MATERIALIZED (
-    SELECT * FROM outbox WHERE {_RANGE} {by_tx} LIMIT %(limit)s + 1
+    {rows} LIMIT %(limit)s + 1
 )
 SELECT {FITTING}
 FROM (SELECT {texts} FROM tick WHERE (SELECT count(*) FROM tick) <= %(limit)s OFFSET 0) AS event
 UNION ALL
-SELECT -1, '', '', '', '', '', NULL WHERE (SELECT count(*) FROM tick) > %(limit)s
+SELECT -1, '', '', '', '', '', NULL WHERE (SELECT count(*) FROM tick) > %(limit)s{more}
 ORDER BY 1"""
-    with_late = f"UNION ALL SELECT * FROM outbox WHERE {_LATE} {by_tx} LIMIT %(limit)s + 1"
+
     # With one shard a window has no more rows than numbers, and without a limit it is read faster.
     # With ties: a position is a seq, and would pass over the second of two rows that have the same.
     limit: LiteralString = "FETCH FIRST (%(width)s) ROWS WITH TIES" if by_seq else "OFFSET 0"
@@ -191,7 +206,9 @@ SELECT {FITTING} FROM (
     OFFSET 0) AS event
 ORDER BY seq"""
     return Reading(
-        small, small.replace("LIMIT %(limit)s + 1", with_late), edges, spans, window, bodies, parked
+        *(few(ranged), few(f"{ranged} UNION ALL {late}")),
+        *(few(since, _AND_NOW), few(f"{since} UNION ALL {late} AND {_ENDED}", _AND_NOW)),
+        *(edges, spans, window, bodies, parked),
     )
 
 

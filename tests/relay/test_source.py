@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.batch import Batch
+from outbox_pipelines.relay.read import snapshots
 from outbox_pipelines.relay.read.snapshots import SnapshotSource
 from tests.conftest import Outbox
 from tests.relay.explained import Explained
@@ -31,6 +32,15 @@ INSERT = (
 def connection(outbox: Outbox) -> Iterator[psycopg.Connection[Any]]:
     with outbox.connect() as connection:
         yield connection
+
+
+@pytest.fixture(params=["a look first", "one statement"])
+def read_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Event]]:
+    """Returns all that a source finds now: as a busy one does, or one that looks first."""
+    if request.param == "a look first":
+        return _all
+    monkeypatch.setattr(snapshots, "_STEADY", 0)
+    return _news
 
 
 def _source(
@@ -64,6 +74,11 @@ def _all(source: SnapshotSource) -> list[Event]:
     return [event for batch in _batches(source) for event in batch.events]
 
 
+def _news(source: SnapshotSource) -> list[Event]:
+    """What `read` finds without an end."""
+    return [event for batch in iter(source.read, None) for event in batch.events]
+
+
 def _batches(source: SnapshotSource) -> list[Batch]:
     upto = source.now()
     return list(iter(lambda: source.read(upto), None))
@@ -73,31 +88,35 @@ def _seqs(events: list[Event]) -> list[int]:
     return [event.seq for event in events]
 
 
-def test_reads_what_committed_and_nothing_twice(outbox: Outbox, connection: psycopg.Connection[Any]) -> None:
+def test_reads_what_committed_and_nothing_twice(
+    outbox: Outbox, connection: psycopg.Connection[Any], read_all: Callable[..., list[Event]]
+) -> None:
     """Guards against a tick that overlaps the one before."""
     source = _source(connection)
     with outbox.connect() as writer:
         first = _write(writer, 3)
-        assert _seqs(_all(source)) == first
-        assert _all(source) == []
+        assert _seqs(read_all(source)) == first
+        assert read_all(source) == []
         second = _write(writer, 2)
-        assert _seqs(_all(source)) == second
+        assert _seqs(read_all(source)) == second
 
 
-def test_a_rolled_back_event_is_never_read(outbox: Outbox, connection: psycopg.Connection[Any]) -> None:
+def test_a_rolled_back_event_is_never_read(
+    outbox: Outbox, connection: psycopg.Connection[Any], read_all: Callable[..., list[Event]]
+) -> None:
     """Guards against phantoms (G1)."""
     source = _source(connection)
     with outbox.connect(autocommit=False) as writer:
         _write(writer, 2)
-        assert _all(source) == []
+        assert read_all(source) == []
         writer.rollback()
         committed = _write(writer)
         writer.commit()
-    assert _seqs(_all(source)) == committed
+    assert _seqs(read_all(source)) == committed
 
 
 def test_a_late_commit_with_a_low_seq_is_read_when_it_commits(
-    outbox: Outbox, connection: psycopg.Connection[Any]
+    outbox: Outbox, connection: psycopg.Connection[Any], read_all: Callable[..., list[Event]]
 ) -> None:
     """Guards against `seq > last`, which loses it permanently (G1)."""
     source = _source(connection)
@@ -105,9 +124,9 @@ def test_a_late_commit_with_a_low_seq_is_read_when_it_commits(
         late = _write(slow, 2)
         early = _write(quick, 3)
         assert max(late) < min(early)
-        assert _seqs(_all(source)) == early
+        assert _seqs(read_all(source)) == early
         slow.commit()
-        assert _seqs(_all(source)) == late
+        assert _seqs(read_all(source)) == late
 
 
 @pytest.mark.parametrize("more", [0, 40])
@@ -128,7 +147,7 @@ def test_what_commits_after_the_target_waits_for_the_next(
 
 
 def test_a_transaction_with_a_late_id_and_an_early_seq(
-    outbox: Outbox, connection: psycopg.Connection[Any]
+    outbox: Outbox, connection: psycopg.Connection[Any], read_all: Callable[..., list[Event]]
 ) -> None:
     """Guards against a cut at a transaction id: here the lower id commits second."""
     with outbox.connect(autocommit=False) as slow, outbox.connect(autocommit=False) as quick:
@@ -136,10 +155,10 @@ def test_a_transaction_with_a_late_id_and_an_early_seq(
         first = _write(quick)
         source = _source(connection)
         quick.commit()
-        assert _seqs(_all(source)) == first
+        assert _seqs(read_all(source)) == first
         second = _write(slow)
         slow.commit()
-        assert _seqs(_all(source)) == second
+        assert _seqs(read_all(source)) == second
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -161,18 +180,18 @@ def test_ticks_around_the_size_of_a_batch_are_whole_and_in_order(
 
 
 def test_a_big_tick_holds_late_rows_in_their_place(
-    outbox: Outbox, connection: psycopg.Connection[Any]
+    outbox: Outbox, connection: psycopg.Connection[Any], read_all: Callable[..., list[Event]]
 ) -> None:
     """Guards against a big tick that reads its range and forgets the transactions that ended late."""
     source = _source(connection, batch_events=10)
     with outbox.connect(autocommit=False) as slow, outbox.connect() as quick:
         expected = _write(slow, 3)
         _write(quick, 40)
-        assert len(_all(source)) == 40
+        assert len(read_all(source)) == 40
         expected += _write(slow, 3)
         expected += _write(quick, 50)
         slow.commit()
-    assert _seqs(_all(source)) == sorted(expected)
+    assert _seqs(read_all(source)) == sorted(expected)
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -255,7 +274,10 @@ def test_goes_on_inside_a_tick_where_the_position_says(
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_random_transactions_are_all_read_once_and_in_order_of_commit(
-    outbox: Outbox, connection: psycopg.Connection[Any], shards: int
+    outbox: Outbox,
+    connection: psycopg.Connection[Any],
+    shards: int,
+    read_all: Callable[..., list[Event]],
 ) -> None:
     """Guards against whatever the cases above did not think of; the seed is printed."""
     seed = random.randrange(1 << 30)
@@ -280,11 +302,35 @@ def test_random_transactions_are_all_read_once_and_in_order_of_commit(
             writers[n].commit()
             committed += held.pop(n, [])
         else:
-            found += [seq for source in sources for seq in _seqs(_all(source))]
+            found += [seq for source in sources for seq in _seqs(read_all(source))]
             assert sorted(found) == sorted(committed)
     for writer in writers:
         writer.close()
     assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_one_statement_reads_what_its_snapshot_sees(
+    outbox: Outbox, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """Guards against a row whose transaction still runs for the position: each tick would read it again.
+
+    Only the owner can write such a row, with the id of another transaction.
+    """
+    monkeypatch.setattr(snapshots, "_STEADY", 0)
+    with outbox.connect(autocommit=False) as other, outbox.connect() as owner:
+        begin = "SELECT pg_current_xact_id()::text"
+        source = None if is_late else _source(connection)
+        ((running,),) = other.execute(begin)
+        owner.execute(begin)
+        source = source or _source(connection)
+        assert (int(running) in source.done.xip) is is_late
+        owner.execute("SET session_replication_role = replica")
+        write = INSERT.replace("payload)", "payload, tx)").replace("FROM", f", '{running}' FROM")
+        written = [seq for (seq,) in owner.execute(write, [1, 1])]
+        assert _news(source) == []
+        other.commit()
+        assert _seqs(_news(source)) == written
 
 
 def test_a_tick_that_was_opened_keeps_its_target(connection: psycopg.Connection[Any]) -> None:
@@ -302,7 +348,7 @@ def test_a_tick_that_was_opened_keeps_its_target(connection: psycopg.Connection[
 
 @pytest.mark.parametrize("is_filled", [True, False], ids=["full", "empty"])
 @pytest.mark.parametrize("shards", [1, 4])
-@pytest.mark.parametrize("kind", ["small_tick", "small_tick_with_late"])
+@pytest.mark.parametrize("kind", ["small_tick", "small_tick_with_late", "news", "news_with_late"])
 def test_a_kept_plan_reads_by_transactions(outbox: Outbox, kind: str, shards: int, is_filled: bool) -> None:
     """Guards against a plan that reads all rows of a day for each poll: a stall that grows with the day."""
     if is_filled:

@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, LiteralString
 
@@ -39,6 +39,9 @@ _CHUNK = 500 if psycopg.pq.version() >= 170000 else 1
 _LISTED = 500
 # A tick of at most so many events is read with a prepared plan, and as one chunk.
 _FEW_EVENTS: Final = 500
+# After so many looks in a row that found events, the next one looks and reads by one statement. It is slower
+# than a look where nothing is found.
+_STEADY: Final = 2
 # Reads that list rows first, once there was need: making the texts of a tick only to leave most out is slow.
 _CAREFUL_READS: Final = 20
 
@@ -94,6 +97,10 @@ class SnapshotSource:
         self._expects_few = True
         """Whether the last tick had few events."""
         self._plans_once = False
+        self._prepared: dict[str, tuple[str, bytes]] = {}
+        """By query: the first open day, and the query with it."""
+        self._successes = 0
+        """How many looks in a row have found events."""
         connection.execute(relay_sql.PLAN_EACH)
         connection.execute(relay_sql.BY_INDEX)
         if position.target is not None:
@@ -118,13 +125,26 @@ class SnapshotSource:
         """
         batch = next(self._tick, None)
         if batch is None:
-            target = upto or self.now()
+            target, few = (upto, None) if upto else self._look()
             # A server that took over by a failover may lack what the position covers.
             if target == self._done or not target.covers(self._done):
+                self._successes = 0
                 return None
-            self._tick = self._batches(target, 0, starts=True)
+            self._tick = self._batches(target, 0, starts=True, few=few)
             batch = next(self._tick)
+            self._successes = self._successes + 1 if batch.events else 0
         return self._returned(batch)
+
+    def _look(self) -> tuple[Snapshot, Found | None]:
+        """Return the current snapshot; while events come one after the other, with those that it sees."""
+        if self._successes < _STEADY:
+            return self.now(), None
+        query = self._queries.news_with_late if self._done.xip else self._queries.news
+        given = {**self._mine, "first": str(self._done.xmax), "late": _array(self._done.xip), "last_seq": 0}
+        rows = self._few(query, given)
+        if rows is None:
+            return self.now(), None
+        return Snapshot.parse(rows[0].id), self._found(rows[1:])
 
     def rest(self) -> Batch | None:
         """Return the next batch of the current tick; None at its end."""
@@ -137,11 +157,14 @@ class SnapshotSource:
             self._done = batch.target
         return batch
 
-    def _batches(self, target: Snapshot, last_seq: int, *, starts: bool) -> Iterator[Batch]:
+    def _batches(
+        self, target: Snapshot, last_seq: int, *, starts: bool, few: Found | None = None
+    ) -> Iterator[Batch]:
         """One tick, after `last_seq`.
 
         Args:
             starts: whether the position is not yet in it.
+            few: its events, if they are read already.
         """
         late = self._done.late(target)
         query = self._queries.small_tick_with_late if late else self._queries.small_tick
@@ -152,9 +175,9 @@ class SnapshotSource:
             "end": str(target.xmax),
             "target": str(target),
             "done": str(self._done),
-            "late": "{" + ",".join(map(str, late)) + "}",
+            "late": _array(late),
         }
-        few = self._few(query, tick | {"last_seq": last_seq})
+        few = few or self._found(self._few(query, tick | {"last_seq": last_seq}))
         while True:
             found = few or self._fetch(query, tick | {"last_seq": last_seq, "limit": self._width})
             is_big = bool(found.events) and found.events[0].seq < 0
@@ -217,27 +240,35 @@ class SnapshotSource:
         ).fetchone()
         return end if row is None or row[0] is None else row[0] - 1
 
-    def _few(self, query: LiteralString, parameters: Mapping[str, Any]) -> Found | None:
-        """Return the events of a tick that has few; None if it must be read in another way."""
+    def _few(self, query: LiteralString, parameters: Mapping[str, Any]) -> list[Event] | None:
+        """Return the rows of a tick that has few; None if it must be read in another way."""
         if not self._expects_few or self._careful or self._guard.step() is not None:
             return None
         self._plan(once=True)
-        # As a constant: the plan is of the open days alone, until another day is closed.
-        open_from = sql.Literal(self._contents.first_open_day()).as_bytes(self._connection)
-        prepared = query.encode().replace(b"%(open_from)s", open_from)
         limits = {"limit": min(_FEW_EVENTS, self._batch_events), "most": contents.FEW}
         try:
             with self._connection.cursor(binary=True) as cursor:
-                rows = cursor.execute(prepared, {**parameters, **limits}, prepare=True).fetchall()
+                rows = cursor.execute(self._of_open_days(query), {**parameters, **limits}, prepare=True)
+                return list(map(Event._make, rows.fetchall()))
         except psycopg.Error as error:
             if not contents.is_about_a_row(error):
                 raise
             return None
-        events = list(map(Event._make, rows))
-        if any(event.seq < 0 or is_listed(event) for event in events):
+
+    def _of_open_days(self, query: str) -> bytes:
+        """Return a query with the first open day as a constant: its plan is of the open days alone."""
+        open_from = self._contents.first_open_day()
+        if query not in self._prepared or self._prepared[query][0] != open_from:
+            literal = sql.Literal(open_from).as_bytes(self._connection)
+            self._prepared[query] = open_from, query.encode().replace(b"%(open_from)s", literal)
+        return self._prepared[query][1]
+
+    def _found(self, rows: list[Event] | None) -> Found | None:
+        """Return a whole tick; None if it must be read in another way."""
+        if rows is None or any(event.seq < 0 or is_listed(event) for event in rows):
             return None
-        size = weigh(events)
-        return Found(events, size, True, {}, {}) if size <= self._batch_bytes else None
+        size = weigh(rows)
+        return Found(rows, size, True, {}, {}) if size <= self._batch_bytes else None
 
     def _plan(self, *, once: bool) -> None:
         """Have statements planned once, or each time."""
@@ -294,6 +325,10 @@ class SnapshotSource:
             fitting = 1 + len(events) * self._batch_bytes // size
             self._width = min(self._batch_events, 2 * self._width, fitting)
         return events, size if is_whole else None, not rest
+
+
+def _array(numbers: Iterable[int]) -> str:
+    return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def _merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
