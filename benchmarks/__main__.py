@@ -42,6 +42,7 @@ from benchmarks import (
     shard_reads,
     shards,
     starts,
+    ticks,
     writers,
 )
 from benchmarks.quick import QUICK
@@ -60,6 +61,7 @@ PARTS: Final[dict[str, Callable[[Settings], list[Row]]]] = {
         shard_reads,
         poisoned,
         latency,
+        ticks,
         cdc,
         commits,
         writers,
@@ -86,7 +88,7 @@ _NAMED: Final = {"long_transaction"}
 # Made of many millions of rows, or of waiting, which no smaller size shortens; and what no page compares.
 _LONG: Final = {
     *("scale", "health", "history", "archive_queries", "maintenance", "existing", "shards", "fleet"),
-    *("shard_reads", "replay"),
+    *("shard_reads", "replay", "ticks"),
 }
 
 
