@@ -20,7 +20,7 @@ import re
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -45,6 +45,10 @@ _OWNER: Final = "_outbox/bodies.json"
 
 class BodyError(Error):
     """The body of an event is missing, or is not the one that was written."""
+
+
+class UnlistableError(BodyStoreError):
+    """An object has a name that the client of buckets refuses; the message names it."""
 
 
 class Bodies:
@@ -202,16 +206,24 @@ class Bodies:
             BodyStoreError: the store is unavailable.
         """
         with self._errors("list"):
-            found = obstore.list_with_delimiter(self._store)["common_prefixes"]
+            found: Sequence[str]
+            if self._root is not None:
+                found = [each.name for each in self._root.iterdir() if each.is_dir()]
+            else:
+                found = obstore.list_with_delimiter(self._store)["common_prefixes"]
         return sorted(filter(None, map(_day_of, found)))
 
     def objects(self, day: date) -> dict[str, int]:
         """Return the bodies of a day, with their sizes in bytes by their keys; no object of another name.
 
         Raises:
+            UnlistableError: a bucket has an object whose name prevents a list of this day.
             BodyStoreError: the store is unavailable.
         """
         with self._errors("list"):
+            if self._root is not None:
+                # The client refuses a whole directory because of one name.
+                return dict(_files(self._root / str(day)))
             return {
                 each["path"]: each["size"]
                 for some in obstore.list(self._store, prefix=str(day))
@@ -269,7 +281,8 @@ class Bodies:
 
     def _require_bucket(self, key: str) -> None:
         """Raise an error if the bucket is missing: it answers like a missing object, but cannot be listed."""
-        obstore.list_with_delimiter(self._store, key.partition("/")[0])
+        with suppress(InvalidPathError):
+            obstore.list_with_delimiter(self._store, key.partition("/")[0])
 
     @contextmanager
     def _errors(self, action: str) -> Iterator[None]:
@@ -280,7 +293,7 @@ class Bodies:
             yield
         except InvalidPathError as error:
             name = _REFUSED_NAME.search(str(error))
-            raise BodyStoreError(
+            raise UnlistableError(
                 f"the store of large payloads {self.url} cannot be listed because of the name of "
                 f"{name.group(1) if name else reason(error)!r}: rename or remove it"
             ) from None
@@ -301,6 +314,17 @@ def _day_of(name: str) -> date | None:
     except ValueError:
         return None
     return day if name == str(day) else None
+
+
+def _files(directory: Path) -> Iterator[tuple[str, int]]:
+    """Yield the bodies in the directory of a day, and their sizes; none if it does not exist."""
+    with suppress(FileNotFoundError):
+        for each in directory.iterdir():
+            key = f"{directory.name}/{each.name}"
+            # A concurrent sweep may remove it.
+            with suppress(FileNotFoundError):
+                if KEY.fullmatch(key) and each.is_file():
+                    yield key, each.stat().st_size
 
 
 def _refuse_forked() -> None:

@@ -113,4 +113,5 @@ def _show_checked(each: Checked) -> None:
 def _show_swept(each: Swept, *, dry_run: bool) -> None:
     done = f"{each.unreferenced:,} {'to remove' if dry_run else 'removed'} ({size(each.size)})"
     result = f"stay: {each.why_not}" if each.why_not else done
-    click.echo(plain(f"{each.day}  {counted(each.objects, 'body', 'bodies')}, {result}"))
+    bodies = counted(each.objects, "body", "bodies") if each.objects else "bodies"
+    click.echo(plain(f"{each.day}  {bodies}, {result}"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Final
 
-from outbox_pipelines.bodies import Bodies, BodyError
+from outbox_pipelines.bodies import Bodies, BodyError, UnlistableError
 from outbox_pipelines.database import connect
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.bodies import bodies_sql, day_references
@@ -109,7 +109,7 @@ class _Sizes:
         if day not in self._of_days:
             try:
                 self._of_days[day] = self._bodies.objects(date.fromisoformat(day))
-            except ValueError:
+            except (ValueError, UnlistableError):
                 self._of_days[day] = {}
         size = self._of_days[day].get(key)
         return self._bodies.size_of(key) if size is None else size

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from outbox_pipelines.bodies import Bodies
+from outbox_pipelines.bodies import Bodies, UnlistableError
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.bodies import bodies_sql
-from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.settings import DaySettings
 from outbox_pipelines.writer.errors import BodyStoreError
 
@@ -50,9 +50,11 @@ def open_bodies(settings: DaySettings) -> Bodies:
 
 @contextmanager
 def available() -> Iterator[None]:
-    """Convert what a store reports into an `UnavailableError`."""
+    """Convert what a store reports into an `UnavailableError`, a refused name into a `NotReadyError`."""
     try:
         yield
+    except UnlistableError as error:
+        raise NotReadyError(f"OUTBOX_BODIES: {error}") from None
     except BodyStoreError as error:
         raise UnavailableError(f"OUTBOX_BODIES: {error}") from None
 

@@ -43,7 +43,7 @@ class Swept:
 
     day: date
     objects: int
-    """Bodies of the day that there were."""
+    """Bodies of the day that there were; 0 if they cannot be listed."""
     unreferenced: int
     """Of these, what no event refers to; removed unless it was a dry run."""
     size: int
@@ -79,8 +79,12 @@ def sweep(
     with available():
         days = [day for day in bodies.days() if first <= day <= last]
     for day in days:
-        with available():
-            objects = bodies.objects(day)
+        try:
+            with available():
+                objects = bodies.objects(day)
+        except NotReadyError as error:
+            yield Swept(day, 0, 0, 0, str(error))
+            continue
         if not objects:
             continue
         try:

@@ -21,10 +21,12 @@ from outbox_pipelines.days.archive import day as archive
 from outbox_pipelines.days.archive import drop
 from outbox_pipelines.days.archive.expire import expire
 from outbox_pipelines.days.bodies import sweep as sweeping
+from outbox_pipelines.days.bodies.check import check
 from outbox_pipelines.days.bodies.sweep import sweep
 from outbox_pipelines.days.partitions import calendar, partitions_sql
 from outbox_pipelines.errors import SetupError, UnavailableError
 from tests.conftest import clean_environment
+from tests.days.archive import buckets
 from tests.days.archive.days import at, days_ago, make_days, manifest_path, publish, writing
 from tests.days.bodies.stored import DAY, NEXT, Stored, key_of
 from tests.existing import textbook
@@ -46,15 +48,35 @@ def test_only_what_no_event_refers_to_is_removed(stored: Stored) -> None:
     assert (again.objects, again.unreferenced) == (2, 0)
 
 
-def test_an_object_whose_name_cannot_be_read(stored: Stored, caplog: pytest.LogCaptureFixture) -> None:
-    """Guards against one object that stops all days, and a message that does not name it."""
-    key = stored.write()
-    (Path(stored.settings.bodies) / f"{key[:-1]}\x01").write_bytes(b"")
-    for verb in ("check", "sweep"):
-        done = stored.outbox("bodies", verb, "--since", str(DAY))
-        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-        assert f"because of the name of '{key[:-1]}\\x01': rename or remove it" in done.stderr
-    assert "rollback" not in caplog.text
+def test_an_object_whose_name_is_refused(stored: Stored) -> None:
+    """Guards against one object that stops all days, and makes a missing body an outage."""
+    key, root = stored.write(), Path(stored.settings.bodies)
+    stored.put()
+    for name in (f"{key[:-1]}\x01", "\x01", f"{NEXT}\x01"):
+        (root / name).write_bytes(b"")
+    assert stored.outbox("bodies", "check", "--since", str(DAY), "--digest").exit_code == 0
+    stored.close()
+    assert stored.sweep().unreferenced == 1
+    assert stored.keys() == {key}
+    (root / key).unlink()
+    (found,) = check(stored.settings, DAY, DAY, digest=True)
+    assert [each.what for each in found.problems] == ["the body is missing"]
+
+
+def test_an_object_whose_name_is_refused_in_a_bucket(in_bucket: Stored, served: dict[str, str]) -> None:
+    """Guards against one object that stops all days: its own day cannot be listed."""
+    key = in_bucket.write()
+    in_bucket.put(NEXT)
+    odd = f"{in_bucket.settings.bodies.partition(buckets.BUCKET + '/')[2]}/{DAY}//x"
+    buckets.client(served).put_object(Bucket=buckets.BUCKET, Key=odd, Body=b"")
+    in_bucket.close(DAY, NEXT, days_ago(1))
+    assert in_bucket.outbox("bodies", "check", "--since", str(DAY)).exit_code == 0
+    done = in_bucket.outbox("bodies", "sweep", "--since", str(DAY))
+    assert done.exit_code == 1
+    assert f"{DAY}  bodies, stay: " in done.output
+    assert f"because of the name of '{odd}': rename or remove it" in done.output
+    assert f"{NEXT}  1 body, 1 removed" in done.output
+    assert in_bucket.bodies.size_of(key) == 7
 
 
 def test_a_bucket(in_bucket: Stored) -> None:
