@@ -40,7 +40,8 @@ Commands:
 - `outbox config show` shows the value of each setting, and where it comes from
 - `outbox config schema` prints the JSON Schema for editors; it has the limits of numbers
 
-Each command except `outbox lint-writes` checks all values when it starts, and ends with exit code 2 if one is wrong.
+Each command except `outbox lint-writes` checks all values when it starts, and ends with exit code 2 if one is wrong;
+`archive_retention_days` is checked where it is used.
 
 ## Kafka's client
 ```toml

@@ -120,6 +120,11 @@ def _of_directories(settings: Settings) -> Refusals:
             yield (name,), f"{first} cannot be read: name another directory, or change its rights"
 
 
+def _of_archive_retention(settings: Settings) -> Refusals:
+    for place, why in parsed.mistakes_of_archive_retention(settings):
+        yield ("archive_retention_days", *place), why
+
+
 def _of_bodies(settings: Settings) -> Refusals:
     """Of the store of large payloads, which must be there; a bucket is not asked for."""
     from outbox_pipelines.bodies import Bodies
@@ -185,6 +190,7 @@ _CHECKS: Final = (
     _of_catalog,
     _of_registry,
     _of_directories,
+    _of_archive_retention,
     _of_bodies,
     _of_master_key,
     _of_local_stack,

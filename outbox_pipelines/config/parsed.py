@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outbox_pipelines.config import fields
+from outbox_pipelines.config.archive_retention import read_retention
 from outbox_pipelines.config.consumers import Consumer, read_consumers
 from outbox_pipelines.config.file import Place
 from outbox_pipelines.config.kafka_config import read_config
@@ -50,6 +51,29 @@ def mistakes_of_kafka_config(settings: fields.Outbox) -> list[tuple[Place, str]]
         read_config(settings.kafka_config)
     except EntriesError as error:
         return [*error.each]
+    return []
+
+
+def archive_retention(settings: fields.Days) -> dict[str, int]:
+    """Return the days after which archived events expire, by aggregate type.
+
+    Raises:
+        SetupError: an entry is not a number of days, or less than OUTBOX_RETENTION_DAYS.
+    """
+    try:
+        return read_retention(settings.archive_retention_days, settings.retention_days)
+    except ValueError as error:
+        raise SetupError(f"OUTBOX_ARCHIVE_RETENTION_DAYS {error}") from None
+
+
+def mistakes_of_archive_retention(settings: fields.Days) -> list[tuple[Place, str]]:
+    """Return what `archive_retention` would raise, each with its place in the table."""
+    try:
+        read_retention(settings.archive_retention_days, settings.retention_days)
+    except EntriesError as error:
+        return [*error.each]
+    except ValueError as error:
+        return [((), str(error))]
     return []
 
 

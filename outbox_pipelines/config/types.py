@@ -12,15 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from outbox_pipelines.config.archive_retention import RETENTION_SCHEMA
 from outbox_pipelines.config.consumers import read_consumers
 from outbox_pipelines.config.kafka_config import read_config
 from outbox_pipelines.config.master_keys import read_master_keys
 from outbox_pipelines.config.message_names import read_headers, read_members
 from outbox_pipelines.config.server_urls import connect_urls, registry_urls
 from outbox_pipelines.config.table_mapping import read_mapping
-from outbox_pipelines.config.tables import as_table, each_checked, expanded
+from outbox_pipelines.config.tables import as_table, expanded
 from outbox_pipelines.config.thresholds import read_thresholds
 from outbox_pipelines.config.topics import TopicTemplate
 from outbox_pipelines.core.secret import (
@@ -44,7 +45,6 @@ _URI_REFERENCE: Final = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-
 _BROKER: Final = re.compile(r"(?:\[[^\[\]\s]+\]|[^:\[\]\s]+)(?::([0-9]{1,9}))?")
 # Characters of topic names, and those of shell patterns.
 _TOPIC_PATTERN: Final = re.compile(r"[A-Za-z0-9._*?\[\]!-]+\Z")
-_MOST_DAYS: Final = 36_500
 _CREDENTIALS: Final = re.compile(r"(?i)[?&](?:sig|[\w-]*(?:key|secret|token|password))=")
 
 
@@ -176,18 +176,6 @@ def _limits(value: Any) -> dict[str, Any]:
     return table
 
 
-def _retention(value: Any) -> dict[str, int]:
-    return each_checked(as_table(value).items(), _days)
-
-
-def _days(name: str, days: Any) -> int:
-    if not name:
-        raise ValueError(f"={days} names no aggregate type: write order={days}, or *={days} for all others")
-    if not re.fullmatch("[0-9]{1,5}", str(days)) or not 1 <= int(days) <= _MOST_DAYS:
-        raise ValueError(f"{name}={days} is not a number of days: write {name}=N, 1 to {_MOST_DAYS}")
-    return int(days)
-
-
 def _place(value: str) -> str:
     scheme, separator, rest = value.partition("://")
     if separator and (_CREDENTIALS.search(rest) or (scheme != "file" and "@" in rest.partition("/")[0])):
@@ -270,9 +258,7 @@ HomePath = Annotated[Path, AfterValidator(expanded)]
 StorePlace = Annotated[str, AfterValidator(_place)]
 IcebergCatalog = Annotated[Secret, AfterValidator(_iceberg)]
 Limits = Annotated[dict[str, float | str], BeforeValidator(_limits), _read_by(read_thresholds)]
-ArchiveRetention = Annotated[
-    dict[str, Annotated[int, Field(ge=1, le=_MOST_DAYS)]], BeforeValidator(_retention)
-]
+ArchiveRetention = Annotated[Any, WithJsonSchema(RETENTION_SCHEMA)]
 AlertAddresses = Annotated[Secret, AfterValidator(_alerts)]
 Link = Annotated[str, AfterValidator(_link)]
 ANY_CASE: Final = BeforeValidator(_lower)

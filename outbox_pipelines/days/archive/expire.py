@@ -2,14 +2,14 @@
 
 Invariants:
 - Only days that are dropped are touched, and none is younger than the retention of the table.
-- A day of which all events have expired keeps its manifest and an empty file: whoever reads days sees one
-  that was emptied, not one that is missing.
+- A day of which all events have expired keeps its manifest and an empty file: readers see a day that was
+  emptied, not one that is missing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -20,6 +20,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from outbox_pipelines.config import parsed
 from outbox_pipelines.database import connect
 from outbox_pipelines.days.archive import archive_sql, question, rewrite
 from outbox_pipelines.days.archive.data_set import Archive
@@ -61,14 +62,13 @@ def expire(settings: DaySettings, *, actor: str, dry_run: bool = False) -> Itera
         dry_run: remove and complete nothing.
 
     Raises:
-        SetupError: OUTBOX_ARCHIVE_RETENTION_DAYS or OUTBOX_ARCHIVE is not set; this role does not own the
-            outbox.
+        SetupError: OUTBOX_ARCHIVE_RETENTION_DAYS is invalid or not set; OUTBOX_ARCHIVE is not set; this role
+            does not own the outbox.
         UnavailableError: the database or the archive does not answer, or clocks differ.
     """
-    store = open_store(settings)
+    store, limits = open_store(settings), parsed.archive_retention(settings)
     for day in () if dry_run else rewrite.unfinished(settings):
         yield _tried(day, partial(_finish, settings, day))
-    limits = settings.archive_retention_days
     if not limits:
         raise SetupError(
             "no archived events expire: set OUTBOX_ARCHIVE_RETENTION_DAYS, for example to order=2557,*=3653"
@@ -78,7 +78,7 @@ def expire(settings: DaySettings, *, actor: str, dry_run: bool = False) -> Itera
         days = connection.execute(archive_sql.EXPIRABLE, {"least": min(limits.values())}).fetchall()
     archive = Archive(store)
     for day, age in days:
-        found = _tried(day, partial(_remove, settings, archive, day, age, actor, dry_run))
+        found = _tried(day, partial(_remove, settings, archive, day, age, limits, actor, dry_run))
         if found.events or found.why_not:
             yield found
 
@@ -101,10 +101,16 @@ def _finish(settings: DaySettings, day: date) -> Expired:
 
 
 def _remove(
-    settings: DaySettings, archive: Archive, day: date, age: int, actor: str, dry_run: bool
+    settings: DaySettings,
+    archive: Archive,
+    day: date,
+    age: int,
+    retention: Mapping[str, int],
+    actor: str,
+    dry_run: bool,
 ) -> Expired:
     counts = _counts(archive, day)
-    limits = {each: _limit(settings, each) for each in counts}
+    limits = {each: retention.get(each, retention.get("*", math.inf)) for each in counts}
     types = tuple(sorted(each for each, limit in limits.items() if age > limit))
     if not types or dry_run:
         return Expired(day, sum(counts[each] for each in types), sum(counts.values()), types)
@@ -120,12 +126,6 @@ def _remove(
         actor=actor,
     )
     return Expired(day, done.events, done.rows, types)
-
-
-def _limit(settings: DaySettings, aggregate_type: str) -> float:
-    """Return the retention of an aggregate type in days."""
-    limits = settings.archive_retention_days
-    return limits.get(aggregate_type, limits.get("*", math.inf))
 
 
 def _counts(archive: Archive, day: date) -> dict[str, int]:

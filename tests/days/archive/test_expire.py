@@ -6,8 +6,8 @@ import re
 
 import pytest
 from click.testing import Result
-from pydantic import ValidationError
 
+from outbox_pipelines.config import parsed
 from outbox_pipelines.days.archive import day as days
 from outbox_pipelines.days.archive import drop
 from outbox_pipelines.errors import SetupError
@@ -113,10 +113,22 @@ def test_no_retention(database: Database, dropped: Settings) -> None:
         ("order=40,*=99999999999", "*=99999999999 is not a number of days: write *=N"),
         ("order=40,*=36501", "*=36501 is not a number of days"),
         ("=400", "=400 names no aggregate type: write order=400"),
-        ("order", "name=value"),
+        ("order", "part 1 is not name=value"),
     ],
 )
 def test_a_retention_that_cannot_be_meant(given: object, says: str) -> None:
     """Guards against an archive that is emptied before its rows leave the table."""
-    with pytest.raises((SetupError, ValidationError), match=re.escape(says)):
-        load_settings(archive_retention_days=given)
+    with pytest.raises(SetupError, match=re.escape(f"OUTBOX_ARCHIVE_RETENTION_DAYS {says}")):
+        parsed.archive_retention(load_settings(archive_retention_days=given))
+
+
+def test_a_wrong_retention_stops_only_what_uses_it(database: Database, dropped: Settings) -> None:
+    """Guards against a mistake about the archive that stops the proof of its days, and one that a check of
+    the settings does not show."""
+    assert outbox(database, dropped, "verify", str(OLD), retention="order=7 years").exit_code == 0
+    done = outbox(database, dropped, "expire", retention="order=7 years")
+    assert (done.exit_code, "order=7 years is not a number of days" in done.stderr) == (2, True)
+    for retention in ("order=0", "order"):
+        found = database.outbox("config", "check", OUTBOX_ARCHIVE_RETENTION_DAYS=retention)
+        assert found.exit_code == 1
+        assert any(line.startswith("OUTBOX_ARCHIVE_RETENTION_DAYS: ") for line in found.stdout.splitlines())
