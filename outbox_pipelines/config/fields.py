@@ -150,7 +150,9 @@ class Registry(BaseModel):
     )
     registry_token: types.SecretToken = Field(default=Secret(), description="Its bearer token.")
     registry_ca: types.HomePath | None = Field(
-        default=None, description="Certificates (PEM) that verify its certificate. If not set: certifi's."
+        default=None,
+        description="Certificates (PEM) that verify its certificate. If not set: those of `SSL_CERT_FILE`, "
+        "or certifi's.",
     )
     registry_certificate: types.HomePath | None = Field(
         default=None, description="Client certificate (PEM), for a registry that requires one."
