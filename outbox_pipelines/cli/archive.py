@@ -43,7 +43,8 @@ archive.add_command(history)
 def archive_day(settings: Settings, day: date, again: bool, as_json: bool) -> None:
     """Write the archive file of a past day, and prove it.
 
-    Closes the day first. Exits with 1 if the day cannot be closed, or if file and rows differ.
+    Closes the day first. Exits with 1 if the day cannot be closed, if file and rows differ, or with
+    --again if the day is dropped.
     """
     from outbox_pipelines.days.archive import day as days
 

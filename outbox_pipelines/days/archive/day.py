@@ -82,9 +82,12 @@ def archive(
         row = require_day(connection, day)
         state, known = row.state, row.manifest_sha256
         if state == "dropped" and (again or before is None):
-            raise NotReadyError(
-                f"{day} is dropped: its rows no longer exist, so its file cannot be written again"
-            )
+            if known is None:
+                raise NotReadyError(f"{day} was dropped without an archive: its rows no longer exist")
+            remedy = f"check it with `outbox archive verify {day}`"
+            if before is None:
+                remedy = f"restore its manifest in {store.url} (OUTBOX_ARCHIVE)"
+            raise NotReadyError(f"{day} is dropped: its file cannot be written again without rows; {remedy}")
         if known is not None and not again and state != "dropped":
             _require_known(store, day, before, known)
         if before is not None and not again:

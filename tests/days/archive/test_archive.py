@@ -249,13 +249,16 @@ def test_a_dropped_day_is_not_archived_again(database: Database, settings: Setti
     days.archive(settings, day)
     database.rows(f"DROP TABLE outbox_{day:%Y%m%d}")
     database.rows("UPDATE outbox_days SET state = 'dropped' WHERE day = %s", day)
-    with pytest.raises(NotReadyError, match=f"{day} is dropped: its rows no longer exist"):
+    with pytest.raises(NotReadyError, match=f"{day} is dropped: .*; check it with `outbox archive verify"):
         days.archive(settings, day, again=True)
     left = days.archive(settings, day)
     assert (left.written, left.manifest) == (False, manifest(settings, day))
     assert days.verify(settings, day).equal
     manifest_path(settings, day).unlink()
-    with pytest.raises(NotReadyError, match="is dropped"):
+    with pytest.raises(NotReadyError, match="restore its manifest in"):
+        days.archive(settings, day)
+    database.rows("UPDATE outbox_days SET manifest_sha256 = NULL, archive = NULL WHERE day = %s", day)
+    with pytest.raises(NotReadyError, match=f"{day} was dropped without an archive"):
         days.archive(settings, day)
 
 
