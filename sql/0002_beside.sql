@@ -181,6 +181,8 @@ CREATE TABLE outbox_replays (
     target       text        NOT NULL,
     -- The archive files that it reads: the day, the name and the sha256 of each.
     files        jsonb       NOT NULL,
+    -- What retention and redaction had changed in these files.
+    notes        text[]      NOT NULL,
     -- How many events were selected at its start, and the highest seq at that time.
     events       bigint      NOT NULL,
     last_seq     bigint      NOT NULL,

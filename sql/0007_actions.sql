@@ -231,12 +231,13 @@ END $$;
 
 -- Records the start of a replay; returns its id.
 CREATE FUNCTION outbox_replay_begin(
-    selection jsonb, target text, files jsonb, events bigint, last_seq bigint, reason text, on_behalf_of text
+    selection jsonb, target text, files jsonb, events bigint, last_seq bigint, reason text, on_behalf_of text,
+    notes text[] DEFAULT '{}'
 ) RETURNS uuid LANGUAGE sql SECURITY DEFINER AS $$
-    INSERT INTO outbox_replays (selection, target, files, events, last_seq, reason, on_behalf_of)
+    INSERT INTO outbox_replays (selection, target, files, events, last_seq, reason, on_behalf_of, notes)
     VALUES (outbox_replay_begin.selection, outbox_replay_begin.target, outbox_replay_begin.files,
             outbox_replay_begin.events, outbox_replay_begin.last_seq, outbox_replay_begin.reason,
-            outbox_replay_begin.on_behalf_of)
+            outbox_replay_begin.on_behalf_of, outbox_replay_begin.notes)
     RETURNING id
 $$;
 

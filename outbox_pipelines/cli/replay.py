@@ -85,7 +85,7 @@ def replay(context: click.Context, /, **given: Any) -> None:
     check(target)
     if given["dry_run"]:
         with _selecting():
-            _show(replays.preview(settings, selection, target), with_topic=bool(targets))
+            _show(*replays.preview(settings, selection, target), with_topic=bool(targets))
         return
     if given["reason"] is None:
         raise SetupError("say why: --reason is required, it is recorded")
@@ -133,6 +133,7 @@ def list_replays(settings: Settings, as_json: bool) -> None:
         return
     for each in found:
         click.echo(plain(line(each)))
+        _note(each.notes)
 
 
 @replay.command("cancel")
@@ -161,11 +162,17 @@ def _listed(value: Any) -> str:
     return ",".join(value) if isinstance(value, list) else str(value)
 
 
-def _show(found: list[Counted], *, with_topic: bool) -> None:
+def _note(notes: list[str]) -> None:
+    for note in notes:
+        click.echo(f"  note: {note}")
+
+
+def _show(found: list[Counted], notes: list[str], *, with_topic: bool) -> None:
     for each in found:
         to = f"to {each.topic}  " if with_topic else ""
         what = f"{each.event_type} of {each.aggregate_type}"
         click.echo(plain(f"{each.day}  {each.events:>12,}  {what}  {to}such as {each.example}"))
+    _note(notes)
     click.echo(f"{counted(sum(each.events for each in found), 'event')}, nothing sent")
 
 
@@ -176,6 +183,7 @@ def _say(found: Replay, sent: int, trouble: str) -> None:
 
 def _end(found: Replay) -> None:
     click.echo(plain(line(found)))
+    _note(found.notes)
     if found.state == "stopped":
         click.echo(f"outbox: stopped: continue with `outbox replay --resume {found.id}`", err=True)
     if found.state != "done":

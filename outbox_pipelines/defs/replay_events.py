@@ -123,13 +123,16 @@ def replay_day(outbox: Outbox) -> dg.OpDefinition:
             if send is not None:
                 _check(send)
             try:
-                found = replays.preview(settings, selection, send.to_topic if send else replay_topics.SAME)
+                target = send.to_topic if send else replay_topics.SAME
+                found, notes = replays.preview(settings, selection, target)
             except replays.NothingSelectedError as error:
                 # Of a backfill, some days have no event that is wanted.
                 if _BACKFILL not in context.run.tags:
                     raise
                 context.log.warning(f"{day}: {plain(str(error))}")
-                found = []
+                found, notes = [], []
+            for note in notes:
+                context.log.warning(note)
             events = sum(each.events for each in found)
             counts: dict[str, Any] = {"events": events, "by_type": _by_type(found)}
             if send is not None and events:

@@ -29,10 +29,11 @@ from psycopg import sql
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection
 from outbox_pipelines.days.archive import identity, proof
 from outbox_pipelines.days.archive.condition import locked, rejected
-from outbox_pipelines.days.archive.manifest import SCHEMA, Manifest
+from outbox_pipelines.days.archive.manifest import SCHEMA, Change, Manifest
 from outbox_pipelines.days.archive.rendering import literal
 from outbox_pipelines.days.archive.store import Store, key, open_store
 from outbox_pipelines.days.partitions.calendar import bounds_of
@@ -108,6 +109,20 @@ class Reader:
             if manifest.first_seq is not None and manifest.last_seq is not None:
                 parts.append(Part(day, manifest.first_seq, manifest.last_seq, manifest))
         return parts
+
+    def notes(self) -> list[str]:
+        """Return what retention and redaction have changed in the archived days that were read."""
+        changes = [(each.day, change) for each in self._manifests.values() for change in each.changes]
+        expired = [each for each in changes if each[1].kind == "expired"]
+        redacted = [each for each in changes if each[1].kind == "redacted"]
+        notes = []
+        if expired:
+            removed = sum(change.events for _, change in expired)
+            was = "was" if removed == 1 else "were"
+            notes.append(f"{counted(removed, 'event')} of {_when(expired, f'{was} removed by retention')}")
+        if redacted:
+            notes.append(f"events of {_when(redacted, 'were redacted')}")
+        return notes
 
     def count(self, last: int | None = None) -> Rows:
         """Return day, aggregate type, event type, number and first id of the selected events, by day.
@@ -254,6 +269,14 @@ def _ranges(parts: Sequence[Part], after: int, last: int | None) -> Iterator[tup
         first, final = max(start, after + 1), end - 1 if last is None else min(end - 1, last)
         if within and first <= final:
             yield first, final, within
+
+
+def _when(changes: Sequence[tuple[date, Change]], what: str) -> str:
+    """Return which days were changed, and when."""
+    days = sorted({day for day, _ in changes})
+    which = f"{days[0]}" if len(days) == 1 else f"{len(days):,} days from {days[0]} to {days[-1]}"
+    last = max(change.at for _, change in changes)
+    return f"{which} {what}{' on' if len(changes) == 1 else ', last on'} {last:%Y-%m-%d}"
 
 
 def _rows_at_once(files: Sequence[str]) -> int:

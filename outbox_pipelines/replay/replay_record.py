@@ -42,6 +42,8 @@ class Replay:
     """running, stopped, done or canceled."""
     error: str | None
     progress_at: datetime
+    notes: list[str]
+    """What retention and redaction had changed in the selected days of the archive."""
 
     @property
     def is_open(self) -> bool:

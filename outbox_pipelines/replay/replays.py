@@ -59,15 +59,16 @@ Progress = Callable[[Replay, int, str], None]
 """Called with the replay, the number of acknowledged events, and what Kafka's client says of an outage."""
 
 
-def preview(settings: ProcessSettings, selection: Selection, target: str) -> list[Counted]:
-    """Return what a replay would send.
+def preview(settings: ProcessSettings, selection: Selection, target: str) -> tuple[list[Counted], list[str]]:
+    """Return what a replay would send, and what retention and redaction have changed in these days.
 
     Raises:
         SetupError: the selection selects nothing, or cannot be evaluated.
         UnavailableError: the database or the archive does not answer.
     """
     with connected(settings) as connection:
-        return _count(settings, Reader(settings, connection, selection), target)
+        reader = Reader(settings, connection, selection)
+        return _count(settings, reader, target), reader.notes()
 
 
 def begin(
@@ -109,6 +110,7 @@ def begin(
             "last_seq": max(each.last for each in parts),
             "reason": reason,
             "on_behalf_of": actor,
+            "notes": reader.notes(),
         }
         ((replay_id,),) = connection.execute(replay_sql.BEGIN, given)
         replay = get(connection, replay_id)
@@ -237,7 +239,7 @@ def _count(settings: ProcessSettings, reader: Reader, target: str) -> list[Count
     if not counts:
         raise NothingSelectedError(
             "no published event is selected: check the conditions with `outbox archive query` or in the view "
-            "outbox_events"
+            f"outbox_events{''.join(f'; {note}' for note in reader.notes())}"
         )
     return counts
 

@@ -45,7 +45,7 @@ from tests.conftest import (
     read_topic,
     wait_until,
 )
-from tests.reconciliation.place import DAY, Place
+from tests.reconciliation.place import DAY, TODAY, Place
 from tests.registry import FakeRegistry
 from tests.relay.topic import change, create
 
@@ -108,15 +108,17 @@ def test_days_of_archive_and_table_are_sent_again(place: Place) -> None:
 
 
 def test_a_redacted_day_is_sent_as_it_is_now(place: Place) -> None:
-    """Guards against a value that comes back from an archive, and events that are lost with it."""
+    """Guards against a value that comes back from an archive, events that are lost with it, and a replay that
+    does not say what is gone."""
     ids = place.write(2, keys=1, payload='{"email": "a@example.com", "total": 1.50}')
+    place.write(1, aggregate_type="parcel")
     place.relay()
     dropped(place)
     archive = {"OUTBOX_ARCHIVE": str(place.settings.archive)}
     asked = ("--where", f"id = '{ids[0]}'", "--path", "email", "--reason", "r")
     told = place.outbox.outbox("archive", "redact", str(DAY), *asked, **archive)
     assert told.returncode == 0, told.stderr
-    told = typed(place, "--since", str(DAY), "--until", str(DAY), "--same-topic", *WHY)
+    told = typed(place, "--since", str(DAY), "--aggregate-type", "order", "--same-topic", *WHY)
     assert "done  2 of 2 sent" in told.stdout, told.stderr
     again = {str(each.headers["id"]): json.loads(each.value or "") for each in replayed(place)}
     assert again == {
@@ -124,6 +126,16 @@ def test_a_redacted_day_is_sent_as_it_is_now(place: Place) -> None:
         ids[1]: {"email": "a@example.com", "total": 1.5},
     }
     assert place.reconcile().equal
+    limits = {"OUTBOX_RETENTION_DAYS": "1", "OUTBOX_ARCHIVE_RETENTION_DAYS": "parcel=2"}
+    assert place.outbox.outbox("archive", "expire", **archive, **limits).returncode == 0
+    gone = f"1 event of {DAY} was removed by retention on {TODAY}"
+    notes = [gone, f"events of {DAY} were redacted on {TODAY}"]
+    shown = typed(place, "--since", str(DAY), "--dry-run").stdout
+    assert shown.endswith("".join(f"  note: {each}\n" for each in notes) + "2 events, nothing sent\n")
+    assert gone in typed(place, "--aggregate-type", "parcel", "--dry-run").stderr
+    assert typed(place, "--since", str(DAY), "--same-topic", *WHY).returncode == 0
+    listed = json.loads(typed(place, "list", "--json").stdout)
+    assert [each["notes"] for each in listed] == [notes, notes[1:]]
 
 
 @pytest.mark.extended
