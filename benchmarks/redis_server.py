@@ -25,7 +25,7 @@ class RedisServer(Server):
         return f"redis://127.0.0.1:{self.port}"
 
     def client(self) -> redis.Redis:
-        """As anybody would make one."""
+        """As most clients would make one."""
         return redis.Redis.from_url(self.url)
 
     def prepare(self) -> None:

@@ -27,7 +27,7 @@ SHORT_LOG: Final = {
     "retention.bytes": "50000000",
     "file.delete.delay.ms": "1000",
 }
-"""Settings of a topic of which no one reads the past, so that millions of events do not fill the disk."""
+"""Settings of a topic whose past is not read, so that millions of events do not fill the disk."""
 _POSTGRES = {
     "fsync": "on",
     "full_page_writes": "on",

@@ -157,7 +157,7 @@ def pytest_configure(config: pytest.Config) -> None:
             ends.enter_context(workers.forked(config.invocation_params.args))
 
 
-# After pytest's own, which writes where nobody finds it.
+# After pytest's own, which writes where it is not found.
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     if (given := getattr(session.config, "workerinput", None)) is not None:

@@ -395,7 +395,7 @@ class _Drawn:
 
 @pytest.mark.parametrize("drawn", [300, pytest.param(5_000, marks=pytest.mark.extended)])
 def test_there_and_back(drawn: int) -> None:
-    """Guards against combinations of types that no one thought of; a seed names each."""
+    """Guards against combinations of types that the author did not think of; a seed names each."""
     for seed in range(drawn):
         draw = _Drawn(random.Random(seed))
         schema = draw.schema()

@@ -185,7 +185,7 @@ def test_an_event_that_the_other_is_handling_is_waited_for(
 @pytest.mark.extended
 @pytest.mark.parametrize("run", [0, pytest.param(1, marks=pytest.mark.thorough(only=True))])
 def test_both_at_full_speed(place: Place, run: int) -> None:
-    """Each event has its effect once, whoever is first."""
+    """Each event has its effect once, whichever consumer is first."""
     table = make(place, "source")
     events = [uuid7() for _ in range(100)]
     send(place, *events)

@@ -1,4 +1,4 @@
-"""Anybody may write to a topic: no message ends a consumer, or keeps it from the next one."""
+"""Any program may write to a topic: no message ends a consumer, or keeps it from the next one."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _unanswered(topic: str, timeout: float) -> None:
 def test_a_client_that_stands_still_is_replaced(
     place: Place, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]
 ) -> None:
-    """Guards against a consumer that stands still until somebody restarts it."""
+    """Guards against a consumer that stands still until an operator restarts it."""
     given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
     deadline = time.monotonic() + 180
     with contextlib.closing(membership.Member(given, [place.topic])) as member:

@@ -392,7 +392,7 @@ def test_what_is_shown_of_a_message(rows: _Rows) -> None:
 
 
 def test_what_an_operator_does(rows: _Rows) -> None:
-    """Guards against a replay that has no attempts left or comes late, and an action that no one recorded."""
+    """Guards against a replay that has no attempts left or comes late, and an action that is not recorded."""
     rows.put({"seq": 1, "state": "failed", "due": _HOUR}, {"seq": 2, "state": "failed", "source": "other"})
     meant = dict.fromkeys(("ids", "event_type", "key", "error", "since", "until"))
     given = meant | {"state": "failed", "source": "billing", "actor": "me", "reason": "why"}

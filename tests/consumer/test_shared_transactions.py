@@ -34,7 +34,7 @@ def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_no_time")
 def test_events_of_several_handlers_share_a_transaction(place: Place) -> None:
-    """Guards against transactions that end at each event of another type, or at one that nobody handles."""
+    """Guards against transactions that end at each event of another type, or at one without a handler."""
     for n in range(150):
         place.send(uuid7(), type=("order.placed", "order.paid", "order.seen")[n % 3], keys=1)
     for group, counts in (

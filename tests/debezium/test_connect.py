@@ -116,7 +116,7 @@ def test_an_event_that_ended_the_task_is_told_from_another_failure() -> None:
 
 
 def test_what_is_reported_includes_that_nothing_answers() -> None:
-    """Guards against a check that ends with an error, so that nobody is told."""
+    """Guards against a check that ends with an error, so that no alert is sent."""
     with answering(config=["config"], status=["status"], offsets=["offsets"]) as worker:
         found = ask(load_settings(connect=worker.url))
     assert found.error is None

@@ -59,7 +59,7 @@ def test_bodies_are_removed(stored: Stored) -> None:
 
 
 def test_bodies_that_stay_fail_the_run(stored: Stored) -> None:
-    """Guards against a store that grows because nobody learns that its days cannot be swept."""
+    """Guards against a store that grows because no run shows that its days cannot be swept."""
     stored.put(days_ago(30))
     stored.close()
     assert _run(stored).success

@@ -59,7 +59,7 @@ def test_what_is_wrong_is_one_line(cleaning: Cleaning, monkeypatch: pytest.Monke
 def test_the_schedule_starts_it_if_it_is_configured(
     cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against rows that are removed although nobody asked for it."""
+    """Guards against rows that are removed although no setting asks for it."""
     schedule = schedule_of(_served(cleaning), "clean_table")
     with dg.build_schedule_context() as context:
         assert isinstance(schedule(context), dg.RunRequest)

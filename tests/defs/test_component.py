@@ -118,7 +118,7 @@ def _spoil(shop: Path) -> None:
 def test_a_project_loads_whatever_is_wrong_with_one(
     shop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guards against a file that keeps all others from loading, and a mistake that nobody is told of."""
+    """Guards against a file that keeps all others from loading, and a mistake that is not reported."""
     orders = shop / "src" / "shop" / "defs" / "orders"
     orders.mkdir()
     (orders / "defs.yaml").write_text(

@@ -172,7 +172,7 @@ def test_each_partition_gets_its_index(make_table: Make) -> None:
     ],
 )
 def test_the_newest_partition_ends(make_table: Make, bounds: str, words: str) -> None:
-    """Guards against writers that are refused on the first of the month, and no one was told."""
+    """Guards against writers that are refused on the first of the month, without a report."""
     bounds = bounds if bounds == "DEFAULT" else f"FOR VALUES {bounds}"
     days = {f"in_{n}_days": f"{datetime.now(UTC) + timedelta(days=n):%Y-%m-%d}" for n in (6, 9)}
     bounds = bounds.format(**days)

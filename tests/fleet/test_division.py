@@ -35,7 +35,7 @@ def test_a_process_takes_its_share() -> None:
     clock.now += 10
     for unit in UNITS:
         division.saw(unit, others=2, is_free=unit not in UNITS[:4])
-    # Nobody else takes them.
+    # No other process takes them.
     assert sum(division.take(unit) for unit in UNITS) == 6
 
 

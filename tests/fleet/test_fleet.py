@@ -32,7 +32,7 @@ def _owners(outboxes: list[Outbox]) -> list[str | None]:
 
 
 def test_each_outbox_is_relayed(outboxes: list[Outbox]) -> None:
-    """Guards against events that reach another outbox's topic, and against a commit that nobody notices."""
+    """Guards against events that reach another outbox's topic, and against a commit that is not noticed."""
     for n, outbox in enumerate(outboxes):
         outbox.write(f"early {n}")
     with fleet(outboxes) as totals:

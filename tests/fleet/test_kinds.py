@@ -248,7 +248,7 @@ def _frozen(server: Server) -> Iterator[None]:
 
 
 def test_two_names_of_one_outbox(outboxes: list[Outbox], caplog: pytest.LogCaptureFixture) -> None:
-    """Guards against a mistake in the file that nobody learns of, or that fills the log."""
+    """Guards against a mistake in the file that is not reported, or that fills the log."""
     one = outboxes[0]
     other = Outbox(one.settings.model_copy(update={"name": "again"}))
 

@@ -592,7 +592,7 @@ def test_a_function_that_is_run_in_a_thread() -> None:
 
 
 def test_what_is_made_at_its_first_use() -> None:
-    """Guards against a channel or an exchange in a global, which no one else makes."""
+    """Guards against a channel or an exchange in a global, which no other code makes."""
     holds(
         {
             "shop/broker.py": """

@@ -251,7 +251,7 @@ def test_a_right_file_is_read_by_every_command(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_each_value_is_shown_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a value that nobody can find, and a secret on a screen."""
+    """Guards against a value that cannot be found, and a secret on a screen."""
     Path("outbox.toml").write_text(
         '[kafka]\nsasl.username = "u"\nsasl.password = { env = "PASSWORD" }\n'
         '[topics]\ntopic = "a"\ntopic_partitions = 3\n'

@@ -86,7 +86,7 @@ def test_an_outbox_wins_over_the_environment_and_that_over_the_file(loaded: Outb
 def test_a_wrong_entry_is_an_error_of_that_outbox_alone(
     entry: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a mistake about one outbox that stops all, or that nobody sees."""
+    """Guards against a mistake about one outbox that stops all, or that is not shown."""
     loaded = _load(f"{FILE}\n[outboxes.x]\n{entry}", tmp_path, monkeypatch)
     [(name, why)] = loaded.errors.items()
     assert error in why
@@ -142,7 +142,7 @@ def test_a_command_without_an_outbox_takes_a_template_for_all(
 
 
 def test_one_of_several_must_be_chosen(loaded: Outboxes) -> None:
-    """Guards against a command that works on an outbox which nobody named."""
+    """Guards against a command that works on an outbox which was not named."""
     with pytest.raises(
         SetupError, match=r"lists 2 outboxes: choose one with --outbox NAME \(orders, billing\)"
     ):

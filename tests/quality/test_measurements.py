@@ -210,7 +210,7 @@ def test_parked_and_dead(database: Database) -> None:
 
 
 def test_delayed_and_overdue(database: Database) -> None:
-    """Guards against delayed events that nothing moves, and nobody notices."""
+    """Guards against delayed events that nothing moves, without an alert."""
     emit = "SELECT outbox_emit('order', %s, 'e', '{}', deliver_after => now() + interval '1 hour')"
     database.rows(emit, "1")
     found = _measured(database)

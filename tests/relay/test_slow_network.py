@@ -113,7 +113,7 @@ def _notices(connection: psycopg.Connection[tuple[object, ...]]) -> bool:
 def test_a_client_that_has_lost_all_brokers_is_replaced(
     distant: Outbox, servers: own.Servers, network: Proxy, delivery: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a relay that stands still until somebody restarts it.
+    """Guards against a relay that stands still until an operator restarts it.
 
     A client that was told of no broker never finds one again, while new ones do. Here new ones go around
     the network that the old ones cannot pass.

@@ -83,7 +83,7 @@ def test_a_time_in_the_past_means_at_once(connection: Connection, aggregate: str
 
 @pytest.mark.parametrize("when", ["infinity", "2999-01-01"])
 def test_a_time_that_never_comes_is_refused(connection: Connection, aggregate: str, when: str) -> None:
-    """Guards against an event that nobody would ever see."""
+    """Guards against an event that would never be seen."""
     with pytest.raises(psycopg.errors.DatetimeFieldOverflow, match="more than ten years"):
         connection.execute(EMIT + ", deliver_after => %s::timestamptz)", [aggregate, "e", when])
 

@@ -59,7 +59,7 @@ def test_an_operator_writes_into_no_table(database: Database, dead: int, stateme
 def test_an_operator_acts_under_its_own_name(
     database: Database, dead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against an audit that anybody signs as anybody."""
+    """Guards against an audit that any role signs as any other."""
     role = _granted(database, "operator")
     monkeypatch.setenv("LOGNAME", "somebody-else")
     dsn = psycopg.conninfo.make_conninfo(database.dsn, user=role)

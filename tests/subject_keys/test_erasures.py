@@ -160,7 +160,7 @@ def test_keys_that_no_master_key_unwraps(keys: SubjectKeys, keys_dsn: str) -> No
         assert "outbox: no master key unwraps 11 keys: " in done.stderr
         assert sum(f"bad{n} ({key_id})" in done.stderr for n, key_id in enumerate(ids)) == 10
         assert ", and 1 more. Add the master key that has wrapped them" in done.stderr
-        # So that nobody removes the former one too early.
+        # So that an operator does not remove the former one too early.
         with pytest.raises(KeyStoreError, match="the master key is not that of"):
             SubjectKeys(keys_dsn, master=OTHER).decrypted(protected)
         for n in range(11):

@@ -77,7 +77,7 @@ def test_forgotten_is_forgotten(keys_dsn: str, forget: Callable[[object], Any]) 
 
 
 def test_the_cache_is_limited(keys_dsn: str, forget: Callable[[object], Any]) -> None:
-    """Guards against a query for each event, an erasure that nobody sees, and keys without a limit."""
+    """Guards against a query for each event, an erasure that is not seen, and keys without a limit."""
     asked: list[str] = []
     keys = SubjectKeys(keys_dsn, master=MASTER, cache_seconds=60, cache_size=3)
     rows = keys._store._rows

@@ -313,7 +313,7 @@ def test_in_a_bucket(database: Database, settings: Settings, monkeypatch: pytest
 
 
 def test_where_the_values_may_still_be(database: Database, dropped: Settings) -> None:
-    """Guards against copies in the same database and archive that nobody thinks of."""
+    """Guards against copies in the same database and archive that an operator forgets."""
     restore.restore(dropped, DAY)
     kept = Path(dropped.archive) / "_outbox" / "kept" / str(DAY) / "events-0.parquet.kept"
     kept.parent.mkdir(parents=True)

@@ -99,7 +99,7 @@ def test_many_days_are_put_together(tmp_path: Path, since: date, unit: str, peri
 
 
 def test_many_event_types(tmp_path: Path) -> None:
-    """Guards against types that are lost, and a rare type whose dead letters nobody sees."""
+    """Guards against types that are lost, and a rare type whose dead letters are not seen."""
     rows = [event(ONE, seq, event_type=f"type {seq // 2:03}") for seq in range(1000)]
     put_day(tmp_path, ONE, [*rows, event(ONE, 1000, event_type="rare", status="FAILED")])
     found = report.read(report.opened(str(tmp_path)))

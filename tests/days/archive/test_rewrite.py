@@ -107,7 +107,7 @@ def test_a_day_is_the_former_or_the_new_one_after_a_kill(database: Database, dro
 
 
 def test_an_edit_that_does_more_than_it_may(dropped: Settings) -> None:
-    """Guards against a rewrite that loses or changes events which nobody asked for."""
+    """Guards against a rewrite that loses or changes events without having been asked to."""
 
     def removing(_: object, tables: Tables) -> Tables:
         yield from (table.slice(1) for table in tables)

@@ -177,7 +177,7 @@ def test_a_way_back_that_is_continued(make: Make, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.extended
 def test_a_relay_waits_for_the_old_rows(make: Make) -> None:
-    """Guards G2: the database refuses the shard, whoever starts the relay."""
+    """Guards G2: the database refuses the shard, whichever role starts the relay."""
     adopted = make(guides.A)
     adopted.run("adopt", "prepare")
     adopted.write((KEY, 0))

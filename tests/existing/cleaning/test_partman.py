@@ -89,7 +89,7 @@ def test_its_newest_month_stays(database: Database, settings: Settings) -> None:
 
 
 def test_settings_that_the_role_may_not_read(database: Database, settings: Settings) -> None:
-    """Guards against a retention that nobody reports."""
+    """Guards against a retention that is not reported."""
     role = database.role()
     database.rows(
         f"GRANT SELECT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}; GRANT {role} TO CURRENT_USER"

@@ -102,7 +102,7 @@ def test_relay_and_writers_continue(make: Make) -> None:
 
 
 def test_a_locked_row_is_left(cleaning: Cleaning) -> None:
-    """Guards against a clean-up that waits for a session of somebody else, and against a lost row."""
+    """Guards against a clean-up that waits for a session of an application, and against a lost row."""
     with cleaning.connect(autocommit=False) as holder:
         holder.execute("SELECT FROM events WHERE payload ->> 'n' = '3' FOR UPDATE")
         if cleaning.settings.archive == "none":

@@ -193,7 +193,7 @@ func handler(
 	return arrange(&view{name: name, what: "effect"}, moments)
 }
 
-// arrange makes the calls and returns. An append is ambiguous: nobody recorded when its commit was acknowledged. It
+// arrange makes the calls and returns. An append is ambiguous: no writer recorded when its commit was acknowledged. It
 // is open from its commit to its first delivery, or to the end. Since nothing else shows it, it need not be called
 // before its predecessor was delivered: so the search stays short although thousands of events wait.
 func arrange(v *view, moments []moment) *view {

@@ -20,7 +20,7 @@ NAME = "stopped connector"
 def leaving(
     settings: Settings, slot: str, publication: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[str]]:
-    """A session reads the slot until somebody waits for its end; yields who was waited for."""
+    """A session reads the slot until a session waits for its end; yields who was waited for."""
     waited_for: list[str] = []
     with closing(connect(settings, name=NAME, replication=True)) as session, monkeypatch.context() as patch:
         Stream(session, slot, publication)

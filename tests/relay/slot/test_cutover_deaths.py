@@ -151,7 +151,7 @@ AND database = current_database()"""
 
 @pytest.mark.parametrize("server", either("does not notice", "notices"))
 def test_a_death_while_the_server_makes_the_slot(outbox: Outbox, server: str) -> None:
-    """Guards against a slot that the server makes for no one, while a transaction runs for hours."""
+    """Guards against a slot that the server makes for no relay, while a transaction runs for hours."""
     program = "from outbox_pipelines.core import session; import sys\n"
     if server == "does not notice":
         program += "session.OWN['client_connection_check_interval'] = '0'\n"

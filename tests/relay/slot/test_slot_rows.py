@@ -41,7 +41,7 @@ def test_which_transactions_have_rows(rows: psycopg.Connection[Any]) -> None:
 
 
 def test_what_a_slot_must_deliver_next(rows: psycopg.Connection[Any]) -> None:
-    """Guards against a slot that delivers nothing, which no one notices: the first ones are looked at."""
+    """Guards against a slot that delivers nothing, which is not noticed: the first ones are looked at."""
     rows.execute(_WRITE, [["9", "10", "10", *(str(n) for n in range(20, 1500))]])
     given = {"first": "10", "open_from": "-infinity"}
     found = [tx for (tx,) in rows.execute(slot_sql.NOT_DELIVERED, given)]
