@@ -289,11 +289,12 @@ SELECT id, seq, kind, topic, partition, "offset", NULL AS detail FROM unhandled 
 # {kept_ms}: what came to the topic since then is certainly kept.
 NOT_HANDLED: Final[LiteralString] = _UNHANDLED + "WHERE is_passed AND at_ms >= {kept_ms}"
 FORGOTTEN: Final[LiteralString] = _UNHANDLED + "WHERE is_passed AND at_ms < {kept_ms}"
+# Also of a message that its topic no longer has: the inbox proves that it came.
 _RECEIVED: Final[LiteralString] = f"""
 SELECT id, seq, kind, first.topic, first.partition, first."offset", detail FROM (
     SELECT id, any_value(seq) AS seq, any_value(kind) AS kind, {_FIRST}, any_value(error) AS detail
     FROM (SELECT c.*, i.error FROM compared c SEMI JOIN taken USING (kind) JOIN inbox i ON i.id = c.id
-          WHERE c."offset" IS NOT NULL AND i.state = '{{state}}')
+          WHERE i.state = '{{state}}')
     GROUP BY id)"""
 CONSUMER_LAGGING: Final[LiteralString] = (
     _UNHANDLED.replace("NULL AS detail", "'not received' AS detail")

@@ -99,16 +99,20 @@ def test_without_offsets_the_time_decides(place: Place, monkeypatch: pytest.Monk
 
 
 def test_what_its_inbox_contains_is_distinguished(place: Place) -> None:
-    """Guards against events that were received, and count as handled."""
+    """Guards against events that were received, and count as handled, also if their topic has lost them."""
     ids = place.write(5)
     place.relay()
     place.consumer()
     for event_id, status in zip(ids, ("waiting", "failed", "discarded", "processed"), strict=False):
         place.receive(event_id, status)
+    (lost,) = place.write(1)
+    place.pass_over()
+    place.receive(lost, "failed")
     report = place.reconcile()
-    assert found(report.sides[1]) == {"lagging": 1, "dead_letters": 1, "discarded": 1}
-    (dead,) = one(report.sides[1], "dead_letters").examples
+    assert found(report.sides[1]) == {"lagging": 1, "dead_letters": 2, "discarded": 1}
+    dead, without = one(report.sides[1], "dead_letters").examples
     assert (dead.id, dead.detail) == (ids[1], "no")
+    assert (without.id, without.topic) == (lost, None)
     assert one(report.sides[1], "lagging").examples[0].id == ids[0]
 
 
