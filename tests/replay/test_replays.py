@@ -20,6 +20,7 @@ from psycopg.conninfo import make_conninfo
 
 from outbox_pipelines.catalog.document import read_catalog
 from outbox_pipelines.catalog.subjects import Subjects
+from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.topic_ends import read_to_ends
 from outbox_pipelines.days.archive import drop
 from outbox_pipelines.days.archive.day import archive
@@ -224,6 +225,44 @@ def test_a_damaged_archive_is_not_read(place: Place, damage: str) -> None:
     assert said[damage] in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert replayed(place) == []
+
+
+def test_an_archive_that_goes_away_stops_the_replay(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a trace of Python when a disk is unmounted amid a replay, and one that cannot go on."""
+    written = place.write(30, keys=1) + place.write(20, keys=1, day=NEXT)
+    place.relay()
+    dropped(place)
+    dropped(place, NEXT)
+    root = Path(str(place.settings.archive))
+    send = sender.Sender.send
+
+    def then_away(self: sender.Sender, events: list[Event]) -> None:
+        send(self, events)
+        root.rename(root.with_name("elsewhere"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sender.Sender, "send", then_away)
+        with pytest.raises(SetupError) as stopped:
+            replays.begin(
+                place.settings,
+                Selection(since=str(DAY)),
+                "{topic}",
+                reason="x",
+                actor="y",
+                creates=False,
+                rate=1e9,
+                is_stopped=lambda: False,
+                progress=lambda *_: None,
+            )
+    ((replay, state, why),) = place.rows("SELECT id::text, state, error FROM outbox_replays")
+    assert state == "stopped"
+    assert "OUTBOX_ARCHIVE" in why
+    assert f"{stopped.value}" == f"{why}. Correct the cause, then run `outbox replay --resume {replay}`"
+    again = typed(place, "--resume", replay)
+    assert (again.returncode, again.stderr) == (2, f"outbox: {why}\n")
+    root.with_name("elsewhere").rename(root)
+    assert "done  50 of 50 sent" in typed(place, "--resume", replay).stdout
+    assert list(dict.fromkeys(each.headers["id"] for each in replayed(place))) == written
 
 
 @pytest.mark.parametrize(

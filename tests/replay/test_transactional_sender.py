@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
 from typing import Any
 from uuid import UUID
 
@@ -10,6 +13,8 @@ import pytest
 
 from outbox_pipelines.database import connect
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local.kafka import Kafka
+from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay.kafka import client, transactional_producer
 from outbox_pipelines.relay.kafka.transactional_producer import Place
 from outbox_pipelines.relay.lease.shard_ownership import identity_of
@@ -19,6 +24,8 @@ from outbox_pipelines.replay.selection import Selection
 from outbox_pipelines.replay.sender import AgainError
 from outbox_pipelines.replay.transactional_sender import Record
 from outbox_pipelines.settings import Settings
+from tests.conftest import Outbox as Relayed
+from tests.conftest import patience, wait_until
 from tests.reconciliation.place import Place as Outbox
 from tests.replay.test_replays import replayed, running, typed
 
@@ -63,6 +70,41 @@ def test_replays_that_are_killed_send_each_event_once(place: Outbox, once: Setti
         process.communicate()
     told = typed(place, "--resume", replay, **ONCE)
     assert f"done  {EVENTS:,} of {EVENTS:,} sent" in told.stdout, told.stderr
+    assert set(seen(place).values()) == {1}
+    assert len(seen(place)) == EVENTS
+
+
+def test_a_broker_that_is_killed_and_comes_back(
+    own_servers: tuple[Postgres, Kafka, Relayed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a replay that an outage of Kafka ends, and events that are lost or come twice by it."""
+    _, kafka, relayed = own_servers
+    place = Outbox(relayed, tmp_path)
+    relayed.fill(EVENTS)
+    place.relay()
+    monkeypatch.setattr(replays, "_SAY_SECONDS", 0.1)
+    settings = place.settings.model_copy(update={"delivery": "exactly_once"})
+    latest: list[tuple[int, str]] = [(0, "")]
+    stop = Event()
+    with ThreadPoolExecutor(1) as threads:
+        replaying = threads.submit(
+            begin,
+            settings,
+            Selection(where="true"),
+            rate=1_000,
+            is_stopped=stop.is_set,
+            progress=lambda _, sent, trouble: latest.append((sent, trouble)),
+        )
+        try:
+            wait_until(lambda: latest[-1][0] or replaying.done(), what="a replay under way")
+            kafka.kill()
+            wait_until(lambda: latest[-1][1] or replaying.done(), what="that Kafka is away")
+            assert latest[-1][0] < EVENTS
+            kafka.start()
+            found = replaying.result(patience(60))
+        finally:
+            stop.set()
+    assert (found.state, found.sent) == ("done", EVENTS)
     assert set(seen(place).values()) == {1}
     assert len(seen(place)) == EVENTS
 
