@@ -98,8 +98,11 @@ QUOTES: Final = (
     ),
     Quote(
         "docs/erasure.md",
-        "protecting two members took {} µs,",
-        (("erasure", "emit of an order with two protected members, no commit", "of which protecting"),),
+        "protecting two members took {} µs, decrypting\nthem {} µs.",
+        (
+            ("erasure", "emit of an order with two protected members, no commit", "of which protecting"),
+            ("erasure", "two members decrypted", "µs"),
+        ),
     ),
     Quote(
         "docs/consuming-failures.md",
