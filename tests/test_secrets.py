@@ -255,10 +255,10 @@ def test_dagster_stores_no_secret(clean: pytest.MonkeyPatch, tmp_path: Path, dsn
         for sensor in REPOSITORY.sensor_defs:
             with dg.build_sensor_context(instance=instance, repository_def=REPOSITORY) as context:
                 try:
-                    told = repr(sensor.evaluate_tick(context))
+                    reported = repr(sensor.evaluate_tick(context))
                 except Exception as error:  # noqa: BLE001 - Dagster stores whatever a tick raises
-                    told = repr(error) + str(error.__cause__)
-            assert not leaks(told), sensor.name
+                    reported = repr(error) + str(error.__cause__)
+            assert not leaks(reported), sensor.name
     stored = b"".join(each.read_bytes() for each in tmp_path.rglob("*") if each.is_file())
     assert not leaks(stored.decode("latin-1"))
 

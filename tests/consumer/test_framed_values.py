@@ -357,9 +357,9 @@ def test_a_topic_changes_from_plain_to_framed_values_while_all_run(
     (message_id,) = [
         str(each) for (each,) in place.rows("SELECT message_id FROM inbox WHERE state = 'failed'")
     ]
-    told = CliRunner().invoke(
+    shown = CliRunner().invoke(
         cli,
         ["consumer", "dead-letters", "show", message_id],
         env={"OUTBOX_CONSUMER_DSN": place.dsn, "OUTBOX_REGISTRY_URL": registry.url},
     )
-    assert json.loads(told.stdout)["payload"] == {"n": 3}
+    assert json.loads(shown.stdout)["payload"] == {"n": 3}

@@ -54,10 +54,10 @@ def test_status_of_one_consumer(place: Place, tmp_path: Path) -> None:
         "warning: no message has the type 'order.cancled', which has a handler; 'order.canceled' has no "
         "handler: check the name",
     ]
-    told = json.loads(status(place, tmp_path, "--json"))
-    assert told["inboxes"][0]["source"] == "billing"
-    assert told["kafka"]["behind"] == {place.topic: 4}
-    assert told["kafka"]["unmatched"] == {"order.cancled": "order.canceled"}
+    shown = json.loads(status(place, tmp_path, "--json"))
+    assert shown["inboxes"][0]["source"] == "billing"
+    assert shown["kafka"]["behind"] == {place.topic: 4}
+    assert shown["kafka"]["unmatched"] == {"order.cancled": "order.canceled"}
     assert place.uncommitted() == 4
 
 

@@ -89,7 +89,7 @@ def test_every_shape_of_the_relay(place: Place, outbox: Outbox, value: str, name
     if names != FEW:
         assert (tombstone.type, tombstone.aggregate_type) == ("order.removed", "order")
 
-    told = {
+    shown = {
         "type": "order.placed",
         "aggregate_type": "order",
         "idempotency_key": "request 7",
@@ -103,12 +103,12 @@ def test_every_shape_of_the_relay(place: Place, outbox: Outbox, value: str, name
         "payload": {"type": ""},
         "flat": {"type", "idempotency_key"},
         "envelope": {"type", "aggregate_type"},
-        "cloudevents": set(told),
+        "cloudevents": set(shown),
     }
     if names == FEW:
-        told = {name: part if name in in_value[value] else None for name, part in told.items()}
-        told["type"] = "" if value == "payload" else "order.placed"
-    assert {name: getattr(event, name) for name in told} == told
+        shown = {name: part if name in in_value[value] else None for name, part in shown.items()}
+        shown["type"] = "" if value == "payload" else "order.placed"
+    assert {name: getattr(event, name) for name in shown} == shown
 
 
 def test_debeziums_event_router(place: Place) -> None:

@@ -225,8 +225,8 @@ def test_they_are_no_tables_of_the_outbox(empty: Database) -> None:
 def test_the_command_prunes(database: Database) -> None:
     record(database, at(20), handled_days_ago=19)
     record(database, uuid.uuid4(), handled_days_ago=19)
-    told = database.outbox("consumer", "prune", "--days", "14")
-    assert (told.exit_code, told.output) == (
+    reported = database.outbox("consumer", "prune", "--days", "14")
+    assert (reported.exit_code, reported.output) == (
         0,
         "1 day emptied, 1 row without a day and 0 inbox rows deleted\n",
     )

@@ -63,9 +63,9 @@ def test_what_is_due_is_handled_by_a_run(
     instance: dg.DagsterInstance, database: Database, named: str
 ) -> None:
     """Guards against an inbox that is not drained although Dagster is configured to drain it."""
-    told = look(instance, named)
-    assert told.run_requests is not None
-    [request] = told.run_requests
+    shown = look(instance, named)
+    assert shown.run_requests is not None
+    [request] = shown.run_requests
     done = job_of(serving(), "drain_inbox").execute_in_process(
         run_config=request.run_config,
         tags=request.tags,
@@ -77,7 +77,7 @@ def test_what_is_due_is_handled_by_a_run(
             "SELECT (SELECT count(*) FROM invoices), (SELECT array_agg(DISTINCT state) FROM inbox)"
         ).fetchall()
     assert (invoices, states) == (12, ["processed"])
-    again = look(instance, named, told.cursor)
+    again = look(instance, named, shown.cursor)
     assert not again.run_requests
     assert again.skip_message == "billing: 0 waiting"
 
@@ -86,22 +86,22 @@ def test_one_run_at_a_time_and_the_backlog_is_observed(
     instance: dg.DagsterInstance, database: Database, named: str
 ) -> None:
     """Guards against a run each quarter of a minute, and a plot without points."""
-    told = look(instance, named)
-    observation, verdict = told.asset_events
+    shown = look(instance, named)
+    observation, verdict = shown.asset_events
     assert isinstance(observation, dg.AssetObservation)
     assert isinstance(verdict, dg.AssetCheckEvaluation)
     metadata = observation.metadata
     assert (metadata["billing waiting"].value, metadata["billing dead letters"].value) == (12, 0)
     assert verdict.passed
-    assert told.run_requests is not None
-    [request] = told.run_requests
+    assert shown.run_requests is not None
+    [request] = shown.run_requests
     instance.create_run_for_job(
         job_of(serving(), "drain_inbox"),
         run_config=request.run_config,
         tags=request.tags,
         status=dg.DagsterRunStatus.STARTED,
     )
-    again = look(instance, named, told.cursor)
+    again = look(instance, named, shown.cursor)
     assert not again.run_requests
     assert again.asset_events == []
     # What changes is reported at once.

@@ -183,8 +183,8 @@ def test_session_reports_while_it_runs(
     # A plot of both would go up and down between totals and parts of them.
     assert not REPORTED & numbers.keys()
     # The topic was reported when it was first seen, and at the end; not with each report.
-    told = [metadata_of(each) for each in observed(instance, result.run_id, topics=True)]
-    assert told == [{}, {"session_events": 1000}]
+    reported = [metadata_of(each) for each in observed(instance, result.run_id, topics=True)]
+    assert reported == [{}, {"session_events": 1000}]
 
 
 @pytest.mark.extended

@@ -147,10 +147,10 @@ def test_the_commands(table: Table) -> None:
         drained = table.outbox.outbox("relay", "--until-empty", **file)
         assert (drained.returncode, drained.stderr.count("published 1 event ")) == (1, 1)
         with table.relayed():
-            told = json.loads(table.outbox.outbox("status", "--json", **file).stdout)
-        (shard,) = told["shards"]
+            shown = json.loads(table.outbox.outbox("status", "--json", **file).stdout)
+        (shard,) = shown["shards"]
         assert f":{os.getpid()}:" in shard["owner"]
-        assert (shard["backlog"], shard["oldest_seconds"], told["dead_letters"]) == (0, 0, 1)
+        assert (shard["backlog"], shard["oldest_seconds"], shown["dead_letters"]) == (0, 0, 1)
         row = connection.execute("SELECT to_regclass('outbox_shards')").fetchone()
         assert row == (None,)
     # Look-ups end on their own.

@@ -200,9 +200,9 @@ def test_a_dead_letter_is_reported_and_copied(table: Table, tmp_path: Any) -> No
     command = f"cat > {heard}.new && mv {heard}.new {heard}"
     table.drain(max_attempts=1, dead_letter_topics=True, dead_letter_command=command)
     wait_until(heard.exists)
-    told = json.loads(heard.read_text())
-    assert (told["kind"], told["aggregate_id"], told["attempts"]) == ("dead-letter", "a", 1)
-    assert told["help"] == "correct the row or the topic, then run `outbox dead-letters replay`"
+    reported = json.loads(heard.read_text())
+    assert (reported["kind"], reported["aggregate_id"], reported["attempts"]) == ("dead-letter", "a", 1)
+    assert reported["help"] == "correct the row or the topic, then run `outbox dead-letters replay`"
     (copy,) = read_topic(table.settings.kafka, f"{table.outbox.topic()}.dlq")
     assert copy.headers["dead-letter-topic"] == table.outbox.topic()
 

@@ -26,8 +26,8 @@ def test_the_same_dice_give_another_port() -> None:
         return free_port()
 
     first, second = thrown(), thrown()
-    told = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=True)
-    assert len({first, second, int(told.stdout)}) == 3
+    shown = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=True)
+    assert len({first, second, int(shown.stdout)}) == 3
 
 
 def test_a_server_has_its_port_and_has_it_again() -> None:

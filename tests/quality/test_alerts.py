@@ -51,9 +51,9 @@ def test_what_comes_and_goes_is_reported_once(every: int) -> None:
     """Guards against silence about a relay that comes and goes, and a pager that rings all night over it."""
     pager = Pager()
     # A tick is 30 s: two hours.
-    told = [pager.tick(30.0 * tick, *([] if tick % every else [LAG])) for tick in range(240)]
-    assert [titles for titles in told if titles] == [["shop: lag"]]
-    assert told.index(["shop: lag"]) == 2 * every
+    shown = [pager.tick(30.0 * tick, *([] if tick % every else [LAG])) for tick in range(240)]
+    assert [titles for titles in shown if titles] == [["shop: lag"]]
+    assert shown.index(["shop: lag"]) == 2 * every
     # It is over when it has been absent for long.
     calm = [pager.tick(7_200.0 + 30 * tick) for tick in range(30)]
     assert [titles for titles in calm if titles] == [["shop: lag resolved"]]
@@ -62,8 +62,8 @@ def test_what_comes_and_goes_is_reported_once(every: int) -> None:
 
 def test_what_is_rare_is_not_reported() -> None:
     pager = Pager()
-    told = [pager.tick(30.0 * tick, *([] if tick % 20 else [LAG])) for tick in range(240)]
-    assert not any(told)
+    shown = [pager.tick(30.0 * tick, *([] if tick % 20 else [LAG])) for tick in range(240)]
+    assert not any(shown)
 
 
 def test_a_gap_between_ticks_ends_nothing() -> None:
@@ -77,8 +77,8 @@ def test_a_gap_between_ticks_ends_nothing() -> None:
 def test_what_grows_slowly_is_reported_once() -> None:
     pager = Pager()
     texts = [Problem("lag", f"the oldest event is {60 + tick} s old", "status") for tick in range(100)]
-    told = [pager.tick(30.0 * tick, text) for tick, text in enumerate(texts)]
-    assert [titles for titles in told if titles] == [["shop: lag"]]
+    shown = [pager.tick(30.0 * tick, text) for tick, text in enumerate(texts)]
+    assert [titles for titles in shown if titles] == [["shop: lag"]]
 
 
 def test_a_restart_of_a_relay_is_reported_once() -> None:

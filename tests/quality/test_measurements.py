@@ -314,8 +314,8 @@ def test_the_command_says_it_and_exits_by_it(database: Database) -> None:
     assert done.exit_code == 1
     assert "ERROR         dead_letters: 1 dead letter (1 × too large)" in done.output
     assert "→ Run `outbox dead-letters list`" in done.output
-    told = json.loads(database.outbox("status", "--json").output)
-    assert {"check": "dead_letters", "status": "error"}.items() <= told["checks"][3].items()
+    reported = json.loads(database.outbox("status", "--json").output)
+    assert {"check": "dead_letters", "status": "error"}.items() <= reported["checks"][3].items()
     assert database.outbox("status", "--check", OUTBOX_ERROR_AT="dead_letters=2").exit_code == 0
 
 

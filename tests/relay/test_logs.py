@@ -93,14 +93,14 @@ def test_at_debug_each_event_has_a_line(outbox: Outbox) -> None:
     """Guards against an event that cannot be followed into its topic."""
     outbox.write("a", "b", "größer")
     lines = _drain(outbox, OUTBOX_LOG_LEVEL="debug", OUTBOX_LOG_FORMAT="json")
-    told = {
+    shown = {
         one["id"]: one
         for one in _objects(lines)
         if one["logger"] == "outbox_pipelines.relay.telemetry.observers"
     }
-    assert len(told) == 3
+    assert len(shown) == 3
     for message in outbox.messages():
-        one = told[message.headers["id"] or ""]
+        one = shown[message.headers["id"] or ""]
         assert (one["topic"], one["partition"], one["offset"]) == message[:3]
         assert (one["aggregate_type"], one["aggregate_id"]) == ("order", message.key)
         assert one["level"] == "debug"
@@ -116,13 +116,13 @@ def test_at_debug_parked_events_have_lines_too(outbox: Outbox) -> None:
         guilty = emit(connection, "order", 1, "order.placed", {"noise": NOISE})
         behind = emit(connection, "order", 1, "order.placed", {"n": 1})
     lines = _drain(outbox, 1, OUTBOX_LOG_LEVEL="debug", OUTBOX_LOG_FORMAT="json", OUTBOX_MAX_ATTEMPTS="1")
-    told = [
+    shown = [
         (one["id"], one.get("error", one.get("offset")))
         for one in _objects(lines[:-1])
         if one["logger"] == "outbox_pipelines.relay.telemetry.observers"
     ]
-    assert (str(guilty.id), "MSG_SIZE_TOO_LARGE") in told
-    assert (str(behind.id), 0) in told
+    assert (str(guilty.id), "MSG_SIZE_TOO_LARGE") in shown
+    assert (str(behind.id), 0) in shown
 
 
 @pytest.mark.extended

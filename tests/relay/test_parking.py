@@ -218,8 +218,8 @@ def test_the_operators_command_hears_of_a_dead_letter(outbox: Outbox, tmp_path: 
     heard = tmp_path / "heard"
     _drain(outbox, max_attempts=1, dead_letter_command=f"cat > {heard}.new && mv {heard}.new {heard}")
     wait_until(heard.exists)
-    told = json.loads(heard.read_text())
-    assert (told["kind"], told["id"], told["attempts"]) == ("dead-letter", ids[0], 1)
+    shown = json.loads(heard.read_text())
+    assert (shown["kind"], shown["id"], shown["attempts"]) == ("dead-letter", ids[0], 1)
 
 
 def test_a_command_that_fails_harms_nothing(outbox: Outbox) -> None:

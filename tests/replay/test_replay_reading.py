@@ -138,9 +138,9 @@ def test_memory_does_not_grow_with_large_events(place: Place, is_dropped: bool) 
         dropped(place)
     environment = clean_environment() | place.outbox.environment
     environment["OUTBOX_ARCHIVE"] = str(place.settings.archive)
-    told = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-c", MEASURE], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
-    size, grown = map(int, told.stdout.split())
+    size, grown = map(int, shown.stdout.split())
     assert size == 200 * len(payload)
     assert grown < 150

@@ -91,15 +91,15 @@ def test_days_of_archive_and_table_are_sent_again(place: Place) -> None:
     originals = {each.headers["id"]: each for each in place.messages()}
     assert originals[old[0]].value == "\0\udcff"
     dropped(place)
-    told = typed(place, "--since", str(DAY), "--until", str(NEXT), "--same-topic", *WHY)
-    assert told.returncode == 0, told.stderr
-    assert "done  50 of 50 sent" in told.stdout
+    reported = typed(place, "--since", str(DAY), "--until", str(NEXT), "--same-topic", *WHY)
+    assert reported.returncode == 0, reported.stderr
+    assert "done  50 of 50 sent" in reported.stdout
     again = replayed(place)
     assert [each.headers["id"] for each in again] == old + new
     for each in again:
         original = originals[each.headers["id"]]
         marks = {name: each.headers.pop(name) for name in ("replay-id", "replayed-at")}
-        assert str(marks["replay-id"]) in told.stdout
+        assert str(marks["replay-id"]) in reported.stdout
         assert (each.headers, each.value, each.key) == (original.headers, original.value, original.key)
     listed = json.loads(typed(place, "list", "--json").stdout)
     (row,) = listed
@@ -117,10 +117,10 @@ def test_a_redacted_day_is_sent_as_it_is_now(place: Place) -> None:
     dropped(place)
     archive = {"OUTBOX_ARCHIVE": str(place.settings.archive)}
     asked = ("--where", f"id = '{ids[0]}'", "--path", "email", "--reason", "r")
-    told = place.outbox.outbox("archive", "redact", str(DAY), *asked, **archive)
-    assert told.returncode == 0, told.stderr
-    told = typed(place, "--since", str(DAY), "--aggregate-type", "order", "--same-topic", *WHY)
-    assert "done  2 of 2 sent" in told.stdout, told.stderr
+    reported = place.outbox.outbox("archive", "redact", str(DAY), *asked, **archive)
+    assert reported.returncode == 0, reported.stderr
+    reported = typed(place, "--since", str(DAY), "--aggregate-type", "order", "--same-topic", *WHY)
+    assert "done  2 of 2 sent" in reported.stdout, reported.stderr
     again = {str(each.headers["id"]): json.loads(each.value or "") for each in replayed(place)}
     assert again == {
         ids[0]: {"email": "outbox-erased", "total": 1.5},
@@ -150,9 +150,9 @@ def test_conditions_are_met_together_in_both_places(place: Place) -> None:
     dropped(place)
     known = " AND ".join(f"{name} IS NOT DISTINCT FROM {name}" for name in [*SCHEMA.names, EVENT_DATE])
     where = f"(payload->>'total')::INT > 5 AND event_date <= DATE '{NEXT}' AND {known} -- paid"
-    told = typed(place, "--aggregate-id", "1", "--where", where, "--dry-run")
-    assert told.returncode == 0, told.stderr
-    assert [line.split()[:3] for line in told.stdout.splitlines()] == [
+    reported = typed(place, "--aggregate-id", "1", "--where", where, "--dry-run")
+    assert reported.returncode == 0, reported.stderr
+    assert [line.split()[:3] for line in reported.stdout.splitlines()] == [
         [str(DAY), "1", "order.paid"],
         [str(NEXT), "1", "order.paid"],
         ["2", "events,", "nothing"],
@@ -173,8 +173,8 @@ def test_what_was_not_published_is_not_sent(place: Place, is_dropped: bool) -> N
     if is_dropped:
         dropped(place)
     place.write(2, day=NEXT)
-    told = typed(place, "--since", str(DAY), "--same-topic", *WHY)
-    assert "done  2 of 2 sent" in told.stdout, told.stderr
+    reported = typed(place, "--since", str(DAY), "--same-topic", *WHY)
+    assert "done  2 of 2 sent" in reported.stdout, reported.stderr
 
 
 def test_another_topic_has_as_many_partitions(place: Place) -> None:
@@ -189,8 +189,8 @@ def test_another_topic_has_as_many_partitions(place: Place) -> None:
     assert "has 2 partitions, and" in refused.stderr
     refused = typed(place, *day, "--to-topic", "{topic}.replay", *WHY)
     assert f"topic {right} does not exist: create it with 3 partitions" in refused.stderr
-    told = typed(place, *day, "--to-topic", "{topic}.replay", "--create", *WHY)
-    assert told.returncode == 0, told.stderr
+    reported = typed(place, *day, "--to-topic", "{topic}.replay", "--create", *WHY)
+    assert reported.returncode == 0, reported.stderr
     originals = {each.headers["id"]: each.partition for each in place.messages()}
     assert {each.headers["id"]: each.partition for each in replayed(place, right)} == originals
     # Refused ones left no trace.
@@ -326,9 +326,9 @@ def test_a_killed_replay_is_resumed_without_a_loss(place: Place) -> None:
     assert state == "running"
     assert 0 < sent < 6_000
     before = len(replayed(place))
-    told = typed(place, "--resume", replay, "--rate", "1000000000")
-    assert told.returncode == 0, told.stderr
-    assert "done  6,000 of 6,000 sent" in told.stdout
+    reported = typed(place, "--resume", replay, "--rate", "1000000000")
+    assert reported.returncode == 0, reported.stderr
+    assert "done  6,000 of 6,000 sent" in reported.stdout
     again = replayed(place)
     assert {each.headers["id"] for each in again} == {each.headers["id"] for each in place.messages()}
     # What the database knew is not repeated.
@@ -370,10 +370,10 @@ def test_an_operator_replays_and_a_relay_does_not(place: Place) -> None:
         for role, grant in ((operator, "outbox_grant_operator"), (relay, "outbox_grant_relay")):
             place.rows(f"CREATE ROLE {role} {may_log_in(place.settings.dsn)}")
             place.rows("SELECT " + grant + "(%s)", role)
-        told = place.outbox.outbox(
+        reported = place.outbox.outbox(
             "replay", *day, OUTBOX_DSN=make_conninfo(place.settings.dsn, user=operator)
         )
-        assert "done  2 of 2 sent" in told.stdout, told.stderr
+        assert "done  2 of 2 sent" in reported.stdout, reported.stderr
         assert place.rows("SELECT actor FROM outbox_replays") == [(operator,)]
         refused = place.outbox.outbox(
             "replay", *day, OUTBOX_DSN=make_conninfo(place.settings.dsn, user=relay)
@@ -406,12 +406,12 @@ def test_an_outage_is_told_and_a_cancel_ends_it(
     monkeypatch.setattr(sender, "QUEUE", {"queue_buffering_max_messages": 10})
     monkeypatch.setattr(sender, "_LAST_SECONDS", 0.1)
     monkeypatch.setattr(replays, "_SAY_SECONDS", 0.1)
-    told: list[Replay] = []
+    reported: list[Replay] = []
     troubles: list[str] = []
     ended: list[Replay] = []
 
     def say(found: Replay, _: int, trouble: str) -> None:
-        told.append(found)
+        reported.append(found)
         troubles.append(trouble)
 
     def replay() -> None:
@@ -432,7 +432,7 @@ def test_an_outage_is_told_and_a_cancel_ends_it(
     thread = threading.Thread(target=replay, daemon=True)
     thread.start()
     wait_until(lambda: "no answer" in troubles, what="that Kafka does not answer")
-    cancel(outbox.settings, told[0].id)
+    cancel(outbox.settings, reported[0].id)
     thread.join(patience(30))
     kafka.thaw()
     assert [each.state for each in ended] == ["canceled"]

@@ -68,8 +68,8 @@ def test_replays_that_are_killed_send_each_event_once(place: Outbox, once: Setti
         process = running(place, "--resume", replay, "--rate", rate, **ONCE)
         process.kill()
         process.communicate()
-    told = typed(place, "--resume", replay, **ONCE)
-    assert f"done  {EVENTS:,} of {EVENTS:,} sent" in told.stdout, told.stderr
+    shown = typed(place, "--resume", replay, **ONCE)
+    assert f"done  {EVENTS:,} of {EVENTS:,} sent" in shown.stdout, shown.stderr
     assert set(seen(place).values()) == {1}
     assert len(seen(place)) == EVENTS
 
@@ -119,8 +119,8 @@ def test_what_kafka_knows_counts_before_another_replay_begins(place: Outbox, onc
     place.rows("UPDATE outbox_replays SET position = 0, sent = 0, state = 'running'")
     other = begin(once, Selection(where="seq % 10 = 0"))
     assert (other.state, other.sent) == ("done", other.events)
-    (told,) = place.rows("SELECT sent, state FROM outbox_replays WHERE id = %s", first.id)
-    assert told == (first.sent, "running")
+    (shown,) = place.rows("SELECT sent, state FROM outbox_replays WHERE id = %s", first.id)
+    assert shown == (first.sent, "running")
     assert resume(once, first.id).sent == EVENTS
     assert set(seen(place).values()) == {1}
     assert len(seen(place)) == EVENTS + other.events

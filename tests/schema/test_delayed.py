@@ -402,10 +402,10 @@ def test_who_may_do_what(kept: Database, connection: Connection, aggregate: str)
         ask = "SELECT outbox_cancel_delayed(%s, 'not wanted', 'alice')"
         assert one(person, ask, [foreign]) == (1,)
         assert one(person, ask, [foreign]) == (0,)
-        [(actor, behalf, told)] = person.execute(
+        [(actor, behalf, shown)] = person.execute(
             "SELECT actor, on_behalf_of, filter -> 0 ->> 'id' FROM outbox_audit WHERE action = 'cancel'"
         ).fetchall()
-        assert (actor, behalf, told) == (operator, "alice", str(foreign))
+        assert (actor, behalf, shown) == (operator, "alice", str(foreign))
     with kept.connect(user=relay) as session:
         assert one(session, MOVE, 10) == (2,)
     assert written(connection, aggregate) == ["behind", "e"]

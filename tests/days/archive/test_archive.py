@@ -162,15 +162,15 @@ def test_the_rows_are_sorted_over_batches_and_row_groups(
     write_many(database, day, 5000)
     write_shapes(database, day)
     publish(database)
-    told: list[int] = []
-    said = days.archive(settings, day, progress=told.append).manifest
+    shown: list[int] = []
+    said = days.archive(settings, day, progress=shown.append).manifest
     found = rows(settings, day)
     order = [(row["aggregate_type"], row["aggregate_id"], row["seq"]) for row in found]
     assert order == sorted(order)
     assert {row["id"] for row in found} == {id for (id,) in database.rows("SELECT id::text FROM outbox")}
     assert len(found) == said.rows == 5000 + len(SHAPES) + 2
     assert database.rows(ENDS) == [ends(said)]
-    assert [rows // 1000 for rows in told] == [1, 2, 3, 4, 5]
+    assert [rows // 1000 for rows in shown] == [1, 2, 3, 4, 5]
     with file(settings, day).open("rb") as stream:
         groups = pq.read_metadata(stream)
         assert groups.num_row_groups > 5
