@@ -111,7 +111,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         out = set(left_out)
         items[:] = [item for item in items if item not in out]
     if (ours := getattr(config, "workerinput", None)) is not None:
-        items[:] = order.deal(items, ours["workercount"])
+        items[:] = order.deal(items, ours["workercount"], with_servers=1 if is_short else 2)
 
 
 def _is_extra(item: pytest.Item) -> bool:
@@ -202,9 +202,14 @@ class Outbox:
     def topic(self, aggregate_type: str = "order") -> str:
         return self.settings.topic.format(aggregate_type=aggregate_type)
 
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """What a query answers."""
+        return session(self.settings.dsn).execute(query.encode()).fetchall()
+
     def write(self, *aggregate_ids: object, event_type: str = "order.placed") -> list[int]:
         """One committed transaction with an event for each aggregate; their seqs."""
-        with self.connect(autocommit=False) as connection:
+        connection = session(self.settings.dsn)
+        with connection.transaction():
             return [
                 emit(connection, "order", aggregate_id, event_type, {"n": n}).seq or 0
                 for n, aggregate_id in enumerate(aggregate_ids)
@@ -212,13 +217,12 @@ class Outbox:
 
     def fill(self, events: int, aggregates: int = 100) -> None:
         """Many committed events in one statement; payload {"n": 1 …}."""
-        with self.connect() as connection:
-            connection.execute(
-                "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
-                "SELECT 'order', (i %% %s)::text, 'order.placed', jsonb_build_object('n', i) "
-                "FROM generate_series(1, %s) i",
-                [aggregates, events],
-            )
+        session(self.settings.dsn).execute(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+            "SELECT 'order', (i %% %s)::text, 'order.placed', jsonb_build_object('n', i) "
+            "FROM generate_series(1, %s) i",
+            [aggregates, events],
+        )
 
     def messages(self, aggregate_type: str = "order") -> list[Message]:
         """Everything in a topic, each partition in order."""
@@ -557,8 +561,7 @@ UPDATE outbox_shards SET done = pg_current_snapshot(),
 @pytest.fixture
 def outbox(stack: Stack, migrated: str) -> Iterator[Outbox]:
     with fresh_database(stack.dsn, migrated) as dsn:
-        with psycopg.connect(dsn) as connection:
-            # As if it had been migrated itself; a relay refuses a copy.
-            connection.execute(ADOPT)
+        # As if it had been migrated itself; a relay refuses a copy.
+        session(dsn).execute(ADOPT)
         topic = f"{topic_prefix()}-{{aggregate_type}}-events"
         yield Outbox(load_settings(dsn=dsn, kafka=stack.kafka, topic=topic))

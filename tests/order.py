@@ -2,8 +2,8 @@
 
 pytest-xdist gives each process an equal part of the list; one without tests takes the last ones of another.
 A long test at the end of a part would leave all others without work: a minute of a whole run.
-Servers that tests kill belong to one process: two processes begin with all tests that need them, and the
-others start none. Folders of long tests need them in every process.
+Servers that tests kill belong to one process: two processes, or one where few tests need them, begin with all
+of these tests, and the others start none. Folders of long tests need them in every process.
 
 Invariant: the tests of a long file stay together.
 """
@@ -20,11 +20,14 @@ import pytest
 _LONG_FOLDERS: Final = {"browser", "demo", "deploy", "fleet", "history"}
 # Fixtures with a broker of this process's own, which costs five seconds of a processor.
 _OWN_SERVERS: Final = {"killable", "servers", "strict"}
-_PROCESSES_WITH_SERVERS: Final = 2
 
 
-def deal(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
-    """Return the tests in `processes` equal parts, which begin with about as many long files each."""
+def deal(items: list[pytest.Item], processes: int, with_servers: int) -> list[pytest.Item]:
+    """Return the tests in `processes` equal parts, which begin with about as many long files each.
+
+    Args:
+        with_servers: of how many parts the tests begin that kill servers.
+    """
     files = [list(each) for _, each in groupby(items, lambda item: item.path)]
     fronts: list[list[pytest.Item]] = [[] for _ in range(processes)]
     others: list[pytest.Item] = []
@@ -32,7 +35,7 @@ def deal(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
         if _is_in_long_folder(file):
             min(fronts, key=len).extend(file)
         elif _has_servers(file):
-            min(fronts[:_PROCESSES_WITH_SERVERS], key=len).extend(file)
+            min(fronts[:with_servers], key=len).extend(file)
         elif any(item.get_closest_marker("thorough") for item in file):
             min(fronts, key=len).extend(file)
         else:

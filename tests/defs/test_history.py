@@ -19,7 +19,7 @@ from outbox_pipelines.defs.build import build
 from outbox_pipelines.defs.dagster_internals import LOCATION
 from outbox_pipelines.defs.outbox import PACKAGE
 from outbox_pipelines.local.postgres import Postgres
-from tests.conftest import Lasting, password_of
+from tests.conftest import Lasting, either, password_of
 from tests.defs.conftest import EVERYTHING, OF_TABLE, failure_of, job_of, schedule_of, serving
 from tests.schema.servers import Database, fresh
 
@@ -105,10 +105,7 @@ DEFINITIONS = dg.Definitions(
 CHECK = dg.AssetCheckKey(archived.key, "archive_equals_table")
 
 
-_BOTH = pytest.mark.parametrize("instance", ["sqlite", "postgres"], indirect=True)
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
+@pytest.fixture(params=either("sqlite", "postgres"))
 def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     """An instance without runs, with each storage that it may have in production."""
     if request.param == "sqlite":
@@ -196,7 +193,6 @@ def ids(instance: dg.DagsterInstance) -> set[str]:
     return {r.run_id for r in instance.get_runs() if r.job_name != "purge_history"}
 
 
-@_BOTH
 def test_sessions_that_are_long_over_go(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from outbox_pipelines.database import schema
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.settings import Settings
-from tests.conftest import Message, Outbox, patience, read_topic
+from tests.conftest import Message, Outbox, patience, read_topic, session
 from tests.relay.topic import create_topic
 
 _COLUMNS: Final = """
@@ -106,22 +106,21 @@ class Table:
 
     def write(self, *events: tuple[str, Any]) -> list[int]:
         """One transaction with these (aggregate id, payload); their seqs."""
-        with self.connect(autocommit=False) as connection:
+        connection = session(self.settings.dsn)
+        with connection.transaction():
             return [insert(connection, key, payload) for key, payload in events]
 
     def fill(self, events: int, aggregates: int = 100) -> None:
         """Many committed events in one statement; payload {"n": 1 …}."""
-        with self.connect() as connection:
-            connection.execute(
-                "INSERT INTO events (aggregate_type, aggregate_id, event_type, payload) "
-                "SELECT 'order', (i %% %s)::text, 'order.placed', jsonb_build_object('n', i) "
-                "FROM generate_series(1, %s) i",
-                [aggregates, events],
-            )
+        session(self.settings.dsn).execute(
+            "INSERT INTO events (aggregate_type, aggregate_id, event_type, payload) "
+            "SELECT 'order', (i %% %s)::text, 'order.placed', jsonb_build_object('n', i) "
+            "FROM generate_series(1, %s) i",
+            [aggregates, events],
+        )
 
     def rows(self, what: str = "seq, published_at IS NOT NULL") -> list[tuple[Any, ...]]:
-        with self.connect() as connection:
-            return connection.execute(f"SELECT {what} FROM events ORDER BY seq".encode()).fetchall()
+        return self.outbox.rows(f"SELECT {what} FROM events ORDER BY seq")
 
     def pending(self) -> list[int]:
         return [seq for seq, is_published in self.rows() if not is_published]
@@ -195,7 +194,6 @@ def make(dsn: str, kafka: str, topic: str, ddl: str, mapping: str, **settings: A
     """Makes the table, whose settings have the mapping."""
     from outbox_pipelines.settings import load_settings
 
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(ddl.encode())
+    session(dsn).execute(ddl.encode())
     given = load_settings(dsn=dsn, kafka=kafka, topic=topic, table=tomllib.loads(mapping), **settings)
     return Table(Outbox(given))

@@ -7,20 +7,18 @@ from collections import defaultdict
 from typing import Any
 
 from outbox_pipelines.writer import emit
-from tests.conftest import Message, Outbox
+from tests.conftest import Message, Outbox, session
 
 
 def write(outbox: Outbox, *events: tuple[str, Any]) -> list[str]:
     """One transaction with these (aggregate id, payload); their ids."""
-    with outbox.connect(autocommit=False) as connection:
+    connection = session(outbox.settings.dsn)
+    with connection.transaction():
         return [str(emit(connection, "order", key, "order.placed", payload).id) for key, payload in events]
 
 
 def parked_rows(outbox: Outbox) -> list[tuple[Any, ...]]:
-    with outbox.connect() as connection:
-        return connection.execute(
-            "SELECT aggregate_id, id::text, state, attempts FROM outbox_parked ORDER BY seq"
-        ).fetchall()
+    return outbox.rows("SELECT aggregate_id, id::text, state, attempts FROM outbox_parked ORDER BY seq")
 
 
 def keys(outbox: Outbox) -> list[str]:

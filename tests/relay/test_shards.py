@@ -21,7 +21,14 @@ from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.settings import load_settings
-from tests.conftest import EITHER_DELIVERY, Outbox, create_database, drop_database, wait_until
+from tests.conftest import (
+    EITHER_DELIVERY,
+    Outbox,
+    create_database,
+    drop_database,
+    end_sessions,
+    wait_until,
+)
 from tests.relay.parked import keys, write
 from tests.relay.threads import quick, running
 from tests.relay.topic import NOISE, create_topic
@@ -322,6 +329,7 @@ def test_a_copy_of_the_database_is_refused(outbox: Outbox) -> None:
     name = psycopg.conninfo.conninfo_to_dict(outbox.settings.dsn)["dbname"]
     admin = psycopg.connect(outbox.settings.dsn, dbname="postgres", autocommit=True)
     with admin, contextlib.ExitStack() as cleanup:
+        end_sessions(outbox.settings.dsn)
         create_database(admin, f"{name}_copy", str(name))
         cleanup.callback(drop_database, admin, f"{name}_copy")
         dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, dbname=f"{name}_copy")

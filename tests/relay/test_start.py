@@ -88,7 +88,7 @@ def test_it_waits_for_kafka_as_the_owner(
     assert [text.partition(":")[0] for text in said] == ["waiting for Kafka"]
 
 
-@pytest.mark.parametrize("how", [{"until_empty": True}, {"hand_over_after": 60.0}])
+@pytest.mark.parametrize("how", either({"until_empty": True}, {"hand_over_after": 60.0}))
 def test_runs_that_end_do_not_wait(unavailable: tuple[Proxy, Settings], how: dict[str, float]) -> None:
     """Guards against a job, or a session of Dagster, that waits instead of a report."""
     _, settings = unavailable

@@ -79,8 +79,7 @@ def measured(outbox: Outbox) -> list[ShardStatus]:
 
 def owners(outbox: Outbox) -> list[str | None]:
     """Who owns each shard, as `measured` says, for a tenth of its cost: this is asked again and again."""
-    with outbox.connect() as connection:
-        return [owner for (owner,) in connection.execute(_OWNERS)]
+    return [owner for (owner,) in outbox.rows(_OWNERS)]
 
 
 def wait_for_holders(outbox: Outbox, count: int) -> None:

@@ -79,6 +79,7 @@ def test_where_the_outbox_is_already(manage: Manage, empty: Database) -> None:
     assert empty.rows("SELECT oid, xmin FROM pg_class WHERE relname LIKE 'outbox%' ORDER BY 1") == before
 
 
+@pytest.mark.extended
 def test_the_way_back_loses_no_events(manage: Manage, empty: Database, tmp_path: Path) -> None:
     """Guards against unpublished events, dropped with their table."""
     manage("migrate")
@@ -93,6 +94,7 @@ def test_the_way_back_loses_no_events(manage: Manage, empty: Database, tmp_path:
     assert empty.value("SELECT to_regclass('outbox') IS NULL")
 
 
+@pytest.mark.extended
 def test_the_app_is_up_to_date(manage: Manage) -> None:
     """Guards against a new file of `sql/` that databases which have the app's migrations never get."""
     assert manage("makemigrations", "--check").stdout == "No changes detected\n"

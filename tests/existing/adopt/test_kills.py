@@ -24,7 +24,7 @@ KEY = "00000000-0000-0000-0000-000000000001"
 _SESSIONS = b"""
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid()
-AND backend_type IN ('client backend', 'walsender')"""
+AND backend_type IN ('client backend', 'walsender') AND application_name <> 'tests'"""
 
 
 class Lives:

@@ -23,7 +23,8 @@ SELECT at + n * interval '1 day', CASE WHEN n < 5 OR at < '2026-02-01Z' THEN at 
 FROM generate_series(1, 5) n, unnest(ARRAY['2026-01-01Z', '2026-02-01Z']::timestamptz[]) at"""
 _SESSIONS = """
 SELECT count(*) FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+AND application_name <> 'tests'"""
 
 
 class Lives:

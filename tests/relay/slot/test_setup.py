@@ -21,7 +21,7 @@ from outbox_pipelines.relay.read.slot.slot_cutover import read
 from outbox_pipelines.relay.read.slot.slot_setup import remove, set_up, slot_name
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
-from tests.conftest import Outbox, may_log_in, wait_until
+from tests.conftest import Outbox, end_sessions, may_log_in, wait_until
 from tests.relay.slot.slots import make
 
 
@@ -293,6 +293,7 @@ def test_a_database_that_was_renamed(outbox: Outbox, stack: Stack) -> None:
     dsn = make_conninfo(stack.dsn, dbname=after)
     renamed = Outbox(outbox.settings.model_copy(update={"dsn": type(outbox.settings.require_dsn())(dsn)}))
     with psycopg.connect(stack.dsn, autocommit=True) as server:
+        end_sessions(outbox.settings.dsn)
         server.execute(f"ALTER DATABASE {before} RENAME TO {after}".encode())
         try:
             assert "nothing to do" in renamed.outbox("cdc", "setup").stdout
@@ -330,6 +331,7 @@ def test_a_publication_from_before_a_renaming(outbox: Outbox, stack: Stack) -> N
     dsn = make_conninfo(stack.dsn, dbname=after)
     renamed = Outbox(outbox.settings.model_copy(update={"dsn": type(outbox.settings.require_dsn())(dsn)}))
     with psycopg.connect(stack.dsn, autocommit=True) as server:
+        end_sessions(outbox.settings.dsn)
         server.execute(f"ALTER DATABASE {before} RENAME TO {after}".encode())
         try:
             server.execute("SELECT pg_drop_replication_slot(%s)", [slot])
