@@ -114,6 +114,7 @@ def test_a_day_is_archived_and_proven(
     assert "pictures" not in materialized.metadata
 
 
+@pytest.mark.extended
 def test_pictures_of_the_days_before(dagster: Dagster) -> None:
     """Guards against an image that Dagster's pages do not show, and pictures of the day alone."""
     dagster.run(DAY)

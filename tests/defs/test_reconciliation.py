@@ -135,6 +135,7 @@ def test_what_only_lags_is_a_warning(place: Place, instance: dg.DagsterInstance)
     assert found.metadata["billing: compared"].value == 3
 
 
+@pytest.mark.extended
 def test_slices_are_steps_of_one_run(
     place: Place, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_terminated_run_is_continued(
     assert f"replay {replay} continues behind {sent:,} events" in _log(instance, again.run_id)
 
 
+@pytest.mark.extended
 def test_a_canceled_replay_is_not_begun_again(
     place: Place, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

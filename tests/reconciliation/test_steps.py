@@ -65,6 +65,7 @@ def _make_every_finding(place: Place) -> None:
         place.rows("INSERT INTO outbox_parked SELECT *, %s FROM outbox WHERE id = %s", state, event_id)
 
 
+@pytest.mark.extended
 def test_the_report_is_that_of_one_slice(place: Place, tmp_path: Path) -> None:
     """Guards against a finding that spans slices and is lost, or counted in each of them."""
     _make_every_finding(place)

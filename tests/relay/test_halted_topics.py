@@ -101,6 +101,7 @@ def test_others_flow_while_a_topic_has_no_leader(
     assert sum("accepts messages again" in line for line in said) == 1
 
 
+@pytest.mark.extended
 def test_kafka_is_unavailable_if_no_topic_accepts_anything(
     shop: Outbox, cluster: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,7 @@ def test_kafka_is_unavailable_if_no_topic_accepts_anything(
     assert _parked(shop) == 0
 
 
+@pytest.mark.extended
 def test_a_relay_that_knows_only_the_topic_looks_at_others(shop: Outbox, cluster: Mock) -> None:
     """Guards against a relay that starts in the outage of a topic and reads nothing else."""
     _halt(shop, cluster, "bill")

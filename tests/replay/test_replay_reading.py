@@ -56,6 +56,7 @@ def test_a_day_that_is_dropped_is_read_on_in_the_archive(
         assert before + ids(batches) == written
 
 
+@pytest.mark.extended
 def test_a_file_that_is_gone_is_looked_for_again(place: Place) -> None:
     """Guards against a trace of Python where a file is gone, and events that a new place of a day loses."""
     first, second = place.write(3), place.write(3, day=NEXT)
@@ -95,6 +96,7 @@ def test_a_dead_letter_that_was_published_since_is_read(place: Place, is_dropped
         assert [number for *_, number, _ in reader.count()] == [2]
 
 
+@pytest.mark.extended
 def test_large_events_are_read_in_small_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against memory that grows with the size of events, in the table and in files."""
     payload = json.dumps({"text": "x" * 5_000})

@@ -40,6 +40,7 @@ from tests.conftest import (
     _reader,
     clean_environment,
     command,
+    either,
     headers_of,
     may_log_in,
     patience,
@@ -108,6 +109,7 @@ def test_days_of_archive_and_table_are_sent_again(place: Place) -> None:
     assert place.reconcile().equal
 
 
+@pytest.mark.extended
 def test_a_redacted_day_is_sent_as_it_is_now(place: Place) -> None:
     """Guards against a value that comes back from an archive, events that are lost with it, and a replay that
     does not say what is gone."""
@@ -440,13 +442,13 @@ def test_an_outage_is_told_and_a_cancel_ends_it(
 
 @pytest.mark.parametrize(
     "shape",
-    [
+    either(
         {"value_format": "cloudevents", "cloudevents_source": "/shop"},
         {"value_format": "flat", "header_names": {"version": "v", "causation-id": ""}},
         {"value_format": "envelope", "tombstones": True},
         {"format": "json_schema", "registry_framing": "header"},
         {"format": "avro", "registry_framing": "value"},
-    ],
+    ),
 )
 def test_a_replayed_message_is_the_original_and_its_marks(
     place: Place, registry: FakeRegistry, tmp_path: Path, shape: dict[str, Any]
@@ -595,6 +597,7 @@ def test_what_follows_from_a_refusal_is_not_its_reason(place: Place) -> None:
     made.close()
 
 
+@pytest.mark.extended
 def test_a_database_that_ends_the_session_stops_the_replay(place: Place) -> None:
     """Guards against a trace of Python, and a replay that cannot go on after an outage."""
     place.outbox.fill(3_000)

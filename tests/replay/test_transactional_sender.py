@@ -74,6 +74,7 @@ def test_replays_that_are_killed_send_each_event_once(place: Outbox, once: Setti
     assert len(seen(place)) == EVENTS
 
 
+@pytest.mark.extended
 def test_a_broker_that_is_killed_and_comes_back(
     own_servers: tuple[Postgres, Kafka, Relayed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_broker_that_is_killed_and_comes_back(
     assert len(seen(place)) == EVENTS
 
 
+@pytest.mark.extended
 def test_what_kafka_knows_counts_before_another_replay_begins(place: Outbox, once: Settings) -> None:
     """Guards against events that come twice, since another replay has hidden how far a killed one was."""
     stops = iter([False] * 8 + [True] * 10**6)
@@ -126,6 +128,7 @@ def test_what_kafka_knows_counts_before_another_replay_begins(place: Outbox, onc
     assert len(seen(place)) == EVENTS + other.events
 
 
+@pytest.mark.extended
 def test_a_commit_that_was_asked_for_twice_brings_a_new_producer(
     place: Outbox, once: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +162,7 @@ def test_a_relay_is_not_fenced(place: Outbox, once: Settings) -> None:
     assert "live" in {each.headers["id"] for each in place.messages()}
 
 
+@pytest.mark.extended
 def test_a_transaction_that_fails_is_sent_again(
     place: Outbox, once: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

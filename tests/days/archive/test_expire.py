@@ -93,6 +93,7 @@ def test_a_day_that_cannot_be_read_does_not_stop_others(database: Database, drop
     assert done.stdout == f"{OLDER}: 2 of 3 events removed (order)\n"
 
 
+@pytest.mark.extended
 def test_no_retention(database: Database, dropped: Settings) -> None:
     """Guards against an archive that is emptied by a default, or by a slip."""
     unset = outbox(database, dropped, "expire", retention="")

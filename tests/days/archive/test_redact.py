@@ -228,6 +228,7 @@ def test_what_is_refused_changes_nothing(database: Database, dropped: Settings) 
     assert database.value("SELECT count(*) FROM outbox_archive_changes") == 0
 
 
+@pytest.mark.extended
 def test_days_that_cannot_be_redacted(database: Database, dropped: Settings) -> None:
     """Guards against a new file that is made of an unproven one, and against two changes at the same time."""
     asked = ("--where", "true", "--path", "customer.email")
@@ -290,6 +291,7 @@ def test_a_former_file_that_a_backup_brought_back(database: Database, dropped: S
     assert "delete it" not in outbox(database, dropped, "verify", str(DAY)).stderr
 
 
+@pytest.mark.extended
 def test_in_a_bucket(database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a former file that stays in a bucket, and a manifest that cannot be replaced there."""
     make_days(database, DAY)
@@ -312,6 +314,7 @@ def test_in_a_bucket(database: Database, settings: Settings, monkeypatch: pytest
         assert "outbox-erased" in str(relation.fetchall())
 
 
+@pytest.mark.extended
 def test_where_the_values_may_still_be(database: Database, dropped: Settings) -> None:
     """Guards against copies in the same database and archive that an operator forgets."""
     restore.restore(dropped, DAY)

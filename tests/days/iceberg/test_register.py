@@ -60,6 +60,7 @@ def read(lake: str) -> list[dict[str, Any]]:
     return table(lake).scan().to_arrow().to_pylist()  # type: ignore[no-any-return]
 
 
+@pytest.mark.extended
 def test_a_catalog_in_the_database_of_the_outbox(database: Database, settings: Settings) -> None:
     """Guards against tables of pyiceberg among those of the outbox, where engines log in."""
     archived(database, settings, DAY)
@@ -105,6 +106,7 @@ def test_only_the_empty_days_of_a_table(database: Database, settings: Settings, 
     assert register(settings).unchanged == 1
 
 
+@pytest.mark.extended
 def test_a_day_that_is_changed(database: Database, settings: Settings, lake: str) -> None:
     """Guards against a table that keeps what was redacted or has expired, or names a file that is deleted."""
     archived(database, settings, EARLY, DAY)
@@ -177,6 +179,7 @@ def test_registrations_at_the_same_time(database: Database, settings: Settings, 
     assert len(read(lake)) == 2
 
 
+@pytest.mark.extended
 def test_columns_of_users(database: Database, settings: Settings, lake: str) -> None:
     """Guards against values under another column's name, of another type, or in two columns of one name."""
     chosen = [days_ago(ago) for ago in (6, 5, 4, 3)]
@@ -240,6 +243,7 @@ def _rewrite(lake: str, day: date, *, keeps: bool) -> None:
                 producer.delete_data_file(task.file)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("how", ["rewritten", "deleted", "added"])
 def test_what_another_engine_has_changed(database: Database, settings: Settings, lake: str, how: str) -> None:
     """Guards against rows that a compaction and a registration both add, and a change that stays unseen."""
@@ -380,6 +384,7 @@ def test_who_may_read_the_metadata(database: Database, settings: Settings, umask
     assert {each.stat().st_mode & 0o777 for each in found if each.is_dir()} == {0o750}
 
 
+@pytest.mark.extended
 def test_a_bucket(database: Database, settings: Settings, lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a table that only ever worked in a directory."""
     with buckets.serving() as environment:
