@@ -75,25 +75,33 @@ def list_erasures(settings: Settings, limit: int, as_json: bool) -> None:
 @keys.command()
 @click.pass_obj
 def rewrap(settings: Settings) -> None:
-    """Wrap all keys with the current master key, the first in OUTBOX_MASTER_KEY.
+    """Make the first master key in OUTBOX_MASTER_KEY the current one, and wrap all keys with it.
 
-    Give the former one behind it. After the command, and once every process has the new one, it is needed
-    no more. Exits with 1 if no master key unwraps a key.
+    Every process needs both, in any order. After the command, the former one is needed no more, except for
+    older backups. Exits with 1 if a key cannot be unwrapped.
     """
     from outbox_pipelines.subject_keys import erasures
 
     with _errors():
-        count, left = erasures.rewrap(settings)
-    click.echo(f"{counted(count, 'key')} wrapped by the current master key")
-    if left:
-        named = ", ".join(f"{subject} ({key_id})" for subject, key_id in left[:_NAMED])
-        more = f", and {len(left) - _NAMED:,} more" if len(left) > _NAMED else ""
-        why = (
-            f"no master key unwraps {counted(len(left), 'key')}: {named}{more}. Add the master key that has "
-            "wrapped them behind the current one; if there is none, their values are lost: `outbox forget "
-            "SUBJECT`. Then run the command again"
-        )
-        click.echo(plain(f"outbox: {why}"), err=True)
+        done = erasures.rewrap(settings)
+    click.echo(f"{counted(done.count, 'key')} wrapped by the current master key")
+    for left, why in (
+        (
+            done.missing,
+            "wrapped by a master key that is not given: add it behind the current one, and run the command "
+            "again",
+        ),
+        (
+            done.damaged,
+            "damaged, and unreadable: restore these rows of subject_keys from a backup, or delete them: the "
+            "subjects then get other keys",
+        ),
+    ):
+        if left:
+            named = ", ".join(f"{subject} ({key_id})" for subject, key_id in left[:_NAMED])
+            more = f", and {len(left) - _NAMED:,} more" if len(left) > _NAMED else ""
+            click.echo(plain(f"outbox: {counted(len(left), 'key')} {why}: {named}{more}"), err=True)
+    if done.missing or done.damaged:
         sys.exit(1)
 
 

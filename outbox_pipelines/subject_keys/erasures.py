@@ -6,17 +6,17 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Final
 
 import psycopg
 
-from outbox_pipelines.config.master_keys import SIZE
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import ErasureSettings
+from outbox_pipelines.subject_keys.errors import MissingMasterKeyError, SubjectKeyError
 from outbox_pipelines.subject_keys.key_store import Erasure
 from outbox_pipelines.subject_keys.subject_keys import masters_of, require_master, store_of
 
@@ -36,7 +36,7 @@ def migrate(settings: ErasureSettings) -> tuple[bool, str]:
     """
     masters = masters_of(settings)
     with closing(store_of(settings)) as store:
-        is_new = store.migrate(masters.wrap(os.urandom(SIZE)))
+        is_new = store.migrate(masters.ids[0])
         require_master(store, masters)
         server = store.server()
     if not settings.dsn:
@@ -77,29 +77,40 @@ def erasures(settings: ErasureSettings, limit: int) -> list[Erasure]:
         return store.erasures(limit)
 
 
-def rewrap(settings: ErasureSettings) -> tuple[int, list[tuple[str, str]]]:
-    """Wrap all keys with the current master key.
+@dataclass(slots=True)
+class Rewrapped:
+    """What a rotation of the master key has done; the subjects and ids of keys that stay as they are."""
 
-    Returns:
-        How many, and the subjects and ids of keys that no master key unwraps, which stay as they are.
+    count: int = 0
+    missing: list[tuple[str, str]] = field(default_factory=list)
+    """Those whose master key is not given."""
+    damaged: list[tuple[str, str]] = field(default_factory=list)
+    """Those that their own master key does not unwrap."""
+
+
+def rewrap(settings: ErasureSettings) -> Rewrapped:
+    """Make the first master key the current one, and wrap with it all keys that others have wrapped.
 
     Raises:
-        KeyStoreError: the store is unavailable, or the master key is not its own.
+        KeyStoreError: the store is unavailable, or none of the master keys is its own.
     """
     masters = masters_of(settings)
-    count = 0
-    left: list[tuple[str, str]] = []
+    current = masters.ids[0]
+    done = Rewrapped()
     with closing(store_of(settings)) as store:
         require_master(store, masters)
+        store.make_current(current)
         for keys in store.wrapped():
             renewed = []
-            for subject, key_id, old in keys:
-                if (key := masters.unwrap(old)) is None:
-                    left.append((subject, key_id))
+            for subject, key in keys:
+                try:
+                    content = masters.unwrap(key)
+                except MissingMasterKeyError:
+                    done.missing.append((subject, key.key_id))
+                except SubjectKeyError:
+                    done.damaged.append((subject, key.key_id))
                 else:
-                    renewed.append((key_id, old, masters.wrap(key)))
-            count += store.rewrap(renewed)
-        # Last: until all keys are, the former master key is still needed.
-        if not left:
-            store.rewrap_canary(masters.wrap(os.urandom(SIZE)))
-    return count, left
+                    if key.wrapped_by != current:
+                        renewed.append((key, masters.wrap(content, current)))
+            done.count += store.rewrap(renewed, current)
+    return done

@@ -8,10 +8,14 @@ from outbox_pipelines.writer.errors import OutboxError
 
 
 class KeyStoreError(OutboxError):
-    """The key store cannot be used, or the master key is not its own; nothing was written."""
+    """The key store cannot be used, or a master key is missing; nothing was written."""
 
     def __init__(self, message: str) -> None:
         super().__init__(redacted(message))
+
+
+class MissingMasterKeyError(KeyStoreError):
+    """A key is wrapped by a master key that this process does not have."""
 
 
 class SubjectForgottenError(OutboxError):
@@ -19,4 +23,7 @@ class SubjectForgottenError(OutboxError):
 
 
 class SubjectKeyError(Error):
-    """A value is encrypted with a key that the store does not have, or was changed; it is not erased."""
+    """A value is encrypted with a key that the store does not have or that is damaged there, or was changed.
+
+    It is not erased.
+    """

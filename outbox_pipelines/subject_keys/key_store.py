@@ -20,15 +20,19 @@ from typing import Any, Final, LiteralString
 import psycopg
 
 from outbox_pipelines.core import scripts, session
+from outbox_pipelines.core.outages import is_outage
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.subject_keys.errors import KeyStoreError
+from outbox_pipelines.subject_keys.wrapping import WrappedKey
 
-_IDENTITY: Final = "SELECT id::text, canary FROM key_store"
-# Repeated, it changes nothing: who comes second uses the canary of the first.
-_IDENTIFY: Final = "INSERT INTO key_store (canary) VALUES (%(canary)s) ON CONFLICT DO NOTHING"
-_FIND: Final = "SELECT subject, key_id::text, wrapped FROM subject_keys_find(%(subjects)s)"
-_ADD: Final = "SELECT subject, key_id::text, wrapped FROM subject_keys_add(%(subjects)s, %(wrapped)s)"
-_READ: Final = "SELECT key_id::text, wrapped FROM subject_keys_read(%(ids)s::uuid[])"
+_MASTER_KEY: Final = "SELECT master_key FROM key_store"
+# Repeated, it changes nothing: a second one uses the master key of the first.
+_IDENTIFY: Final = "INSERT INTO key_store (master_key) VALUES (%(master_key)s) ON CONFLICT DO NOTHING"
+_FIND: Final = "SELECT subject, key_id::text, wrapped, wrapped_by FROM subject_keys_find(%(subjects)s)"
+_ADD: Final = """
+SELECT subject, key_id::text, wrapped, wrapped_by
+FROM subject_keys_add(%(subjects)s, %(wrapped)s, %(master_key)s)"""
+_READ: Final = "SELECT key_id::text, wrapped, wrapped_by FROM subject_keys_read(%(ids)s::uuid[])"
 _FORGET: Final = """
 SELECT key_id::text, forgotten_at, forgotten_by, reason, is_new
 FROM subject_keys_forget(%(subject)s, %(actor)s, %(reason)s)"""
@@ -37,16 +41,17 @@ _VACUUM: Final = "VACUUM (ANALYZE FALSE) subject_keys"
 _LIST: Final = """
 SELECT subject, key_id::text, forgotten_at, forgotten_by, reason FROM subject_keys
 WHERE forgotten_at IS NOT NULL ORDER BY forgotten_at DESC LIMIT %(limit)s"""
-# By key_id, which never changes: what is added in between is wrapped by the current key already.
+# Waits for open inserts by the former one. Those that follow name this one, or are refused.
+_MAKE_CURRENT: Final = "UPDATE key_store SET master_key = %(master_key)s"
+# By key_id, which never changes: what is added in between is wrapped by the current master key already.
 _WRAPPED: Final = """
-SELECT subject, key_id::text, wrapped FROM subject_keys
+SELECT subject, key_id::text, wrapped, wrapped_by FROM subject_keys
 WHERE wrapped IS NOT NULL AND key_id > %(after)s::uuid ORDER BY key_id LIMIT 1000"""
 # Only if it is still that one: what was forgotten since stays destroyed.
 _REWRAP: Final = """
-UPDATE subject_keys SET wrapped = new
+UPDATE subject_keys SET wrapped = new, wrapped_by = %(master_key)s
 FROM unnest(%(ids)s::uuid[], %(old)s::bytea[], %(new)s::bytea[]) AS given (id, old, new)
 WHERE key_id = id AND wrapped = old"""
-_REWRAP_CANARY: Final = "UPDATE key_store SET canary = %(canary)s"
 _SERVER: Final = "SELECT system_identifier::text FROM pg_control_system()"
 # After which it is asked whether the connection is open.
 _IDLE_SECONDS: Final = 20.0
@@ -80,23 +85,27 @@ class KeyStore:
         self._process = os.getpid()
         self._used_at = 0.0
 
-    def identity(self) -> tuple[str, bytes] | None:
-        """Return the id of the store, and its canary; None before `keys migrate` has set them."""
-        return next(iter(self._rows(_IDENTITY)), None)
+    def master_key(self) -> str | None:
+        """Return the id of the current master key; None before `keys migrate` has set it."""
+        return next((id for (id,) in self._rows(_MASTER_KEY)), None)
 
-    def find(self, subjects: Sequence[str]) -> dict[str, tuple[str, bytes | None]]:
-        """Return the id and the wrapped key of each subject that has one; None: destroyed."""
+    def find(self, subjects: Sequence[str]) -> dict[str, WrappedKey]:
+        """Return the key of each subject that has one, also if it is destroyed."""
         rows = self._rows(_FIND, subjects=[*subjects])
-        return {subject: (key_id, wrapped) for subject, key_id, wrapped in rows}
+        return {subject: WrappedKey(*columns) for subject, *columns in rows}
 
-    def add(self, proposed: Mapping[str, bytes]) -> dict[str, tuple[str, bytes | None]]:
-        """Store a wrapped key for each subject that has none; return the keys that they have."""
-        rows = self._rows(_ADD, subjects=[*proposed], wrapped=[*proposed.values()])
-        return {subject: (key_id, wrapped) for subject, key_id, wrapped in rows}
+    def add(self, proposed: Mapping[str, bytes], master_key: str) -> dict[str, WrappedKey]:
+        """Store a wrapped key for each subject that has none.
 
-    def read(self, ids: Sequence[str]) -> dict[str, bytes | None]:
-        """Return the wrapped keys of these ids; None: destroyed; nothing for an unknown id."""
-        return dict(self._rows(_READ, ids=[*ids]))
+        Returns:
+            The keys that the subjects have; none if this master key is not the current one.
+        """
+        rows = self._rows(_ADD, subjects=[*proposed], wrapped=[*proposed.values()], master_key=master_key)
+        return {subject: WrappedKey(*columns) for subject, *columns in rows}
+
+    def read(self, ids: Sequence[str]) -> list[WrappedKey]:
+        """Return the keys of these ids, also those that are destroyed; nothing for an unknown id."""
+        return [WrappedKey(*columns) for columns in self._rows(_READ, ids=[*ids])]
 
     def forget(self, subject: str, *, actor: str, reason: str) -> tuple[Erasure, bool] | None:
         """Destroy a key; return the erasure, and whether it was now; None for a subject without a key."""
@@ -125,30 +134,35 @@ class KeyStore:
         """Return forgotten subjects, the newest first."""
         return [Erasure(*row) for row in self._rows(_LIST, limit=limit)]
 
-    def migrate(self, canary: bytes) -> bool:
-        """Create the tables if they are missing, give the store its identity; return whether it had none."""
+    def migrate(self, master_key: str) -> bool:
+        """Create the tables if they are missing; return whether this made the master key the current one."""
         with self._connected() as connection, connection.transaction():
             for file in scripts.files("keys"):
                 connection.execute(file.read_bytes())
-            return connection.execute(_IDENTIFY, {"canary": canary}).rowcount == 1
+            return connection.execute(_IDENTIFY, {"master_key": master_key}).rowcount == 1
 
-    def wrapped(self) -> Iterator[list[tuple[str, str, bytes]]]:
-        """Yield the subjects, ids and keys that are not destroyed, a thousand at a time."""
+    def make_current(self, master_key: str) -> None:
+        """Let only this master key wrap new keys."""
+        with self._connected() as connection:
+            connection.execute(_MAKE_CURRENT, {"master_key": master_key})
+
+    def wrapped(self) -> Iterator[list[tuple[str, WrappedKey]]]:
+        """Yield the subjects and keys that are not destroyed, a thousand at a time."""
         after = _FIRST
         while rows := self._rows(_WRAPPED, after=after):
-            yield rows
+            yield [(subject, WrappedKey(*columns)) for subject, *columns in rows]
             after = rows[-1][1]
 
-    def rewrap(self, keys: Sequence[tuple[str, bytes, bytes]]) -> int:
-        """Replace wrapped keys, given as id, old and new; return how many."""
-        ids, old, new = ([*column] for column in zip(*keys, strict=True))
+    def rewrap(self, keys: Sequence[tuple[WrappedKey, bytes]], master_key: str) -> int:
+        """Replace wrapped keys, each given with how this master key has wrapped it; return how many."""
+        given = {
+            "ids": [old.key_id for old, _ in keys],
+            "old": [old.wrapped for old, _ in keys],
+            "new": [new for _, new in keys],
+            "master_key": master_key,
+        }
         with self._connected() as connection:
-            return connection.execute(_REWRAP, {"ids": ids, "old": old, "new": new}).rowcount
-
-    def rewrap_canary(self, canary: bytes) -> None:
-        """Replace the canary."""
-        with self._connected() as connection:
-            connection.execute(_REWRAP_CANARY, {"canary": canary})
+            return connection.execute(_REWRAP, given).rowcount
 
     def server(self) -> str:
         """Return the identifier of the server's data directory, which its replicas and backups share."""
@@ -212,6 +226,6 @@ class KeyStore:
                 f"the key store refuses: {said}. Its owner grants what a role needs: "
                 "SELECT subject_keys_grant('…', 'writer'), 'reader' or 'operator'"
             )
-        if error.sqlstate is None:
+        if is_outage(error):
             return KeyStoreError(f"the key store (OUTBOX_KEYS_DSN) is unavailable: {said}")
         return KeyStoreError(f"the key store refuses: {said}")

@@ -1,7 +1,8 @@
 """Encrypt members of payloads with a key per data subject, and decrypt them.
 
 Invariants:
-- Nothing is encrypted before the master key is known to be the store's own.
+- Nothing is encrypted before the master key is known to be the store's own, and before it has unwrapped the
+  subject's key.
 - A forgotten subject never gets another key. Keys are kept in memory for `cache_seconds`: after that time,
   no process reads what was forgotten.
 - What is not known to be erased is never taken for it.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import threading
 import time
@@ -27,7 +29,12 @@ from outbox_pipelines.core.secret import check_dsn, register_dsn
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import ErasureSettings, load_settings
 from outbox_pipelines.subject_keys import encrypted_text, member_paths
-from outbox_pipelines.subject_keys.errors import KeyStoreError, SubjectForgottenError, SubjectKeyError
+from outbox_pipelines.subject_keys.errors import (
+    KeyStoreError,
+    MissingMasterKeyError,
+    SubjectForgottenError,
+    SubjectKeyError,
+)
 from outbox_pipelines.subject_keys.key_store import KeyStore
 from outbox_pipelines.subject_keys.wrapping import NONE, MasterKey, MasterKeys, read_file
 from outbox_pipelines.writer.bytes_payload import BytesPayload
@@ -37,7 +44,11 @@ from outbox_pipelines.writer.references import LargePayload
 
 LONGEST_SUBJECT: Final = 500
 MOST_SECONDS: Final = 60.0
+_LOG: Final = logging.getLogger(__name__)
+# Reasons of values that stay encrypted, each reported once.
+_MOST_REPORTED: Final = 5
 _Key = tuple[str, AESGCM]
+_Unusable = MissingMasterKeyError | SubjectKeyError
 
 
 class _Documented(Protocol):
@@ -58,8 +69,8 @@ class SubjectKeys:
     Args:
         conninfo: the database of the keys, as a libpq connection string. What is not given has the value of
             its setting: OUTBOX_KEYS_DSN, and OUTBOX_MASTER_KEY or OUTBOX_MASTER_KEY_FILE.
-        master: base64 of 32 bytes, or an object with `wrap` and `unwrap`; a list of these: the first wraps,
-            the others can unwrap.
+        master: base64 of 32 bytes, or an object with `id`, `wrap` and `unwrap`; a list of these: the store
+            names the one that wraps, the others can unwrap.
         cache_seconds: how long a key may be kept in memory, 0 to 60: so long after `outbox forget`, this
             process may still use it.
         cache_size: how many keys may be kept.
@@ -96,7 +107,8 @@ class SubjectKeys:
             raise SetupError(f"timeout is {timeout!r}: give a number of seconds")
         self._masters = MasterKeys(master)
         self._store = KeyStore(conninfo, timeout)
-        self._is_checked = False
+        self._current: str | None = None
+        self._reported: set[str] = set()
         # By subject, those to encrypt with; by id, those to decrypt with, None if destroyed.
         self._of_subjects: _Cache[_Key] = _Cache(cache_seconds, cache_size)
         self._of_ids: _Cache[AESGCM | None] = _Cache(cache_seconds, cache_size)
@@ -114,6 +126,7 @@ class SubjectKeys:
             OutboxError: a path leads nowhere, a subject is none, or the payload has no JSON form, or has
                 encrypted text already.
             SubjectForgottenError: a subject was forgotten.
+            SubjectKeyError: a subject's key is damaged in the database.
             KeyStoreError: the database is unavailable, or the master key is not its own.
         """
         if not isinstance(members, Mapping) or not members:
@@ -168,9 +181,9 @@ class SubjectKeys:
         """Return a payload with its members decrypted, and `ERASED` for what was erased.
 
         Raises:
-            SubjectKeyError: a value is encrypted with a key that is not in the store, or was changed; also
-                any other text that begins as an encrypted one.
-            KeyStoreError: the database is unavailable, or the master key is not its own.
+            SubjectKeyError: a value is encrypted with a key that is not in the store or is damaged there, or
+                was changed; also any other text that begins as an encrypted one.
+            KeyStoreError: the database is unavailable, or a master key is missing.
         """
         [found] = self.all_decrypted([payload])
         return found
@@ -179,7 +192,7 @@ class SubjectKeys:
         """As `decrypted`, for several payloads, with one query for the keys of all.
 
         Args:
-            is_strict: otherwise, what cannot be decrypted stays encrypted, and is no error.
+            is_strict: otherwise, what cannot be decrypted stays encrypted, and is a warning of the log.
         """
         texts: list[str] = []
         for each in payloads:
@@ -197,7 +210,7 @@ class SubjectKeys:
     def json_decrypted(self, texts: Sequence[str | None]) -> list[str | None]:
         """Return JSON texts with their members decrypted, and null for what was erased.
 
-        What cannot be decrypted stays encrypted. Numbers keep their digits.
+        What cannot be decrypted stays encrypted, and is a warning of the log. Numbers keep their digits.
 
         Raises:
             KeyStoreError: the database is unavailable, or the master key is not its own.
@@ -221,27 +234,42 @@ class SubjectKeys:
         self._store.close()
 
     def _opened(
-        self, text: str, keys: Mapping[str, AESGCM | None], *, is_strict: bool
+        self, text: str, keys: Mapping[str, AESGCM | _Unusable | None], *, is_strict: bool
     ) -> tuple[str, Any] | None:
         """Return a value as JSON text and as it is; None for a text that stays."""
         if text == ERASED:
             return _ERASED
         key_id = encrypted_text.key_id_of(text)
+        error: _Unusable
         if key_id is None:
             if not text.startswith(encrypted_text.PREFIX):
                 return None
-            why = "in another form than this version's, or was changed since: correct its writer"
+            error = _refused("in another form than this version's, or was changed since: correct its writer")
         elif key_id not in keys:
-            why = f"with the key {key_id}, which the key store does not have: name the store of its writer"
+            error = _refused(
+                f"with the key {key_id}, which the key store does not have: name the store of its writer"
+            )
         elif (key := keys[key_id]) is None:
             return _ERASED
+        elif isinstance(key, _Unusable):
+            error = key
         elif (found := encrypted_text.opened(text, key)) is not None:
             return found
         else:
-            why = f"with the key {key_id}, and was changed since, or is no JSON: correct its writer"
+            error = _refused(
+                f"with the key {key_id}, and was changed since, or is no JSON: correct its writer"
+            )
         if is_strict:
-            raise SubjectKeyError(f"a member is encrypted {why}")
+            raise error
+        self._report(str(error))
         return None
+
+    def _report(self, why: str) -> None:
+        """Warn that a value stays encrypted, once for each reason."""
+        if why not in self._reported and len(self._reported) < _MOST_REPORTED:
+            self._reported.add(why)
+            last = "; other reasons are not reported" if len(self._reported) == _MOST_REPORTED else ""
+            _LOG.warning("values stay encrypted: %s%s", why, last)
 
     def _protected(self, content: Any, members: Sequence[tuple[member_paths.Place, object]]) -> Any:
         """Encrypt members of a payload in place, and return it."""
@@ -258,47 +286,69 @@ class SubjectKeys:
         self._require_store()
         asked = time.monotonic()
         rows = self._store.find(missing)
-        if new := [each for each in missing if each not in rows]:
-            rows |= self._store.add({each: self._masters.wrap(os.urandom(SIZE)) for each in new})
-        for subject, (key_id, wrapped) in rows.items():
-            if wrapped is None:
+        while new := [each for each in missing if each not in rows]:
+            current = self._require_store()
+            proposed = {each: self._masters.wrap(os.urandom(SIZE), current) for each in new}
+            if added := self._store.add(proposed, current):
+                rows |= added
+            else:
+                # `keys rewrap` has made another master key the current one.
+                self._current = None
+        for subject, row in rows.items():
+            if row.wrapped is None:
                 raise SubjectForgottenError(
                     f"the subject {subject} was forgotten, and never gets another key: a person who returns "
                     "needs a new id"
                 )
-            keys[subject] = key_id, AESGCM(self._masters.require(key_id, wrapped))
+            keys[subject] = row.key_id, AESGCM(self._masters.unwrap(row))
             self._of_subjects.put(subject, keys[subject], asked)
         return keys
 
-    def _keys_of_texts(self, texts: Iterable[str]) -> dict[str, AESGCM | None]:
-        """Return the keys of encrypted texts by their ids, None if destroyed; unknown ones are missing."""
-        keys, missing = self._of_ids.known({each for each in map(encrypted_text.key_id_of, texts) if each})
+    def _keys_of_texts(self, texts: Iterable[str]) -> dict[str, AESGCM | _Unusable | None]:
+        """Return the keys of encrypted texts by their ids.
+
+        None: destroyed. An error: of this key alone, the others can be used. Unknown ones are missing.
+        """
+        keys: dict[str, AESGCM | _Unusable | None] = {}
+        known, missing = self._of_ids.known({each for each in map(encrypted_text.key_id_of, texts) if each})
+        keys |= known
         if not missing:
             return keys
         self._require_store()
         asked = time.monotonic()
-        for key_id, wrapped in self._store.read(missing).items():
-            keys[key_id] = None if wrapped is None else AESGCM(self._masters.require(key_id, wrapped))
-            self._of_ids.put(key_id, keys[key_id], asked)
+        for row in self._store.read(missing):
+            try:
+                key = None if row.wrapped is None else AESGCM(self._masters.unwrap(row))
+            except (MissingMasterKeyError, SubjectKeyError) as error:
+                keys[row.key_id] = error
+                continue
+            keys[row.key_id] = key
+            self._of_ids.put(row.key_id, key, asked)
         return keys
 
-    def _require_store(self) -> None:
-        """Raise `KeyStoreError` unless the master key is that of the store; asked once."""
-        if not self._is_checked:
-            require_master(self._store, self._masters)
-            self._is_checked = True
+    def _require_store(self) -> str:
+        """Return the id of the store's current master key, asked once; raise `KeyStoreError` without it."""
+        if self._current is None:
+            self._current = require_master(self._store, self._masters)
+        return self._current
 
 
-def require_master(store: KeyStore, masters: MasterKeys) -> None:
-    """Raise `KeyStoreError` if a store has no identity, or none of these master keys is its own."""
-    found = store.identity()
-    if found is None:
-        raise KeyStoreError("the key store has no identity: run `outbox keys migrate` to the end")
-    if masters.unwrap(found[1]) is None:
+def require_master(store: KeyStore, masters: MasterKeys) -> str:
+    """Return the id of a store's current master key.
+
+    Raises:
+        KeyStoreError: it is none of these master keys, or the store has none yet.
+    """
+    current = store.master_key()
+    if current is None:
+        raise KeyStoreError("the key store has no master key: run `outbox keys migrate` to the end")
+    if current not in masters.ids:
         raise KeyStoreError(
-            f"the master key is not that of the key store {found[0]}: set OUTBOX_MASTER_KEY to the one that "
-            "`outbox keys migrate` had, or correct OUTBOX_KEYS_DSN; nothing was encrypted"
+            f"the master key is not that of the key store (given {', '.join(masters.ids)}, its own "
+            f"{current}): set OUTBOX_MASTER_KEY to the one that `outbox keys migrate` or `rewrap` had, or correct "
+            "OUTBOX_KEYS_DSN; nothing was encrypted"
         )
+    return current
 
 
 def subject_keys_of(settings: ErasureSettings) -> SubjectKeys:
@@ -350,6 +400,10 @@ class _Cache(Generic[_Value]):
             self._values[name] = asked, value
             if len(self._values) > self._size:
                 del self._values[next(iter(self._values))]
+
+
+def _refused(why: str) -> SubjectKeyError:
+    return SubjectKeyError(f"a member is encrypted {why}")
 
 
 def _noting(texts: list[str]) -> Callable[[str], str]:

@@ -1,16 +1,18 @@
 """Wrap data keys with master keys: AES-256-GCM of this process, or a key management service.
 
 Invariants:
-- The first master key wraps; each is tried to unwrap, so that one can be replaced.
-- A master key is in no message.
+- A wrapped key names its master key by an id. So a key of a master key that is missing here can wait, and
+  one that its own does not unwrap is known to be damaged.
+- A master key is in no message; its id can be.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -18,24 +20,44 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from outbox_pipelines.config.master_keys import SIZE, read_master_keys
 from outbox_pipelines.core.secret import first_line, register
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.subject_keys.errors import KeyStoreError
+from outbox_pipelines.subject_keys.errors import KeyStoreError, MissingMasterKeyError, SubjectKeyError
 
 _NONCE: Final = 12
+_ID_OF: Final = b"outbox master key"
+_ID_DIGITS: Final = 16
+
+
+class WrappedKey(NamedTuple):
+    """A data key as the store has it."""
+
+    key_id: str
+    wrapped: bytes | None
+    """None: destroyed."""
+    wrapped_by: str | None
+    """The id of the master key."""
 
 
 class MasterKey(Protocol):
-    """What wraps data keys: a key, or a hook of a key management service."""
+    """What wraps data keys: a key, or a hook of a key management service.
+
+    An error other than `SubjectKeyError` means that the service is unavailable: writers fail, consumers wait.
+    """
+
+    @property
+    def id(self) -> str:
+        """The name of the master key, such as its ARN; stored with each key that it wraps."""
 
     def wrap(self, key: bytes) -> bytes:
         """Return a data key, 32 bytes, encrypted."""
 
     def unwrap(self, wrapped: bytes) -> bytes:
-        """Return what was wrapped; raise `ValueError` if this master key has not wrapped it."""
+        """Return what was wrapped; raise `SubjectKeyError` if this master key has not wrapped it."""
 
 
 class _AesKey:
     def __init__(self, key: bytes) -> None:
         self._key = AESGCM(key)
+        self.id = hmac.digest(key, _ID_OF, "sha256").hex()[:_ID_DIGITS]
 
     def wrap(self, key: bytes) -> bytes:
         nonce = os.urandom(_NONCE)
@@ -45,7 +67,7 @@ class _AesKey:
         try:
             return self._key.decrypt(wrapped[:_NONCE], wrapped[_NONCE:], None)
         except InvalidTag:
-            raise ValueError("another master key has wrapped it") from None
+            raise SubjectKeyError("another master key has wrapped it") from None
 
 
 class MasterKeys:
@@ -59,62 +81,77 @@ class MasterKeys:
     """
 
     def __init__(self, given: str | MasterKey | Sequence[str | MasterKey]) -> None:
-        self._keys: list[MasterKey] = []
+        self._keys: dict[str, MasterKey] = {}
         for each in given if isinstance(given, list | tuple) else [given]:
-            if hasattr(each, "wrap") and hasattr(each, "unwrap"):
-                self._keys.append(each)
-                continue
-            if not isinstance(each, str):
-                raise SetupError(
-                    f"master is a {type(each).__name__}: give base64 of 32 bytes as a str, an object with "
-                    "wrap and unwrap, or a list of these"
-                )
-            register(*each.split())
-            try:
-                self._keys += map(_AesKey, read_master_keys(each))
-            except ValueError as error:
-                raise SetupError(f"master: {error}") from None
+            for key in _keys_of(each):
+                self._keys.setdefault(key.id, key)
         if not self._keys:
             raise SetupError(NONE)
 
-    def wrap(self, key: bytes) -> bytes:
-        """Return a data key, wrapped by the current master key.
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the master keys, in the order in which they are given."""
+        return [*self._keys]
+
+    def wrap(self, key: bytes, master_key: str) -> bytes:
+        """Return a data key, wrapped by the master key of this id.
 
         Raises:
             KeyStoreError: the key management service is unavailable.
         """
         try:
-            return self._keys[0].wrap(key)
+            return self._keys[master_key].wrap(key)
         except Exception as error:  # noqa: BLE001 - whatever a service's client raises
             raise _unavailable(error) from None
 
-    def unwrap(self, wrapped: bytes) -> bytes | None:
-        """Return a data key; None if no master key has wrapped it.
+    def unwrap(self, given: WrappedKey) -> bytes:
+        """Return a data key that is not destroyed.
 
         Raises:
             KeyStoreError: the key management service is unavailable.
+            MissingMasterKeyError: the process does not have its master key.
+            SubjectKeyError: its master key has not wrapped it, so nothing was encrypted with it, or is lost.
         """
-        for each in self._keys:
-            try:
-                return each.unwrap(wrapped)
-            except ValueError:
-                continue
-            except Exception as error:  # noqa: BLE001 - whatever a service's client raises
-                raise _unavailable(error) from None
-        return None
-
-    def require(self, key_id: str, wrapped: bytes) -> bytes:
-        """Return a data key.
-
-        Raises:
-            KeyStoreError: as `unwrap`, or no master key has wrapped it.
-        """
-        if (key := self.unwrap(wrapped)) is None:
-            raise KeyStoreError(
-                f"the key {key_id} is wrapped by another master key: add the former one to "
-                "OUTBOX_MASTER_KEY, behind the current one"
+        assert given.wrapped is not None
+        if (master_key := self._keys.get(given.wrapped_by or "")) is None:
+            raise MissingMasterKeyError(
+                f"the key {given.key_id} is wrapped by the master key {given.wrapped_by}, which this process "
+                "does not have: add it to OUTBOX_MASTER_KEY"
+            )
+        try:
+            key = master_key.unwrap(given.wrapped)
+        except SubjectKeyError:
+            key = b""
+        # Also a ValueError, which a client can raise for an answer that it cannot parse.
+        except Exception as error:  # noqa: BLE001 - whatever a service's client raises
+            raise _unavailable(error) from None
+        if len(key) != SIZE:
+            raise SubjectKeyError(
+                f"the key {given.key_id} is damaged in the key store: its master key {given.wrapped_by} does not "
+                "unwrap it. Restore the row from a backup, or delete it: the subject then gets another key"
             )
         return key
+
+
+def _keys_of(given: object) -> Sequence[MasterKey]:
+    """Return the master keys of one argument."""
+    if hasattr(given, "wrap") and hasattr(given, "unwrap"):
+        if not isinstance(id := getattr(given, "id", None), str) or not id.strip():
+            raise SetupError(
+                f"the master key {type(given).__name__} has no id: give it a text that names its key and "
+                "never changes, such as its ARN"
+            )
+        return [given]  # type: ignore[list-item]
+    if not isinstance(given, str):
+        raise SetupError(
+            f"master is a {type(given).__name__}: give base64 of 32 bytes as a str, an object with id, wrap "
+            "and unwrap, or a list of these"
+        )
+    register(*given.split())
+    try:
+        return [_AesKey(key) for key in read_master_keys(given)]
+    except ValueError as error:
+        raise SetupError(f"master: {error}") from None
 
 
 NONE: Final = (

@@ -12,20 +12,21 @@ BEGIN
 
     CREATE TABLE key_store (
         only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one),
-        id uuid NOT NULL DEFAULT gen_random_uuid(),
-        canary bytea NOT NULL, -- wrapped as keys are: a wrong master key is found before it is used
-        created_at timestamptz NOT NULL DEFAULT now()
+        master_key text NOT NULL CHECK (master_key <> '') -- the id of the one that wraps new keys
     );
     CREATE TABLE subject_keys (
         key_id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
         subject text NOT NULL UNIQUE CHECK (octet_length(subject) BETWEEN 1 AND 500),
-        wrapped bytea -- by the master key; NULL: destroyed
+        wrapped bytea -- NULL: destroyed
             CONSTRAINT wrapped_key_has_32_bytes_or_more CHECK (octet_length(wrapped) >= 32),
+        -- The id of the master key: who has that one, and cannot unwrap, knows that the row is damaged.
+        wrapped_by text,
         created_at timestamptz NOT NULL DEFAULT now(),
         forgotten_at timestamptz,
         forgotten_by text,
-        reason text CONSTRAINT a_reason_is_given CHECK (btrim(reason) <> ''),
-        CHECK ((wrapped IS NULL) = (forgotten_at IS NOT NULL) AND (wrapped IS NULL) = (reason IS NOT NULL))
+        reason text,
+        CONSTRAINT a_reason_is_given CHECK ((wrapped IS NULL) = (reason IS NOT NULL) AND reason ~ '\S'),
+        CHECK ((wrapped IS NULL) = (forgotten_at IS NOT NULL) AND (wrapped IS NULL) = (wrapped_by IS NULL))
     -- A destroyed key leaves the table at the next autovacuum, also if who destroys it may not run VACUUM.
     ) WITH (autovacuum_vacuum_threshold = 0, autovacuum_vacuum_scale_factor = 0);
     CREATE INDEX subject_keys_forgotten ON subject_keys (forgotten_at) WHERE wrapped IS NULL;
@@ -33,26 +34,29 @@ BEGIN
     -- They run with the owner's rights. Their bodies are parsed here, whatever the caller's search_path is.
     EXECUTE $create$
         CREATE FUNCTION subject_keys_find(subjects text[])
-        RETURNS TABLE (subject text, key_id uuid, wrapped bytea) LANGUAGE sql STABLE SECURITY DEFINER
+        RETURNS TABLE (subject text, key_id uuid, wrapped bytea, wrapped_by text) LANGUAGE sql STABLE SECURITY DEFINER
         BEGIN ATOMIC
-            SELECT k.subject, k.key_id, k.wrapped FROM subject_keys k WHERE k.subject = ANY (subjects);
+            SELECT k.subject, k.key_id, k.wrapped, k.wrapped_by FROM subject_keys k WHERE k.subject = ANY (subjects);
         END $create$;
     -- The key of each subject: the given one, or the one that it has. The update changes nothing: it returns the row of a
     -- concurrent insert, which a later statement of the same snapshot would not see. In order, against deadlocks.
+    -- No rows: another master key is current. The lock lets `keys rewrap` change that one only when no insert is open
+    -- whose key it would not see.
     EXECUTE $create$
-        CREATE FUNCTION subject_keys_add(subjects text[], proposed bytea[])
-        RETURNS TABLE (subject text, key_id uuid, wrapped bytea) LANGUAGE sql SECURITY DEFINER
+        CREATE FUNCTION subject_keys_add(subjects text[], proposed bytea[], master text)
+        RETURNS TABLE (subject text, key_id uuid, wrapped bytea, wrapped_by text) LANGUAGE sql SECURITY DEFINER
         BEGIN ATOMIC
-            INSERT INTO subject_keys AS k (subject, wrapped)
-            SELECT s, w FROM unnest(subjects, proposed) AS given (s, w) ORDER BY s
+            WITH now AS MATERIALIZED (SELECT master_key FROM key_store WHERE master_key = master FOR SHARE)
+            INSERT INTO subject_keys AS k (subject, wrapped, wrapped_by)
+            SELECT s, w, master_key FROM now, unnest(subjects, proposed) AS given (s, w) ORDER BY s
             ON CONFLICT (subject) DO UPDATE SET subject = excluded.subject
-            RETURNING k.subject, k.key_id, k.wrapped;
+            RETURNING k.subject, k.key_id, k.wrapped, k.wrapped_by;
         END $create$;
     EXECUTE $create$
         CREATE FUNCTION subject_keys_read(ids uuid[])
-        RETURNS TABLE (key_id uuid, wrapped bytea) LANGUAGE sql STABLE SECURITY DEFINER
+        RETURNS TABLE (key_id uuid, wrapped bytea, wrapped_by text) LANGUAGE sql STABLE SECURITY DEFINER
         BEGIN ATOMIC
-            SELECT k.key_id, k.wrapped FROM subject_keys k WHERE k.key_id = ANY (ids);
+            SELECT k.key_id, k.wrapped, k.wrapped_by FROM subject_keys k WHERE k.key_id = ANY (ids);
         END $create$;
     -- No row: the subject has no key. is_new: it was not forgotten before.
     EXECUTE $create$
@@ -61,8 +65,9 @@ BEGIN
         LANGUAGE sql SECURITY DEFINER
         BEGIN ATOMIC
             UPDATE subject_keys k
-            SET wrapped = NULL, forgotten_at = coalesce(k.forgotten_at, now()), reason = coalesce(k.reason, why),
-                forgotten_by = coalesce(k.forgotten_by, format('%s, role %s', actor, session_user))
+            SET wrapped = NULL, wrapped_by = NULL, forgotten_at = coalesce(k.forgotten_at, now()),
+                reason = coalesce(k.reason, why), forgotten_by = coalesce(
+                    k.forgotten_by, concat_ws(', ', nullif(btrim(actor), ''), 'role ' || session_user))
             WHERE k.subject = forgotten
             RETURNING k.key_id, k.forgotten_at, k.forgotten_by, k.reason, k.forgotten_at = now();
         END $create$;

@@ -14,7 +14,8 @@ import pytest
 
 from outbox_pipelines.local import Stack
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.subject_keys import KeyStoreError, SubjectKeys, erasures
+from outbox_pipelines.subject_keys import KeyStoreError, SubjectKeyError, SubjectKeys, erasures
+from outbox_pipelines.subject_keys.wrapping import MasterKeys, WrappedKey
 from tests import in_process
 from tests.conftest import clean_environment, fresh_database, may_log_in
 from tests.subject_keys.conftest import MASTER, OTHER
@@ -135,7 +136,7 @@ def test_another_master_key(keys: SubjectKeys, keys_dsn: str, settings: Settings
     with psycopg.connect(keys_dsn) as connection:
         [(forgotten,)] = connection.execute("SELECT key_id::text FROM subject_keys WHERE subject = '8'")
     # As if it was forgotten while it was wrapped.
-    assert keys._store.rewrap([(forgotten, b"old", b"new")]) == 0
+    assert keys._store.rewrap([(WrappedKey(forgotten, b"old", "x"), b"new")], "y") == 0
     done = outbox("keys", "rewrap", OUTBOX_KEYS_DSN=keys_dsn, OUTBOX_MASTER_KEY=f"{OTHER} {MASTER}")
     assert (done.returncode, done.stdout) == (0, "1 key wrapped by the current master key\n")
     assert str(SubjectKeys(keys_dsn, master=OTHER).decrypted(protected)) == "{'a': 'x', 'b': ERASED}"
@@ -143,31 +144,68 @@ def test_another_master_key(keys: SubjectKeys, keys_dsn: str, settings: Settings
         SubjectKeys(keys_dsn, master=MASTER).decrypted(protected)
 
 
-def test_keys_that_no_master_key_unwraps(keys: SubjectKeys, keys_dsn: str) -> None:
-    """Guards against a writer whose wrong key keeps others from being wrapped, and an empty reason."""
+def test_a_damaged_key(keys: SubjectKeys, keys_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against a writer whose wrong key stops other subjects, readers and queries, or a rotation."""
     protected = keys.protect({"a": "x"}, {"a": 7})
     given = {"OUTBOX_KEYS_DSN": keys_dsn, "OUTBOX_MASTER_KEY": f"{OTHER} {MASTER}"}
+    add = "SELECT key_id::text FROM subject_keys_add(ARRAY[%s], ARRAY[%s::bytea], %s)"
+    [current] = MasterKeys(MASTER).ids
     with psycopg.connect(keys_dsn, autocommit=True) as connection:
-        add = "SELECT key_id::text FROM subject_keys_add(ARRAY[%s], ARRAY[%s::bytea])"
-        for subject in ("bad", "7"):
+        for subject in ("bad0", "7"):
             with pytest.raises(psycopg.errors.CheckViolation, match="wrapped_key_has_32_bytes_or_more"):
-                connection.execute(add, [subject, b"\0" * 31])
-        ids = [connection.execute(add, [f"bad{n}", bytes(60)]).fetchall()[0][0] for n in range(11)]
-        with pytest.raises(psycopg.errors.CheckViolation, match="a_reason_is_given"):
-            connection.execute("SELECT subject_keys_forget('bad0', 'a', ' ')")
+                connection.execute(add, [subject, b"\0" * 31, current])
+        # Consumers would wait for a master key that does not exist.
+        assert connection.execute(add, ["bad0", bytes(60), "none"]).fetchall() == []
+        ids = [connection.execute(add, [f"bad{n}", bytes(60), current]).fetchall()[0][0] for n in range(11)]
+        short = keys._masters.wrap(b"k" * 31, current)
+        [(ids[10],)] = connection.execute(
+            "UPDATE subject_keys SET wrapped = %s WHERE subject = 'bad10' RETURNING key_id::text", [short]
+        )
+        for n in (0, 10):
+            wrong = {"a": f"outbox-encrypted:1:{ids[n]}:{'A' * 40}"}
+            with pytest.raises(
+                SubjectKeyError, match=f"the key {ids[n]} is damaged in the key store: its ma"
+            ):
+                keys.protect({"a": "x", "b": "y"}, {"a": 7, "b": f"bad{n}"})
+            with pytest.raises(SubjectKeyError, match=f"the key {ids[n]} is damaged in the key store"):
+                keys.decrypted([protected, wrong])
+            fresh = SubjectKeys(keys_dsn, master=MASTER)
+            assert fresh.all_decrypted([wrong, protected], is_strict=False) == [wrong, {"a": "x"}]
+            assert fresh.json_decrypted([json.dumps(wrong), json.dumps(protected)]) == [
+                json.dumps(wrong),
+                '{"a": "x"}',
+            ]
+            said = [each for each in caplog.messages if ids[n] in each]
+            assert [each.startswith("values stay encrypted: the key ") for each in said] == [True]
         done = outbox("keys", "rewrap", **given)
         assert (done.returncode, done.stdout) == (1, "1 key wrapped by the current master key\n")
-        assert "outbox: no master key unwraps 11 keys: " in done.stderr
+        assert "outbox: 11 keys damaged, and unreadable: restore these rows of subject_keys" in done.stderr
         assert sum(f"bad{n} ({key_id})" in done.stderr for n, key_id in enumerate(ids)) == 10
-        assert ", and 1 more. Add the master key that has wrapped them" in done.stderr
-        # So that an operator does not remove the former one too early.
-        with pytest.raises(KeyStoreError, match="the master key is not that of"):
-            SubjectKeys(keys_dsn, master=OTHER).decrypted(protected)
-        for n in range(11):
-            assert outbox("forget", f"bad{n}", "--reason", "r", **given).returncode == 0
-    again = outbox("keys", "rewrap", **given)
-    assert (again.returncode, again.stderr) == (0, "")
-    assert SubjectKeys(keys_dsn, master=OTHER).decrypted(protected) == {"a": "x"}
+        assert done.stderr.endswith(", and 1 more\n")
+        assert SubjectKeys(keys_dsn, master=OTHER).decrypted(protected) == {"a": "x"}
+        # A page of keys of which none can be wrapped.
+        connection.execute("DELETE FROM subject_keys WHERE subject = '7'")
+        assert outbox("keys", "rewrap", **given).returncode == 1
+        connection.execute("DELETE FROM subject_keys")
+    assert outbox("keys", "rewrap", **given).returncode == 0
+    again = SubjectKeys(keys_dsn, master=OTHER).protect({"a": "x"}, {"a": "bad0"})
+    assert SubjectKeys(keys_dsn, master=OTHER).decrypted(again) == {"a": "x"}
+
+
+def test_who_forgets_and_why(keys: SubjectKeys, keys_dsn: str) -> None:
+    """Guards against an erasure that no role has made, or one for no reason."""
+    keys.protect({"a": 1, "b": 1}, {"a": 7, "b": 8})
+    forget = "SELECT forgotten_by, reason FROM subject_keys_forget(%s, %s, %s)"
+    with _role(keys_dsn, "operator") as dsn, psycopg.connect(dsn, autocommit=True) as operator:
+        for reason in ("", " ", "\t\n", None):
+            with pytest.raises(psycopg.errors.CheckViolation, match="a_reason_is_given"):
+                operator.execute(forget, ["7", "ann", reason])
+        role = f"role {operator.info.user}"
+        for subject, actor, by in (("7", "ann", f"ann, {role}"), ("8", " ", role), ("8", "ann", role)):
+            assert operator.execute(forget, [subject, actor, "r"]).fetchall() == [(by, "r")]
+        assert operator.execute(forget, ["7", None, None]).fetchall() == [(f"ann, {role}", "r")]
+    given = {"OUTBOX_KEYS_DSN": keys_dsn}
+    assert outbox("forget", "7", "--reason", "\t", **given).returncode == 2
 
 
 @contextmanager
@@ -192,7 +230,7 @@ _HOSTILE = (
     "INSERT INTO subject_keys (subject, wrapped) VALUES ('x', '')",
     "DELETE FROM subject_keys",
     "TRUNCATE subject_keys",
-    "UPDATE key_store SET canary = ''",
+    "UPDATE key_store SET master_key = ''",
     "DELETE FROM key_store",
     "DROP FUNCTION subject_keys_read",
     "SELECT subject_keys_grant(current_user::regrole, 'operator')",
@@ -200,7 +238,7 @@ _HOSTILE = (
 _OF = {
     "writer": (
         "SELECT subject_keys_find('{7}')",
-        "SELECT subject_keys_add('{9}', ARRAY[decode(repeat('00', 60), 'hex')])",
+        "SELECT subject_keys_add('{9}', ARRAY[decode(repeat('00', 60), 'hex')], 'x')",
     ),
     "reader": ("SELECT subject_keys_read('{}')",),
     "operator": ("SELECT subject_keys_forget('none', 'a', 'r')", "SELECT subject FROM subject_keys"),

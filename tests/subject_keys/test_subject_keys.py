@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hmac
 import json
 import threading
 from collections.abc import Callable
@@ -218,7 +219,7 @@ def test_a_wrong_store(keys: SubjectKeys, stack: Any, keys_dsn: str, tmp_path: P
     for wrong, why in (
         (
             SubjectKeys(keys_dsn, master=OTHER),
-            "the master key is not that of the key store [0-9a-f-]{36}: set",
+            r"the master key is not that of the key store \(given [0-9a-f]{16}, its own [0-9a-f]{16}\): set",
         ),
         (SubjectKeys(stack.dsn, master=MASTER), "has no tables .*: run `outbox keys migrate`"),
         (
@@ -237,9 +238,16 @@ def test_a_wrong_store(keys: SubjectKeys, stack: Any, keys_dsn: str, tmp_path: P
             assert "\n" not in str(error.value)
     both = SubjectKeys(keys_dsn, master=f"{OTHER} {MASTER}")
     assert both.decrypted(protected) == {"a": "x"}
-    ours = both.protect({"a": "x"}, {"a": 3})
-    with pytest.raises(KeyStoreError, match="wrapped by another master key: add the former one"):
-        keys.decrypted(ours)
+    assert keys.decrypted(both.protect({"a": "x"}, {"a": 3})) == {"a": "x"}
+    both._store.make_current(both._masters.ids[0])
+    ours = both.protect({"a": "x"}, {"a": 4})
+    with pytest.raises(
+        KeyStoreError, match=r"wrapped by the master key [0-9a-f]{16}, which this process does"
+    ):
+        keys.decrypted([protected, ours])
+    assert keys.all_decrypted([protected, ours], is_strict=False) == [{"a": "x"}, ours]
+    with pytest.raises(KeyStoreError, match="the master key is not that of the key store"):
+        keys.protect({"a": "x"}, {"a": 5})
 
 
 def test_the_connection_is_opened_again(
@@ -301,39 +309,42 @@ def test_a_service_for_the_master_key(keys_dsn: str) -> None:
     calls: list[str] = []
 
     class Service:
+        id = "arn"
         is_away = False
 
         def wrap(self, key: bytes) -> bytes:
             calls.append("wrap")
             if self.is_away:
-                raise TimeoutError("no answer")
+                json.loads("<html>")
             return b"kms" + key[::-1]
 
         def unwrap(self, wrapped: bytes) -> bytes:
             calls.append("unwrap")
             if not wrapped.startswith(b"kms"):
-                raise ValueError
+                raise SubjectKeyError("not mine")
             return wrapped[:2:-1]
 
     service = Service()
     keys = SubjectKeys(keys_dsn, master=[service, MASTER])
+    keys._store.make_current("arn")
     assert keys.decrypted(keys.protect({"a": "x"}, {"a": 1})) == {"a": "x"}
-    assert calls == ["unwrap", "wrap", "unwrap", "unwrap"]
+    assert calls == ["wrap", "unwrap", "unwrap"]
     service.is_away = True
     with pytest.raises(
-        KeyStoreError, match="the master key's service is unavailable: TimeoutError: no answer"
+        KeyStoreError, match="the master key's service is unavailable: JSONDecodeError: Expecting value"
     ):
         keys.protect({"a": "x"}, {"a": 2})
 
 
 def test_another_language(keys: SubjectKeys, keys_dsn: str) -> None:
     """Guards against texts that differ from what docs/erasure.md describes for other languages."""
-    master, key, nonce = AESGCM(base64.b64decode(MASTER)), b"k" * 32, b"n" * 12
+    secret, key, nonce = base64.b64decode(MASTER), b"k" * 32, b"n" * 12
+    master, master_id = AESGCM(secret), hmac.new(secret, b"outbox master key", "sha256").hexdigest()[:16]
     with psycopg.connect(keys_dsn, autocommit=True) as connection:
         wrapped = nonce + master.encrypt(nonce, key, None)
         assert connection.execute("SELECT subject_keys_find('{7}')").fetchall() == []
         [(key_id,)] = connection.execute(
-            "SELECT key_id::text FROM subject_keys_add('{7}', ARRAY[%s]::bytea[])", [wrapped]
+            "SELECT key_id::text FROM subject_keys_add('{7}', ARRAY[%s]::bytea[], %s)", [wrapped, master_id]
         ).fetchall()
         begin = f"outbox-encrypted:1:{key_id}:"
         content = nonce + AESGCM(key).encrypt(nonce, '{"é": 1.50}'.encode(), begin.encode())
@@ -343,10 +354,10 @@ def test_another_language(keys: SubjectKeys, keys_dsn: str) -> None:
         assert ours.startswith(begin)
         content = base64.urlsafe_b64decode(ours.rpartition(":")[2] + "==")
         assert AESGCM(key).decrypt(content[:12], content[12:], begin.encode()) == b'"x"'
-        [(read,)] = connection.execute(
-            "SELECT wrapped FROM subject_keys_read(ARRAY[%s]::uuid[])", [key_id]
+        [read] = connection.execute(
+            "SELECT wrapped, wrapped_by FROM subject_keys_read(ARRAY[%s]::uuid[])", [key_id]
         ).fetchall()
-        assert read == wrapped
+        assert read == (wrapped, master_id)
 
 
 def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
