@@ -20,6 +20,7 @@ from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
+_LISTED: Final = 50
 _NAMED: Final = 10
 """Keys that a message names."""
 
@@ -53,15 +54,15 @@ def make_tables(settings: Settings) -> None:
 
 
 @keys.command("list")
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="Maximum rows.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum rows (default: 50; with --json, all).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.pass_obj
-def list_erasures(settings: Settings, limit: int, as_json: bool) -> None:
+def list_erasures(settings: Settings, limit: int | None, as_json: bool) -> None:
     """List the subjects that were forgotten, newest first: who did it, when and why."""
     from outbox_pipelines.subject_keys import erasures
 
     with _errors():
-        found = erasures.erasures(settings, limit)
+        found = erasures.erasures(settings, limit or (None if as_json else _LISTED))
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2, default=str))
         return

@@ -376,8 +376,8 @@ class Erasure(BaseModel):
     )
     master_key: types.MasterKeyText = Field(
         default=Secret(),
-        description="Master key that wraps these keys: base64 of 32 bytes; former ones behind it, separated "
-        "by spaces.",
+        description="Master key that wraps these keys: base64 of 32 bytes, or a service's `module:name`; "
+        "former ones behind it, separated by spaces.",
     )
     master_key_file: types.HomePath | None = Field(
         default=None, description="Instead of OUTBOX_MASTER_KEY, a file that contains it."

@@ -107,7 +107,6 @@ def _user_info(value: Secret) -> Secret:
 
 
 def _master_keys(value: Secret) -> Secret:
-    register(*value.reveal().split())
     read_master_keys(value.reveal())
     return value
 

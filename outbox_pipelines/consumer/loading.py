@@ -1,7 +1,6 @@
 """Load consumers by name, and run, drain or inspect them: for the commands and for Dagster.
 
 Invariants:
-- A name is `module:attribute`, as `billing.events:consumer`; modules of the working directory are found.
 - An inspection joins no group and commits no offset: the running consumer is not affected.
 """
 
@@ -10,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
-import importlib
 import re
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import confluent_kafka
@@ -30,6 +26,7 @@ from outbox_pipelines.consumer.errors import UnreadableError
 from outbox_pipelines.consumer.figures import Counts
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.consumer.kafka_clients import CLIENT_LOG
+from outbox_pipelines.core.named_object import load_object
 from outbox_pipelines.core.topic_ends import read_to_ends
 from outbox_pipelines.errors import SetupError
 
@@ -45,16 +42,8 @@ def load(name: str) -> AnyConsumer:
     Raises:
         SetupError: the consumer does not exist.
     """
-    module, attribute = parts(name)
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        raise SetupError(f"{name}: cannot find the module {error.name} from {here}") from None
-    except AttributeError:
-        raise SetupError(f"{name}: {module} has no {attribute}") from None
+    parts(name)
+    found = load_object(name)
     if not isinstance(found, AnyConsumer):
         raise SetupError(f"{name} is a {type(found).__name__}: give a Consumer or AsyncConsumer")
     return found

@@ -71,8 +71,8 @@ def forget(
         return None if found is None else (*found, store.vacuum())
 
 
-def erasures(settings: ErasureSettings, limit: int) -> list[Erasure]:
-    """Return the subjects that were forgotten, the newest first."""
+def erasures(settings: ErasureSettings, limit: int | None) -> list[Erasure]:
+    """Return the subjects that were forgotten, the newest first; all of them without a limit."""
     with closing(store_of(settings)) as store:
         return store.erasures(limit)
 

@@ -130,7 +130,7 @@ class KeyStore:
                 self._limit(connection)
         return "; ".join(said)
 
-    def erasures(self, limit: int) -> list[Erasure]:
+    def erasures(self, limit: int | None) -> list[Erasure]:
         """Return forgotten subjects, the newest first."""
         return [Erasure(*row) for row in self._rows(_LIST, limit=limit)]
 

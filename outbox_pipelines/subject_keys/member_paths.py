@@ -2,7 +2,8 @@
 
 Invariants:
 - A path leads to a member of each object that it passes, or is an error that names where it ends: a
-  misspelled path never leaves a value in clear. One that ends with `?` may lead nowhere.
+  misspelled path never leaves a value in clear. One that ends with `?` may lead to a member that is missing,
+  but not through a value that has no members.
 - A member that is null stays null, and is found nevertheless.
 """
 
@@ -56,6 +57,10 @@ def _places(
     name = step.removesuffix(ITEMS)
     there = ".".join([*steps[:at], name])
     if not isinstance(value, dict) or name not in value:
+        if is_optional and value is not None and not isinstance(value, dict):
+            outer = ".".join(steps[:at])
+            said = f"the member {outer} of the payload" if outer else "the payload"
+            raise OutboxError(f"{said} is not an object: correct the path {path}")
         if is_optional:
             return
         raise OutboxError(

@@ -168,13 +168,18 @@ class SubjectKeys:
             places = member_paths.places(content, path.removesuffix("?") + "?")
             if subject == AGGREGATE_ID:
                 found += [(place, aggregate_id) for place in places]
-            elif places:
-                subjects = {
-                    place.items: place.container[place.name]
-                    for place in member_paths.places(content, subject)
-                }
-                depth = subject.count(member_paths.ITEMS)
-                found += [(place, subjects[place.items[:depth]]) for place in places]
+                continue
+            subjects = {
+                place.items: place.container[place.name]
+                for place in member_paths.places(content, f"{subject}?")
+            }
+            depth = subject.count(member_paths.ITEMS)
+            for place in places:
+                if place.items[:depth] not in subjects and place.container[place.name] is not None:
+                    raise OutboxError(
+                        f"the payload has no member {subject}, which names the subject of {path}: add it"
+                    )
+                found.append((place, subjects.get(place.items[:depth])))
         return self._protected(content, found)
 
     def decrypted(self, payload: Any) -> Any:
@@ -345,8 +350,8 @@ def require_master(store: KeyStore, masters: MasterKeys) -> str:
     if current not in masters.ids:
         raise KeyStoreError(
             f"the master key is not that of the key store (given {', '.join(masters.ids)}, its own "
-            f"{current}): set OUTBOX_MASTER_KEY to the one that `outbox keys migrate` or `rewrap` had, or correct "
-            "OUTBOX_KEYS_DSN; nothing was encrypted"
+            f"{current}): set OUTBOX_MASTER_KEY to the one that `outbox keys migrate` or `rewrap` had, or "
+            "correct OUTBOX_KEYS_DSN; nothing was encrypted"
         )
     return current
 

@@ -18,7 +18,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from outbox_pipelines.config.master_keys import SIZE, read_master_keys
-from outbox_pipelines.core.secret import first_line, register
+from outbox_pipelines.core.named_object import load_object
+from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.subject_keys.errors import KeyStoreError, MissingMasterKeyError, SubjectKeyError
 
@@ -74,7 +75,8 @@ class MasterKeys:
     """The master keys of a process.
 
     Args:
-        given: base64 of 32 bytes, several with spaces between them; a `MasterKey`; or a list of these.
+        given: base64 of 32 bytes, or `module:name` of a `MasterKey`, several with spaces between them; a
+            `MasterKey`; or a list of these.
 
     Raises:
         SetupError: there is none, or one is invalid.
@@ -120,15 +122,17 @@ class MasterKeys:
             )
         try:
             key = master_key.unwrap(given.wrapped)
+            is_whole = len(key) == SIZE
         except SubjectKeyError:
-            key = b""
+            is_whole = False
         # Also a ValueError, which a client can raise for an answer that it cannot parse.
         except Exception as error:  # noqa: BLE001 - whatever a service's client raises
             raise _unavailable(error) from None
-        if len(key) != SIZE:
+        if not is_whole:
             raise SubjectKeyError(
-                f"the key {given.key_id} is damaged in the key store: its master key {given.wrapped_by} does not "
-                "unwrap it. Restore the row from a backup, or delete it: the subject then gets another key"
+                f"the key {given.key_id} is damaged in the key store: its master key {given.wrapped_by} does "
+                "not unwrap it. Restore the row from a backup, or delete it: the subject then gets another "
+                "key"
             )
         return key
 
@@ -147,11 +151,19 @@ def _keys_of(given: object) -> Sequence[MasterKey]:
             f"master is a {type(given).__name__}: give base64 of 32 bytes as a str, an object with id, wrap "
             "and unwrap, or a list of these"
         )
-    register(*given.split())
     try:
-        return [_AesKey(key) for key in read_master_keys(given)]
+        found = read_master_keys(given)
     except ValueError as error:
         raise SetupError(f"master: {error}") from None
+    return [_AesKey(each) if isinstance(each, bytes) else _hook(each) for each in found]
+
+
+def _hook(name: str) -> MasterKey:
+    hook = load_object(name)
+    if isinstance(hook, str):
+        raise SetupError(f"{name} is a str: give an object with id, wrap and unwrap")
+    [found] = _keys_of(hook)
+    return found
 
 
 NONE: Final = (

@@ -10,6 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pydantic
 import pytest
 
@@ -19,6 +20,9 @@ from outbox_pipelines.consumer.testing import handle, handle_async, make_event
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.subject_keys import ERASED, SubjectKeys
 from outbox_pipelines.writer.references import Body
+from tests.conftest import wait_until
+from tests.consumer.place import Place, running, uuid7
+from tests.history.proxy import Proxy
 from tests.subject_keys.conftest import MASTER, OTHER, forget, keys, keys_dsn, settings
 
 __all__ = ["forget", "keys", "keys_dsn", "settings"]
@@ -128,7 +132,23 @@ def test_what_cannot_be_decrypted(keys: SubjectKeys, keys_dsn: str) -> None:
         "a": protected["a"].replace(protected["a"].split(":")[2], "0" * 8 + "-0000" * 3 + "-" + "0" * 12)
     }
     away = SubjectKeys("host=127.0.0.1 port=1", master=MASTER)
+    damaged = keys.protect({"a": "x"}, {"a": 8})
+    both = SubjectKeys(keys_dsn, master=[MASTER, OTHER])
+    with psycopg.connect(keys_dsn, autocommit=True) as connection:
+        connection.execute(
+            "UPDATE subject_keys SET wrapped = decode(repeat('00', 60), 'hex') WHERE subject = '8'"
+        )
+        fresh = SubjectKeys(keys_dsn, master=MASTER)
+        assert handle(a_consumer([], fresh), make_event("order.placed", protected), using=None) == ["handled"]
+        # A rotation that this process does not know of.
+        both._store.make_current(both._masters.ids[1])
+        theirs = both.protect({"a": "x"}, {"a": 9})
+        assert handle(
+            a_consumer([], fresh), make_event("order.placed", theirs), using=None, raises=False
+        ) == ["outage"]
+        both._store.make_current(both._masters.ids[0])
     for with_keys, payload, verdict in (
+        (fresh, damaged, "retry"),
         (away, protected, "outage"),
         (SubjectKeys(keys_dsn, master=OTHER), protected, "outage"),
         (keys, unknown, "retry"),
@@ -141,6 +161,39 @@ def test_what_cannot_be_decrypted(keys: SubjectKeys, keys_dsn: str) -> None:
         assert seen == ([payload] if verdict == "handled" else [])
     escaped = make_event("order.placed", value=json.dumps(unknown).replace("outbox", "\\u006futbox").encode())
     assert handle(a_consumer(seen, keys), escaped, using=None, raises=False) == ["retry"]
+
+
+@pytest.mark.slow
+def test_the_key_store_is_unavailable_for_a_while(place: Place, keys: SubjectKeys, keys_dsn: str) -> None:
+    """Guards against dead letters of an outage, and events that are not handled after it, or twice."""
+
+    def send(n: int) -> None:
+        payload = keys.protect({"n": n, "a": "x"}, {"a": n})
+        place.put(
+            json.dumps(payload),
+            key=str(n),
+            id=str(uuid7()),
+            event_type="order.placed",
+            aggregate_type="order",
+        )
+
+    with Proxy(int(psycopg.conninfo.conninfo_to_dict(keys_dsn)["port"] or 0)) as proxy:
+        there = psycopg.conninfo.make_conninfo(keys_dsn, host="127.0.0.1", port=proxy.port)
+        consumer = place.consumer(max_attempts=1, keys=SubjectKeys(there, master=MASTER, cache_seconds=0))
+        send(0)
+        with running(consumer):
+            wait_until(lambda: place.effects() == 1)
+            proxy.refuse()
+            proxy.cut()
+            for n in (1, 2, 3):
+                send(n)
+            wait_until(lambda: proxy.refused >= 3, what="several attempts")
+            assert place.effects() == 1
+            assert place.value("SELECT max(attempts) FROM inbox") == 0
+            proxy.heal()
+            wait_until(lambda: place.effects() == 4, what="the events of the outage")
+    assert sorted(n for (n,) in place.rows("SELECT n FROM effects")) == [0, 1, 2, 3]
+    assert place.value("SELECT count(*) FROM inbox WHERE state <> 'processed'") == 0
 
 
 def test_without_keys_nothing_changes() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,11 @@ import psycopg
 import pytest
 
 from outbox_pipelines.local import Stack
-from outbox_pipelines.settings import Settings
-from outbox_pipelines.subject_keys import KeyStoreError, SubjectKeyError, SubjectKeys, erasures
+from outbox_pipelines.settings import Settings, make_settings
+from outbox_pipelines.subject_keys import ERASED, KeyStoreError, SubjectKeyError, SubjectKeys, erasures
 from outbox_pipelines.subject_keys.wrapping import MasterKeys, WrappedKey
 from tests import in_process
-from tests.conftest import clean_environment, fresh_database, may_log_in
+from tests.conftest import clean_environment, fresh_database, may_log_in, session, wait_until
 from tests.subject_keys.conftest import MASTER, OTHER
 
 pytestmark = pytest.mark.slow
@@ -144,6 +146,37 @@ def test_another_master_key(keys: SubjectKeys, keys_dsn: str, settings: Settings
         SubjectKeys(keys_dsn, master=MASTER).decrypted(protected)
 
 
+SERVICE = """
+class Service:
+    id = "arn"
+
+    def wrap(self, key):
+        return b"kms" + key[::-1]
+
+    def unwrap(self, wrapped):
+        return wrapped[:2:-1]
+
+
+service = Service()
+"""
+
+
+def test_a_service_by_its_name(
+    stack: Stack, keys: SubjectKeys, keys_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a store that no command can create, or wrap again, with a key management service."""
+    (tmp_path / "kms_of_a_test.py").write_text(SERVICE)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = {"OUTBOX_KEYS_DSN": keys_dsn, "OUTBOX_MASTER_KEY": f"kms_of_a_test:service {MASTER}"}
+    protected = keys.protect({"a": "x"}, {"a": 7})
+    assert outbox("keys", "rewrap", **given).stdout == "1 key wrapped by the current master key\n"
+    assert SubjectKeys(keys_dsn, master="kms_of_a_test:service").decrypted(protected) == {"a": "x"}
+    with fresh_database(stack.dsn) as dsn:
+        made = outbox("keys", "migrate", OUTBOX_KEYS_DSN=dsn, OUTBOX_MASTER_KEY="kms_of_a_test:service")
+        assert made.returncode == 0, made.stderr
+        assert SubjectKeys(dsn, master="kms_of_a_test:service").protect({"a": "x"}, {"a": 7})
+
+
 def test_a_damaged_key(keys: SubjectKeys, keys_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
     """Guards against a writer whose wrong key stops other subjects, readers and queries, or a rotation."""
     protected = keys.protect({"a": "x"}, {"a": 7})
@@ -190,6 +223,86 @@ def test_a_damaged_key(keys: SubjectKeys, keys_dsn: str, caplog: pytest.LogCaptu
     assert outbox("keys", "rewrap", **given).returncode == 0
     again = SubjectKeys(keys_dsn, master=OTHER).protect({"a": "x"}, {"a": "bad0"})
     assert SubjectKeys(keys_dsn, master=OTHER).decrypted(again) == {"a": "x"}
+
+
+def test_readers_and_writers_during_a_rewrap(keys_dsn: str) -> None:
+    """Guards against a rotation in which a key cannot be read, or that leaves one to the former master key."""
+    orders = [f"{OTHER} {MASTER}", f"{MASTER} {OTHER}"]
+    processes = [SubjectKeys(keys_dsn, master=each, cache_seconds=0) for each in orders]
+    protected = [processes[0].protect({"a": n}, {"a": n}) for n in range(50)]
+    made: list[Any] = []
+    stop = threading.Event()
+
+    def read(keys: SubjectKeys) -> None:
+        while not stop.is_set():
+            assert keys.all_decrypted(protected) == [{"a": n} for n in range(50)]
+
+    def write(keys: SubjectKeys) -> None:
+        while not stop.is_set():
+            made.append(keys.protect({"a": 1}, {"a": uuid4()}))
+
+    with ThreadPoolExecutor(4) as threads:
+        at_work = [threads.submit(each, keys) for each in (read, write) for keys in processes]
+        try:
+            for order in orders * 3:
+                known = len(made)
+                done = erasures.rewrap(make_settings(keys_dsn=keys_dsn, master_key=order))
+                assert (done.count >= 50 + known, done.missing, done.damaged) == (True, [], [])
+        finally:
+            stop.set()
+        for each in at_work:
+            each.result()
+    with psycopg.connect(keys_dsn) as connection:
+        assert connection.execute("SELECT DISTINCT wrapped_by FROM subject_keys").fetchall() == [
+            (MasterKeys(MASTER).ids[0],)
+        ]
+    assert len(SubjectKeys(keys_dsn, master=MASTER).all_decrypted([*protected, *made])) == 50 + len(made)
+
+
+def test_an_insert_that_a_rewrap_does_not_see(keys_dsn: str) -> None:
+    """Guards against a key that only the former master key unwraps, which is removed after the command."""
+    both = SubjectKeys(keys_dsn, master=[MASTER, OTHER], cache_seconds=0)
+    both.protect({"a": 1}, {"a": 7})
+    [former, current] = both._masters.ids
+    given = make_settings(keys_dsn=keys_dsn, master_key=f"{OTHER} {MASTER}")
+    with psycopg.connect(keys_dsn) as writer, ThreadPoolExecutor(1) as threads:
+        writer.execute(
+            "SELECT subject_keys_add('{8}', ARRAY[%s::bytea], %s)",
+            [both._masters.wrap(b"k" * 32, former), former],
+        )
+        done = threads.submit(erasures.rewrap, given)
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
+        wait_until(lambda: session(keys_dsn).execute(waits, [writer.info.dbname]).fetchone() == (1,))
+        writer.commit()
+        assert done.result().count == 2
+    both.protect({"a": 1}, {"a": 9})
+    rows = session(keys_dsn).execute("SELECT subject, wrapped_by FROM subject_keys ORDER BY 1").fetchall()
+    assert rows == [("7", current), ("8", current), ("9", current)]
+
+
+def test_a_restored_key_store(stack: Stack, keys: SubjectKeys, keys_dsn: str, settings: Settings) -> None:
+    """Guards against a backup that brings a subject back for good, or with which newer values seem erased."""
+    before = keys.protect({"a": "x"}, {"a": 7})
+    keys.close()
+    with fresh_database(stack.dsn, str(psycopg.conninfo.conninfo_to_dict(keys_dsn)["dbname"])) as backup:
+        after = keys.protect({"b": "y"}, {"b": 8})
+        erasures.forget(settings, "7", actor="test", reason="r")
+        session(keys_dsn).execute(
+            "INSERT INTO subject_keys (subject, forgotten_at, forgotten_by, reason) "
+            "SELECT 's' || n, now(), 'test', 'r' FROM generate_series(1, 60) AS n"
+        )
+        assert len(outbox("keys", "list", OUTBOX_KEYS_DSN=keys_dsn).stdout.splitlines()) == 50
+        listed = json.loads(outbox("keys", "list", "--json", OUTBOX_KEYS_DSN=keys_dsn).stdout)
+        assert len(listed) == 61
+        restored = SubjectKeys(backup, master=MASTER, cache_seconds=0)
+        assert restored.decrypted(before) == {"a": "x"}
+        again = restored.protect({"b": "z"}, {"b": 8})
+        given = make_settings(keys_dsn=backup)
+        found = [erasures.forget(given, each["subject"], actor="a", reason="again") for each in listed]
+        assert sum(each is not None for each in found) == 1
+        assert restored.decrypted([before, again]) == [{"a": ERASED}, {"b": "z"}]
+        with pytest.raises(SubjectKeyError, match="which the key store does not have"):
+            restored.decrypted(after)
 
 
 def test_who_forgets_and_why(keys: SubjectKeys, keys_dsn: str) -> None:

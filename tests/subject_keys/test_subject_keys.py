@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -144,6 +145,9 @@ def test_what_is_no_payload_to_protect(keys: SubjectKeys, tmp_path: Path) -> Non
         ({"a": "x"}, {"a.b?.c": 1}, "no member a"),
         ({"a": 1}, {"a[].b": 1}, "the member a of the payload is not a list"),
         ({"a": [{"b": 1}, {}]}, {"a[].b": 1}, r"no member a\[\]\.b"),
+        ({"a": "x"}, {"a.b?": 1}, r"the member a of the payload is not an object: correct the path a\.b\?"),
+        ({"a": [["x"]]}, {"a[].b?": 1}, r"the member a\[\] of the payload is not an object"),
+        (["x"], {"a?": 1}, "the payload is not an object"),
         ({"a": 1}, {"a..b": 1}, "'a..b' is not the path of a member"),
         ({"a": 1}, {"": 1}, "is not the path of a member"),
         ({"a": {"b": 1}}, {"a.b": 1, "a": 2}, "the paths a and a.b overlap"),
@@ -170,7 +174,9 @@ def test_what_is_no_payload_to_protect(keys: SubjectKeys, tmp_path: Path) -> Non
     assert asyncio.run(keys.protect_later({"a": 1}, {"a": 1}))["a"].startswith("outbox-encrypted:1:")
 
 
-def test_what_cannot_be_decrypted_is_not_erased(keys: SubjectKeys, keys_dsn: str) -> None:
+def test_what_cannot_be_decrypted_is_not_erased(
+    keys: SubjectKeys, caplog: pytest.LogCaptureFixture
+) -> None:
     """Guards against data that seems erased where the store is another one, or the value was changed."""
     text = keys.protect({"a": "x"}, {"a": 1})["a"]
     begin, _, content = text.rpartition(":")
@@ -199,6 +205,10 @@ def test_what_cannot_be_decrypted_is_not_erased(keys: SubjectKeys, keys_dsn: str
             keys.decrypted([{"a": wrong}])
         assert keys.all_decrypted([[{"a": wrong}]], is_strict=False) == [[{"a": wrong}]]
         assert keys.json_decrypted([json.dumps({"a": wrong})]) == [json.dumps({"a": wrong})]
+    for _ in range(5):
+        keys.all_decrypted([{"a": f"outbox-encrypted:1:{uuid4()}:{content}"}], is_strict=False)
+    said = [each for each in caplog.messages if each.startswith("values stay encrypted: a member is encrypt")]
+    assert [each.endswith("; other reasons are not reported") for each in said] == [False] * 4 + [True]
     for stays in (
         "outbox-encrypted",
         text.upper(),
@@ -295,10 +305,20 @@ def test_the_catalog_names_members(keys: SubjectKeys) -> None:
     assert len({*ids, protected["email"].split(":")[2]}) == 3
     assert ids[0] == keys.protect({"a": 1}, {"a": 1})["a"].split(":")[2]
     assert keys.protect_by(catalog, "order.paid", payload) is payload
+    # Nothing to encrypt, so no subject either.
+    for nothing in ({"lines": [{}, {"name": None}, None]}, {"lines": None, "email": None}, None):
+        assert keys.protect_by(catalog, "order.placed", nothing) == nothing
     for event_type, given, why in (
         ("order.plcaed", payload, "not in the event catalog"),
         ("order.placed", {"email": "x"}, "a subject is of type NoneType"),
-        ("order.placed", {"lines": [{"name": "Ann"}]}, r"no member lines\[\]\.id"),
+        (
+            "order.placed",
+            {"lines": [{"id": 1}, {"name": "Ann"}]},
+            r"no member lines\[\]\.id, which names the",
+        ),
+        ("order.placed", {"lines": [{"name": "Ann", "id": None}]}, "a subject is of type NoneType"),
+        ("order.placed", {"lines": ["Ann"]}, r"the member lines\[\] of the payload is not an object"),
+        ("order.placed", {"lines": {"name": "Ann", "id": 1}}, "lines of the payload is not a list"),
     ):
         with pytest.raises(OutboxError, match=why):
             keys.protect_by(catalog, event_type, given)
@@ -322,7 +342,7 @@ def test_a_service_for_the_master_key(keys_dsn: str) -> None:
             calls.append("unwrap")
             if not wrapped.startswith(b"kms"):
                 raise SubjectKeyError("not mine")
-            return wrapped[:2:-1]
+            return None if self.is_away else wrapped[:2:-1]  # type: ignore[return-value]
 
     service = Service()
     keys = SubjectKeys(keys_dsn, master=[service, MASTER])
@@ -334,6 +354,9 @@ def test_a_service_for_the_master_key(keys_dsn: str) -> None:
         KeyStoreError, match="the master key's service is unavailable: JSONDecodeError: Expecting value"
     ):
         keys.protect({"a": "x"}, {"a": 2})
+    keys._of_subjects._values.clear()
+    with pytest.raises(KeyStoreError, match="the master key's service is unavailable: TypeError"):
+        keys.protect({"a": "x"}, {"a": 1})
 
 
 def test_another_language(keys: SubjectKeys, keys_dsn: str) -> None:
@@ -367,6 +390,11 @@ def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     dsn = "host=none.invalid"
     for given, why in (
         ({"master": MASTER}, "no key store is named: set OUTBOX_KEYS_DSN"),
+        ({"conninfo": dsn, "master": "no_module:x"}, "no_module:x: cannot find the module no_module from"),
+        ({"conninfo": dsn, "master": "json:x"}, "json:x: json has no x"),
+        ({"conninfo": dsn, "master": "json:dumps"}, "master is a function: give base64"),
+        ({"conninfo": dsn, "master": "string:digits"}, "string:digits is a str: give an object with id"),
+        ({"conninfo": dsn, "master": SimpleNamespace(wrap=1, unwrap=1)}, "SimpleNamespace has no id: give"),
         ({"conninfo": dsn}, "no master key is given: set OUTBOX_MASTER_KEY"),
         ({"conninfo": "hunter22", "master": MASTER}, "conninfo is not a connection string"),
         (
