@@ -141,6 +141,8 @@ def test_another_master_key(keys: SubjectKeys, keys_dsn: str, settings: Settings
     assert keys._store.rewrap([(WrappedKey(forgotten, b"old", "x"), b"new")], "y") == 0
     done = outbox("keys", "rewrap", OUTBOX_KEYS_DSN=keys_dsn, OUTBOX_MASTER_KEY=f"{OTHER} {MASTER}")
     assert (done.returncode, done.stdout) == (0, "1 key wrapped by the current master key\n")
+    again = outbox("keys", "rewrap", OUTBOX_KEYS_DSN=keys_dsn, OUTBOX_MASTER_KEY=OTHER)
+    assert (again.returncode, again.stdout) == (0, "0 keys wrapped by the current master key\n")
     assert str(SubjectKeys(keys_dsn, master=OTHER).decrypted(protected)) == "{'a': 'x', 'b': ERASED}"
     with pytest.raises(KeyStoreError, match="the master key is not that of"):
         SubjectKeys(keys_dsn, master=MASTER).decrypted(protected)

@@ -33,6 +33,7 @@ from outbox_pipelines.subject_keys import (
 )
 from outbox_pipelines.writer import OutboxError
 from outbox_pipelines.writer.bytes_payload import BytesPayload
+from tests.conftest import session
 from tests.subject_keys.conftest import MASTER, OTHER
 
 pytestmark = pytest.mark.slow
@@ -265,11 +266,18 @@ def test_the_connection_is_opened_again(
 ) -> None:
     """Guards against a writer that fails for ever, because a firewall has closed its idle connection."""
     protected = keys.protect({"a": "x"}, {"a": 1})
-    with psycopg.connect(keys_dsn, autocommit=True) as connection:
-        connection.execute(
+
+    def end() -> None:
+        session(keys_dsn).execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
             "WHERE application_name = 'outbox keys' AND datname = current_database()"
         )
+
+    end()
+    with pytest.raises(KeyStoreError, match="is unavailable: terminating connection"):
+        keys.decrypted(protected)
+    assert keys.decrypted(protected) == {"a": "x"}
+    end()
     monkeypatch.setattr("outbox_pipelines.subject_keys.key_store._IDLE_SECONDS", 0.0)
     keys._of_ids._values.clear()
     assert keys.decrypted(protected) == {"a": "x"}
