@@ -36,7 +36,7 @@ def migrate(settings: ErasureSettings) -> tuple[bool, str]:
     """
     masters = masters_of(settings)
     with closing(store_of(settings)) as store:
-        is_new = store.migrate(masters.ids[0])
+        is_new = store.migrate(masters.require_first())
         require_master(store, masters)
         server = store.server()
     if not settings.dsn:
@@ -92,10 +92,11 @@ def rewrap(settings: ErasureSettings) -> Rewrapped:
     """Make the first master key the current one, and wrap with it all keys that others have wrapped.
 
     Raises:
-        KeyStoreError: the store is unavailable, or none of the master keys is its own.
+        KeyStoreError: the store is unavailable, none of the master keys is its own, or the first one does not
+            unwrap what it has wrapped.
     """
     masters = masters_of(settings)
-    current = masters.ids[0]
+    current = masters.require_first()
     done = Rewrapped()
     with closing(store_of(settings)) as store:
         require_master(store, masters)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -135,6 +136,18 @@ class MasterKeys:
                 "key"
             )
         return key
+
+    def require_first(self) -> str:
+        """Return the id of the first master key, which has unwrapped what it has wrapped.
+
+        Raises:
+            KeyStoreError: it does not unwrap it, so all keys would be lost; or the service is unavailable.
+        """
+        first, key = self.ids[0], os.urandom(SIZE)
+        with suppress(SubjectKeyError):
+            if self.unwrap(WrappedKey("", self.wrap(key, first), first)) == key:
+                return first
+        raise KeyStoreError(f"the master key {first} does not unwrap what it has wrapped: correct its hook")
 
 
 def _keys_of(given: object) -> Sequence[MasterKey]:

@@ -159,7 +159,12 @@ class Service:
         return wrapped[:2:-1]
 
 
-service = Service()
+class Broken(Service):
+    def unwrap(self, wrapped):
+        return wrapped[3:]
+
+
+service, broken = Service(), Broken()
 """
 
 
@@ -171,6 +176,11 @@ def test_a_service_by_its_name(
     monkeypatch.syspath_prepend(tmp_path)
     given = {"OUTBOX_KEYS_DSN": keys_dsn, "OUTBOX_MASTER_KEY": f"kms_of_a_test:service {MASTER}"}
     protected = keys.protect({"a": "x"}, {"a": 7})
+    wrong = outbox("keys", "rewrap", **given | {"OUTBOX_MASTER_KEY": f"kms_of_a_test:broken {MASTER}"})
+    assert wrong.returncode == 2
+    assert (
+        wrong.stderr == "outbox: the master key arn does not unwrap what it has wrapped: correct its hook\n"
+    )
     assert outbox("keys", "rewrap", **given).stdout == "1 key wrapped by the current master key\n"
     assert SubjectKeys(keys_dsn, master="kms_of_a_test:service").decrypted(protected) == {"a": "x"}
     with fresh_database(stack.dsn) as dsn:
@@ -228,7 +238,7 @@ def test_a_damaged_key(keys: SubjectKeys, keys_dsn: str, caplog: pytest.LogCaptu
 
 
 def test_readers_and_writers_during_a_rewrap(keys_dsn: str) -> None:
-    """Guards against a rotation in which a key cannot be read, or that leaves one to the former master key."""
+    """Guards against a rotation in which a key cannot be read, or that leaves one to the former key."""
     orders = [f"{OTHER} {MASTER}", f"{MASTER} {OTHER}"]
     processes = [SubjectKeys(keys_dsn, master=each, cache_seconds=0) for each in orders]
     protected = [processes[0].protect({"a": n}, {"a": n}) for n in range(50)]

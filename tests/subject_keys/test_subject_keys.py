@@ -175,9 +175,7 @@ def test_what_is_no_payload_to_protect(keys: SubjectKeys, tmp_path: Path) -> Non
     assert asyncio.run(keys.protect_later({"a": 1}, {"a": 1}))["a"].startswith("outbox-encrypted:1:")
 
 
-def test_what_cannot_be_decrypted_is_not_erased(
-    keys: SubjectKeys, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_decrypted_is_not_erased(keys: SubjectKeys, caplog: pytest.LogCaptureFixture) -> None:
     """Guards against data that seems erased where the store is another one, or the value was changed."""
     text = keys.protect({"a": "x"}, {"a": 1})["a"]
     begin, _, content = text.rpartition(":")

@@ -44,8 +44,8 @@ def test_what_cannot_be_decrypted_stays(keys: SubjectKeys, keys_dsn: str, tmp_pa
     with pytest.raises(duckdb.Error, match="KeyStoreError: the key store"):
         away.query(sql).fetchall()
     asked = ask(tmp_path, sql, keys_dsn=keys_dsn, master_key=MASTER)
-    assert (asked.exit_code, asked.stderr.count("WARNING")) == (0, 1)
-    assert "values stay encrypted: a member is encrypted with the key 00000000-0000-0000-0" in asked.stderr
+    said = "values stay encrypted: a member is encrypted with the key 00000000-0000-0000-0"
+    assert (asked.exit_code, asked.stderr.count(said)) == (0, 1)
     without = ask(tmp_path, sql)
     assert without.exit_code == 2
     assert "set OUTBOX_KEYS_DSN and a master key" in without.stderr
