@@ -118,3 +118,15 @@ def test_topics_and_parts(write: Write) -> None:
     constant = found["components"]["schemas"]["order.placed"]["properties"]["constant"]
     assert constant == {"const": {"$ref": "#"}}
     assert found["components"]["messages"]["a_20_type_2f__f6_"]["tags"] == [{"name": "deprecated"}]
+
+
+def test_each_version_is_a_message(write: Write) -> None:
+    """Guards against a document that describes replayed events of an earlier version as new ones."""
+    earlier = "version: 2\n    versions: {1: {type: string}}\n    consumers: [billing]"
+    catalog = read_catalog(write(EVENTS.replace("consumers: [billing]", earlier)))
+    found = document(catalog, load_settings(), version="2")["components"]
+    assert [*found["messages"]][:2] == ["order.placed_40_1", "order.placed"]
+    versions = [each["headers"]["properties"]["version"] for each in found["messages"].values()]
+    assert versions[:3] == [{"const": "1"}, {"const": "2"}, {"type": "string"}]
+    assert found["schemas"]["order.placed_40_1"] == {"type": "string"}
+    document(catalog, load_settings(header_names="version="), version="2")

@@ -131,6 +131,10 @@ def test_a_version_that_is_not_listed_is_named(database: Database, write: Write)
             insert(connection, version=version)
         insert(connection, event_type="order.shipped", version=7)
     path = str(write(listed))
+    placed, shipped = compare(load_settings(dsn=database.dsn, catalog_file=path))
+    assert (placed.seen and placed.seen.versions, shipped.seen and shipped.seen.versions) == (
+        *([1, 3, None], [None]),
+    )
     assert database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=path).exit_code == 0
     with database.connect() as connection:
         insert(connection, version=2)

@@ -15,7 +15,9 @@ from tests.catalog.conftest import CATALOG, Write
 
 def test_the_page_has_everything_that_is_documented(write: Write) -> None:
     """Guards against entries and fields, those within others too, that are documented and not shown."""
-    path = write(CATALOG + "    protobuf: {file: catalog.yaml, message: shop.Shipped}\n")
+    more = "version: 3\n    versions: {2: {}, 1: {}}\n    deliver_after: PT1H\n    topic: order-events"
+    text = CATALOG.replace("topic: order-events", more)
+    path = write(text + "    protobuf: {file: catalog.yaml, message: shop.Shipped}\n")
     path.with_name("catalog.yaml").touch()
     text = markdown(read_catalog(path))
     assert (
@@ -24,6 +26,8 @@ def test_the_page_has_everything_that_is_documented(write: Write) -> None:
     )
     placed = text.partition("## `order.placed`")[2].partition("##")[0]
     assert "- topic: `order-events`" in placed
+    assert "- version: 3; earlier ones: 1, 2" in placed
+    assert "- delivered after: 1:00:00" in placed
     assert "| `total` | integer | yes | In cents. |" in placed
     assert "| `at` | string, date-time |  |  |" in placed
     assert "| `lines[].sku` | string | yes |  |" in placed

@@ -206,6 +206,11 @@ def test_each_version_has_its_own_schema(registry: FakeRegistry, given: dict[str
             EncodingError, match=r"placed@.* is not in the event catalog: list the version there"
         ):
             frame(version=version)
+    # A type that a writer names like a version.
+    settings = load_settings(**given | {"format": kind, "registry_subjects": "topic"})
+    hostile = Encoder(settings, SchemaIds(settings).known).encode
+    with pytest.raises(EncodingError, match="placed@1 is not in the event catalog, or is retired"):
+        hostile(_event("placed@1"))
     deep = json.dumps({"headers": {}, "version": 1}).replace("{}", "[" * 100_000 + "]" * 100_000)
     with pytest.raises(EncodingError, match="nested too deeply"):
         encode(_event()._replace(metadata=deep))

@@ -237,6 +237,8 @@ def test_classes_of_versions_at_the_handler() -> None:
     for handler, options in ((plain, {}), (batch, {"batch": 10})):
         other = Consumer(source="billing", topics=["order-events"], kafka=KAFKA, dsn="postgresql://")
         other.on(First, Placed, **options)(handler)
+    # Of two types, a payload is JSON.
+    other.on(Paid, Seen)(plain_event)
 
 
 def plain_event(event: Event, connection: object) -> None: ...
