@@ -326,7 +326,7 @@ class Reader:
         for header, raw in reversed(pairs):
             for name in self._ours.get(header, ()):
                 # Not by `as_text`: this is done for each header of each event.
-                text = raw.decode(errors="surrogateescape") if isinstance(raw, bytes) else raw
+                text = raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else raw
                 found[name] = text
                 is_ascii = is_ascii and (text is None or text.isascii())
         value = message.value()

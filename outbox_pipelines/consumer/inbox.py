@@ -281,9 +281,11 @@ def text_of(content: UUID | None) -> str:
 
 def array(texts: Sequence[str]) -> str:
     """Return PostgreSQL's text of an array: drivers take much longer to convert a list."""
-    if any("\\" in each or '"' in each for each in texts):
-        texts = [each.replace("\\", "\\\\").replace('"', '\\"') for each in texts]
-    return '{"' + '","'.join(texts) + '"}' if texts else "{}"
+    text = '","'.join(texts)
+    # Quotes other than those between two texts.
+    if "\\" in text or text.count('"') > 2 * (len(texts) - 1):
+        text = '","'.join(each.replace("\\", "\\\\").replace('"', '\\"') for each in texts)
+    return '{"' + text + '"}' if texts else "{}"
 
 
 def _headers(message: Any) -> str:

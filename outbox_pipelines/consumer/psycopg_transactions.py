@@ -210,7 +210,12 @@ class Connections(Listening):
 
     async def release(self, transaction: Any, following: Statement | None = None) -> bool:
         assert self._first is not None
-        message = None if following is None else self._first.message(*following)
+        message = rows = None
+        if following is not None:
+            # A text that cannot be sent, and any other error of that statement, are reported by its own
+            # transaction, when it is sent again.
+            with suppress(psycopg.Error, ValueError):
+                message = self._first.message(*following)
         sent = _RELEASE_AND_COMMIT if message is None else _RELEASE_AND_COMMIT + b";" + message
         results = await _send(transaction, sent)
         if _code(results[0]) in queries.NOT_OURS:
@@ -218,8 +223,6 @@ class Connections(Listening):
         _require_success(transaction, results[:_COMMITTED])
         self._is_committed = True
         if following is not None and message is not None:
-            rows = None
-            # An error is reported when the statement is sent again.
             with suppress(psycopg.Error):
                 rows = self._first.rows(following[0], results[_COMMITTED:])
             if rows is None:

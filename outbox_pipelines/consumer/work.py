@@ -83,7 +83,7 @@ class Work:
     @property
     def at_once(self) -> int:
         """How many messages a poll returns at most."""
-        return max(self._least, min(self._polled.events, _MOST_POLLED))
+        return self._least if self._least > 1 else min(self._polled.events, _MOST_POLLED)
 
     async def begin(self) -> None:
         """Check the consumer's tables, and the service's own one.

@@ -150,6 +150,18 @@ def test_what_was_expected_to_follow_and_does_not_is_not_recorded(database: Data
             assert handled(Connections(lambda: successor), expected, work)
 
 
+def test_a_text_that_cannot_be_sent_is_reported_by_its_own_event(database: Database) -> None:
+    """Guards against an event that fails because of the content of the next one."""
+    first, following = given(uuid7()), given(uuid7(), key="Żółć")
+    with database.connect() as connection:
+        connection.execute("SET client_encoding = 'LATIN1'")
+        its = Connections(lambda: connection)
+        assert handled(its, first, work, following)
+        with pytest.raises(UnicodeEncodeError):
+            handled(its, following, work)
+    assert database.value("SELECT count(*) FROM processed_events") == 1
+
+
 @pytest.mark.parametrize("why", ["locked", "known", "DEALLOCATE ALL", "terminated"])
 def test_a_commit_counts_whatever_follows_it(database: Database, why: str) -> None:
     """Guards against an event that counts as failed because the next one cannot be recorded now."""

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from outbox_pipelines.consumer import Consumer, Event, testing, work
 from outbox_pipelines.consumer.consumer import drive
 from outbox_pipelines.consumer.database_retry import DatabaseRetry
 from outbox_pipelines.consumer.errors import ConsumerError, OutageError, StoppedError
@@ -15,6 +16,7 @@ from outbox_pipelines.consumer.figures import Counts, Types
 from outbox_pipelines.consumer.handler_registry import Handler
 from outbox_pipelines.consumer.items import Item, Pace, groups
 from outbox_pipelines.consumer.settlement import Settlement
+from outbox_pipelines.consumer.work import _following
 from outbox_pipelines.errors import SetupError, UnavailableError
 
 CONFLICT = psycopg.errors.SerializationFailure("conflict")
@@ -106,6 +108,44 @@ def test_groups_are_what_one_transaction_can_have() -> None:
     assert sizes == [2, 1, 1, 5, 1]
     pace.events = 3
     assert [len(each) for each in groups(items, pace, shares=True)] == [2, 1, 1, 3, 2, 1]
+
+
+def test_what_is_recorded_with_the_commit_of_the_event_before() -> None:
+    """Guards against the record of an event that is not the next one to be recorded alone."""
+    alone, wrong = _item(per_transaction=1), _item(per_transaction=1)
+    wrong.error = "it does not fit"
+    assert _following([alone], ()) is alone
+    for each in (wrong, _item(), _item(batch=2), _item(per_transaction=2)):
+        assert _following([each], ()) is None
+    assert _following([], ()) is None
+    assert _following([alone], (alone.id,)) is None
+
+
+@pytest.mark.parametrize(
+    ("shared", "seconds", "polled"),
+    [(1, 0.001, [1, 2, 4, 8, 16, 32, 32]), (1, 1.0, [1, 1, 1]), (7, 0.001, [7, 7, 7, 7])],
+)
+def test_as_many_messages_are_polled_as_are_handled_soon(
+    monkeypatch: pytest.MonkeyPatch, shared: int, seconds: float, polled: list[int]
+) -> None:
+    """Guards against an inbox that waits for 32 slow handlers, and a round of calls for each fast one."""
+    now = [0.0]
+    consumer = Consumer(source="billing", topics=["events"], kafka={"bootstrap.servers": "b"}, dsn="")
+
+    def handle(event: Event, connection: object) -> None:
+        now[0] += seconds
+
+    consumer.on_other(per_transaction=shared)(handle)
+
+    monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    database = testing._NoDatabase(None)
+    works = work.Work(testing._plan(consumer, database), consumer, testing._Read(), database)  # type: ignore[arg-type]
+    found = []
+    for _ in polled:
+        found.append(works.at_once)
+        messages = [testing._Message(testing.make_event("x")) for _ in range(works.at_once)]
+        drive(works.take(messages, testing._Alone()))  # type: ignore[arg-type]
+    assert found == polled
 
 
 class _Inbox:
