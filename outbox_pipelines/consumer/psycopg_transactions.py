@@ -194,8 +194,7 @@ class Connections(Listening):
                 return answer.rows
             await self._roll_back(transaction)
         first = self._first
-        is_first = first is not None and transaction.pgconn.transaction_status == IDLE
-        if first is not None and is_first and (message := first.message(query, given)) is not None:
+        if first is not None and (message := first.message(query, given)) is not None:
             rows = first.rows(query, await _send(transaction, message))
             if rows is not None:
                 return rows
@@ -255,7 +254,10 @@ class FirstStatement:
         self._losses = 0
 
     def message(self, query: str, given: Mapping[str, Any]) -> bytes | None:
-        """Return BEGIN and a statement as one message; None if the statement must be sent as usual."""
+        """Return BEGIN and a statement as one message; None if the statement must be sent as usual.
+
+        The statements of `_FIRST` are always the first of a transaction.
+        """
         its = self._connection
         if query not in _FIRST or self._losses == _MOST_LOSSES:
             return None

@@ -120,7 +120,7 @@ def test_what_was_expected_to_follow_and_does_not_is_not_recorded(database: Data
 
     async def read(its: Connections) -> None:
         async with its.transaction() as transaction:
-            assert await its.rows(transaction, queries.KNOWN, {**other, "ids": [], "buckets": []}) == []
+            assert await its.rows(transaction, queries.IS_SAME, expected) == []
 
     with database.connect() as connection:
         its = Connections(lambda: connection)
@@ -160,6 +160,24 @@ def test_a_text_that_cannot_be_sent_is_reported_by_its_own_event(database: Datab
         with pytest.raises(UnicodeEncodeError):
             handled(its, following, work)
     assert database.value("SELECT count(*) FROM processed_events") == 1
+
+
+def test_what_a_lost_connection_has_recorded_is_recorded_again(database: Database) -> None:
+    """Guards against a handler that runs without its record: the answer was that of another session."""
+    opened: list[Connection] = []
+
+    def connect() -> Connection:
+        opened.append(database.connect())
+        return opened[-1]
+
+    its = Connections(connect)
+    following = given(uuid7())
+    assert handled(its, given(uuid7()), work, following)
+    opened[0].close()
+    assert handled(its, following, work)
+    drive(its.close())
+    assert len(opened) == 2
+    assert database.value("SELECT count(*) FROM processed_events") == 2
 
 
 @pytest.mark.parametrize("why", ["locked", "known", "DEALLOCATE ALL", "terminated"])

@@ -10,6 +10,7 @@ import pytest
 
 from outbox_pipelines.consumer import Consumer, Event, testing, work
 from outbox_pipelines.consumer.consumer import drive
+from outbox_pipelines.consumer.consumer_database import Statement
 from outbox_pipelines.consumer.database_retry import DatabaseRetry
 from outbox_pipelines.consumer.errors import ConsumerError, OutageError, StoppedError
 from outbox_pipelines.consumer.figures import Counts, Types
@@ -121,6 +122,18 @@ def test_what_is_recorded_with_the_commit_of_the_event_before() -> None:
     assert _following([alone], (alone.id,)) is None
 
 
+class _Noting(testing._NoDatabase):
+    """Notes which events are said to follow a commit."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.followed: list[str | None] = []
+
+    async def release(self, transaction: object, following: Statement | None = None) -> bool:
+        self.followed.append(None if following is None else following[1]["id"])
+        return True
+
+
 @pytest.mark.parametrize(
     ("shared", "seconds", "polled"),
     [(1, 0.001, [1, 2, 4, 8, 16, 32, 32]), (1, 1.0, [1, 1, 1]), (7, 0.001, [7, 7, 7, 7])],
@@ -138,13 +151,15 @@ def test_as_many_messages_are_polled_as_are_handled_soon(
     consumer.on_other(per_transaction=shared)(handle)
 
     monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    database = testing._NoDatabase(None)
+    database = _Noting()
     works = work.Work(testing._plan(consumer, database), consumer, testing._Read(), database)  # type: ignore[arg-type]
     found = []
     for _ in polled:
         found.append(works.at_once)
         messages = [testing._Message(testing.make_event("x")) for _ in range(works.at_once)]
         drive(works.take(messages, testing._Alone()))  # type: ignore[arg-type]
+        if shared == 1:
+            assert database.followed[-found[-1] :] == [*(each.event.id for each in messages[1:]), None]
     assert found == polled
 
 
