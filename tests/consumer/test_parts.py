@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,6 +162,45 @@ def test_as_many_messages_are_polled_as_are_handled_soon(
         if shared == 1:
             assert database.followed[-found[-1] :] == [*(each.event.id for each in messages[1:]), None]
     assert found == polled
+
+
+class _Returning(testing._Alone):
+    """A member whose partition is away when the first message's turn has come, and back at the second's."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.done_with: list[object] = []
+
+    @property
+    def has_left(self) -> bool:  # type: ignore[override]
+        self.turns += 1
+        return self.turns == 1
+
+    def has(self, message: object) -> bool:
+        return self.turns != 1
+
+    def done(self, messages: Sequence[object]) -> None:
+        self.done_with += messages
+
+
+def test_a_partition_that_comes_back_begins_with_what_was_skipped() -> None:
+    """Guards against an event that is handled before an earlier one of its key, or whose offset skips it."""
+    consumer = Consumer(source="billing", topics=["events"], kafka={"bootstrap.servers": "b"}, dsn="")
+    handled: list[str] = []
+
+    @consumer.on_other
+    def handle(event: Event, connection: object) -> None:
+        handled.append(event.type)
+
+    database = _Noting()
+    works = work.Work(testing._plan(consumer, database), consumer, testing._Read(), database)  # type: ignore[arg-type]
+    member = _Returning()
+    messages = [
+        testing._Message(testing.make_event(name, partition=partition))
+        for name, partition in (("first", 0), ("second", 0), ("another's", 1))
+    ]
+    drive(works.take(messages, member))  # type: ignore[arg-type]
+    assert (handled, member.done_with) == (["another's"], messages[2:])
 
 
 class _Inbox:
