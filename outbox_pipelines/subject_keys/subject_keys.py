@@ -14,11 +14,10 @@ import asyncio
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -35,6 +34,7 @@ from outbox_pipelines.subject_keys.errors import (
     SubjectForgottenError,
     SubjectKeyError,
 )
+from outbox_pipelines.subject_keys.key_cache import KeyCache
 from outbox_pipelines.subject_keys.key_store import KeyStore
 from outbox_pipelines.subject_keys.wrapping import NONE, MasterKey, MasterKeys, read_file
 from outbox_pipelines.writer.bytes_payload import BytesPayload
@@ -44,6 +44,9 @@ from outbox_pipelines.writer.references import LargePayload
 
 LONGEST_SUBJECT: Final = 500
 MOST_SECONDS: Final = 60.0
+AGGREGATE_ID: Final = "aggregate_id"
+"""In the event catalog, in place of a path: the subject is the event's aggregate."""
+_ERASED: Final = ("null", ERASED)
 _LOG: Final = logging.getLogger(__name__)
 # Reasons of values that stay encrypted, each reported once.
 _MOST_REPORTED: Final = 5
@@ -110,8 +113,8 @@ class SubjectKeys:
         self._current: str | None = None
         self._reported: set[str] = set()
         # By subject, those to encrypt with; by id, those to decrypt with, None if destroyed.
-        self._of_subjects: _Cache[_Key] = _Cache(cache_seconds, cache_size)
-        self._of_ids: _Cache[AESGCM | None] = _Cache(cache_seconds, cache_size)
+        self._of_subjects: KeyCache[_Key] = KeyCache(cache_seconds, cache_size)
+        self._of_ids: KeyCache[AESGCM | None] = KeyCache(cache_seconds, cache_size)
 
     def protect(self, payload: object, members: Mapping[str, object]) -> Any:
         """Return a payload for `emit` with members encrypted, outside of the caller's transaction.
@@ -369,42 +372,6 @@ def store_of(settings: ErasureSettings) -> KeyStore:
 def masters_of(settings: ErasureSettings) -> MasterKeys:
     """Return the master keys of the settings; raise `SetupError` if there are none."""
     return MasterKeys(_master_of(settings))
-
-
-AGGREGATE_ID: Final = "aggregate_id"
-"""In the event catalog, in place of a path: the subject is the event's aggregate."""
-_ERASED: Final = ("null", ERASED)
-_Value = TypeVar("_Value")
-
-
-class _Cache(Generic[_Value]):
-    """The newest values, each for some seconds."""
-
-    def __init__(self, seconds: float, size: int) -> None:
-        self._seconds, self._size = seconds, size
-        self._values: dict[str, tuple[float, _Value]] = {}
-        self._lock = threading.Lock()
-
-    def known(self, names: Iterable[str]) -> tuple[dict[str, _Value], list[str]]:
-        """Return values by name, and the names that have none."""
-        since = time.monotonic() - self._seconds
-        values: dict[str, _Value] = {}
-        missing: list[str] = []
-        for name in names:
-            found = self._values.get(name)
-            if found is None or found[0] <= since:
-                missing.append(name)
-            else:
-                values[name] = found[1]
-        return values, missing
-
-    def put(self, name: str, value: _Value, asked: float) -> None:
-        """Keep a value from the time on when the database was asked."""
-        with self._lock:
-            self._values.pop(name, None)
-            self._values[name] = asked, value
-            if len(self._values) > self._size:
-                del self._values[next(iter(self._values))]
 
 
 def _refused(why: str) -> SubjectKeyError:
