@@ -124,9 +124,9 @@ class TransactionalSender(Sender):
         """Fence every replay before, and move the last one to where Kafka's record is."""
         # What overtakes a refused event is aborted with it.
         self._begun = set(self._routes.values())
-        (producer,) = begin(
+        producer = begin(
             self._relay_settings,
-            [self._place.transactional_id],
+            self._place,
             self._on_error,
             _INIT_SECONDS,
             **QUEUE,

@@ -95,17 +95,12 @@ def late_requests(run: Run, chance: random.Random) -> Iterator[None]:
 def draw(chance: random.Random, names: tuple[str, ...]) -> Late:
     """A late request, and after it another one."""
     name = chance.choice(names)
-    # The same request, asked again; then a part of the next transaction, or of what follows it. The one after
-    # the next has the same id.
-    next_one: tuple[str, ...] = (name,)
-    after_next = next_one
-    if name in (COMMIT, ABORT, ADD):
-        next_one = (ADD, *(PRODUCE,) * chance.randint(0, 4))
-        after_next = (*next_one, COMMIT, ADD, *(PRODUCE,) * chance.randint(0, 4))
+    # The same request, asked again; then a part of the next transaction, or of what follows it.
+    next_one = (ADD,) + (PRODUCE,) * chance.randint(0, 4) if name in (COMMIT, ABORT, ADD) else (name,)
     return Late(
         name,
         skip=chance.choice([0, 0, chance.randint(0, 5)]),
-        moments=(name, *chance.choice([(), next_one, after_next])),
+        moments=(name, *chance.choice([(), next_one, next_one])),
         seconds=chance.choice([0.0, chance.uniform(0, 0.05), chance.uniform(0, 2)]),
         pause=chance.choice([0.0, 0.1, 0.25]),
         arrives=chance.random() < 0.25,

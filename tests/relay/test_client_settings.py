@@ -60,7 +60,7 @@ def _publisher(settings: Settings, shard: Shard) -> Producer:
 
 
 def _transactional(settings: Settings, shard: Shard) -> Producer:
-    return begin(settings, place(shard).transactional_ids, lambda error: None)[0]
+    return begin(settings, place(shard), lambda error: None)
 
 
 def _trials(settings: Settings, shard: Shard, transactional_id: str | None = None) -> Producer:

@@ -234,7 +234,7 @@ def test_what_the_relay_sets_is_reserved(monkeypatch: pytest.MonkeyPatch) -> Non
     settings = load_settings(kafka="127.0.0.1:1")
     shard = cast("Shard", SimpleNamespace(identity="x", shard=0))
     IdempotentProducer(settings)._new()
-    begin(settings, place(shard).transactional_ids, print)
+    begin(settings, place(shard), print)
     trials = {
         name: Prober(settings, Topics(settings), name)._new_producer() for name in (None, "transactional")
     }

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.core.producers import CommitAnswer
 from outbox_pipelines.relay.kafka import transactional_producer
 from outbox_pipelines.relay.kafka.client import LOG
@@ -33,9 +32,7 @@ def producer(outbox: Outbox, tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     errors: list[Any] = []
     create_topic(outbox, PARTITIONS)
     with caplog.at_level(logging.DEBUG, LOG.name):
-        made = FencingProducer(
-            settings, shard, begin(settings, place(shard).transactional_ids, errors.append)
-        )
+        made = FencingProducer(settings, shard, begin(settings, place(shard), errors.append))
         made.prepare(1)
         yield made
         made.close()
@@ -57,51 +54,22 @@ def _count(caplog: pytest.LogCaptureFixture, what: str) -> int:
 
 
 @pytest.mark.parametrize(("took", "waits"), [(0.0002, 0.001), (0.01, 0.005), (0.3, 0.015)])
-def test_transactions_of_two_ids_take_turns(
+def test_a_transaction_begins_when_kafka_has_ended_the_last_one(
     outbox: Outbox, producer: FencingProducer, monkeypatch: pytest.MonkeyPatch, took: float, waits: float
 ) -> None:
-    """Guards against 20 ms for each transaction that Kafka refuses because the last one of its id has not
-    ended, and against a wait for that where the other id is free.
+    """Guards against 20 ms for each transaction that Kafka refuses because the last one has not ended.
 
     How many it refuses depends on the machine; so here by a clock of our own.
     """
-    moments = [100.0, 100.0 + took, *[100.0 + took] * 4]
+    moments = iter([100.0, 100.0 + took, 100.0 + took])
     pauses: list[float] = []
-    clock = SimpleNamespace(monotonic=lambda: moments.pop(0), sleep=pauses.append)
+    clock = SimpleNamespace(monotonic=lambda: next(moments), sleep=pauses.append)
     producer.begin()
     producer._producer.produce(outbox.topic(), b"")
     monkeypatch.setattr(transactional_producer, "time", clock)
     assert producer.commit() is CommitAnswer.DONE
-    first = producer._producer
     producer.begin()
-    assert producer._producer is not first
-    assert producer.commit() is CommitAnswer.DONE
-    producer.begin()
-    assert producer._producer is first
-    assert pauses == [0.0, pytest.approx(waits)]
-
-
-@pytest.mark.parametrize("before", [0, 1], ids=["first", "second"])
-def test_a_successor_fences_both_ids(outbox: Outbox, producer: FencingProducer, before: int) -> None:
-    """Guards against a relay that lost its shard, and commits the transaction of the other id."""
-    _publish(producer, outbox.topic(), before)
-    producer.begin()
-    producer._producer.produce(outbox.topic(), b"")
-    producer.flush(30)
-    begin(outbox.settings, producer._place.transactional_ids, print)
-    with pytest.raises(ShardLostError):
-        producer.commit()
-
-
-def test_a_new_producer_comes_with_another_one(outbox: Outbox, producer: FencingProducer) -> None:
-    """Guards against an id whose batches are as large as those that were refused."""
-    old = {id(one): one for one, _ in producer._turns}
-    producer.replace()
-    used = []
-    for _ in range(2):
-        _publish(producer, outbox.topic(), 1)
-        used.append(producer._producer)
-    assert len({id(one) for one in used} | old.keys()) == 4
+    assert pauses == [pytest.approx(waits)]
 
 
 def test_the_record_joins_a_transaction_with_its_events(

@@ -154,7 +154,7 @@ def test_a_relay_is_not_fenced(place: Outbox, once: Settings) -> None:
     with connect(once, name="test") as connection:
         identity = identity_of(connection, once.db_schema)
     relays = Place(f"outbox-{identity}-0", f"outbox-progress-{identity}", 0)
-    relay, _ = transactional_producer.begin(once, relays.transactional_ids, print)
+    relay = transactional_producer.begin(once, relays, print)
     relay.begin_transaction()
     relay.produce(place.topic, "{}", "k", headers=[("id", "live")])
     assert begin(once, Selection(where="seq < 20")).state == "done"

@@ -1,10 +1,7 @@
 """Kafka's client in exactly_once: it fences its predecessors, and resumes the work of the last one.
 
 Invariants:
-- Transactional ids are derived from database, schema and shard, so that a successor fences its predecessor.
-- A shard has two of them, whose transactions take turns and never overlap: while Kafka ends one in its
-  partitions, the next one begins with the other id. It follows a commit that Kafka has answered, so that
-  each partition has them in order.
+- The transactional id is derived from database, schema and shard, so that a successor fences its predecessor.
 - Kafka's record moves the position only if the row has the same tick id.
 """
 
@@ -12,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,8 +33,8 @@ _REPLACE_SECONDS: Final = 10.0
 # One try at a commit; it is called again until it answers.
 _COMMIT_SECONDS: Final = 1.0
 # Kafka answers a commit before it has ended the transaction in its partitions. A client that begins the next
-# one of the same id before that is refused, and librdkafka asks again only 20 ms later. How long Kafka needs
-# follows from what the commit took.
+# one before that is refused, and librdkafka asks again only 20 ms later: one transaction in six at 1,000
+# events a second. How long Kafka needs follows from what the commit took.
 _ENDING_SHARE: Final = 0.5
 _LEAST_ENDING_SECONDS: Final = 0.001
 _MOST_ENDING_SECONDS: Final = 0.015
@@ -63,11 +59,6 @@ class Place:
     topic: str
     shard: int
 
-    @property
-    def transactional_ids(self) -> tuple[str, str]:
-        """Those whose transactions take turns."""
-        return self.transactional_id, f"{self.transactional_id}-second"
-
 
 def place(shard: Shard) -> Place:
     """Of this database, schema and shard: no other outbox of the cluster may share it."""
@@ -80,10 +71,8 @@ def place(shard: Shard) -> Place:
 
 def recover(
     settings: RelaySettings, shard: Shard, on_error: Callable[[KafkaError], None]
-) -> list[confluent_kafka.Producer]:
+) -> confluent_kafka.Producer:
     """Fence every predecessor, then move the position to the one that Kafka has recorded for the tick.
-
-    Returns the first producers, one for each transactional id.
 
     Raises:
         ShardLostError: another relay has taken the shard in the meantime.
@@ -92,11 +81,11 @@ def recover(
     """
     where = place(shard)
     progress_topic.create_topic(settings, where.topic, shard.shards)
-    producers = begin(settings, where.transactional_ids, on_error)
+    producer = begin(settings, where, on_error)
     if not shard.is_held():
         raise ShardLostError(f"another relay has taken shard {shard.shard}")
     take_up(shard, progress_topic.read_last(settings, where.topic, where.shard, Record.decode))
-    return producers
+    return producer
 
 
 def options(settings: RelaySettings, transactional_id: str) -> dict[str, Any]:
@@ -112,32 +101,30 @@ def options(settings: RelaySettings, transactional_id: str) -> dict[str, Any]:
 
 def begin(
     settings: RelaySettings,
-    ids: Iterable[str],
+    where: Place,
     on_error: Callable[[KafkaError], None],
     seconds: float = _INIT_SECONDS,
     **own: Any,
-) -> list[confluent_kafka.Producer]:
-    """Return a producer that can begin transactions for each transactional id; every older one is fenced.
+) -> confluent_kafka.Producer:
+    """A producer that can begin transactions; from here on every older one of that name is fenced.
 
     Args:
-        seconds: how long Kafka may take for each.
+        seconds: how long Kafka may take.
 
     Raises:
         UnavailableError: Kafka does not answer.
         SetupError: the broker never gives this relay a transaction.
     """
-    # All of them connect at the same time.
-    made = {each: client.producer(settings, on_error, **options(settings, each), **own) for each in ids}
-    for each, producer in made.items():
-        try:
-            producer.init_transactions(seconds)
-        except KafkaException as error:
-            reason: KafkaError = error.args[0]
-            if (advice := _ADVICE.get(reason.code())) is not None:
-                advice = advice.format(seconds=settings.transaction_seconds, id=each)
-                raise SetupError(f"exactly_once: {reason.str()}: {advice}") from None
-            raise UnavailableError(f"Kafka does not start transactions: {reason.str()}") from None
-    return list(made.values())
+    producer = client.producer(settings, on_error, **options(settings, where.transactional_id), **own)
+    try:
+        producer.init_transactions(seconds)
+    except KafkaException as error:
+        reason: KafkaError = error.args[0]
+        if (advice := _ADVICE.get(reason.code())) is not None:
+            advice = advice.format(seconds=settings.transaction_seconds, id=where.transactional_id)
+            raise SetupError(f"exactly_once: {reason.str()}: {advice}") from None
+        raise UnavailableError(f"Kafka does not start transactions: {reason.str()}") from None
+    return producer
 
 
 class TransactionEnds:
@@ -192,10 +179,10 @@ class TransactionEnds:
 
 
 class FencingProducer(IdempotentProducer):
-    """Two transactional producers in turn, and others after them: `core.producers.TransactionalProducer`.
+    """One transactional producer after another: implements `core.producers.TransactionalProducer`.
 
     Args:
-        first: as `recover` gave them.
+        first: as `recover` gave it.
     """
 
     # The first of them has just been tried alone, and its topic may have been corrected.
@@ -203,13 +190,10 @@ class FencingProducer(IdempotentProducer):
     # What has overtaken a refused event is aborted with it.
     begins_one_by_one = False
 
-    def __init__(
-        self, settings: ProcessSettings, shard: Shard, first: list[confluent_kafka.Producer]
-    ) -> None:
-        self._first: list[confluent_kafka.Producer] | None = first
+    def __init__(self, settings: ProcessSettings, shard: Shard, first: confluent_kafka.Producer) -> None:
+        self._first: confluent_kafka.Producer | None = first
         self._place = place(shard)
-        self._turns: deque[tuple[confluent_kafka.Producer, TransactionEnds]] = deque()
-        """The next one first; the last one is in use."""
+        self._ends = TransactionEnds()
         super().__init__(settings)
 
     def prepare(self, shards: int) -> None:
@@ -225,23 +209,13 @@ class FencingProducer(IdempotentProducer):
         """Return False: Kafka ends no transaction with an event of such a topic until the topic is whole."""
         return False
 
-    def serve(self, seconds: float, *, linger: bool) -> None:
-        """Fetch reports. Those of the producer that rests are about its connections: they would pile up."""
-        super().serve(seconds, linger=linger)
-        try:
-            self._turns[0][0].poll(0)
-        except KafkaException as error:
-            self.has_failed, self.trouble = True, error.args[0].str()
-
     def await_end(self) -> None:
-        """Wait until Kafka has probably ended the last transaction of the next producer."""
-        self._turns[0][1].wait()
+        """Wait until Kafka has probably ended the last transaction."""
+        self._ends.wait()
 
     def begin(self) -> None:
-        """Begin a transaction of the next producer, after the same wait."""
+        """Begin a transaction, after the same wait."""
         self.await_end()
-        self._turns.rotate(-1)
-        self._producer, _ = self._turns[-1]
         self._producer.begin_transaction()
         # The record's partition joins the transaction with those of the events: at the commit, that would
         # take a round trip. `record` reports what fails.
@@ -266,30 +240,22 @@ class FencingProducer(IdempotentProducer):
         Raises:
             ShardLostError: whether it is committed cannot be known, or another relay has taken over.
         """
-        ends = self._turns[-1][1]
-        answer = ends.commit(self._producer)
-        self.trouble = ends.trouble or self.trouble
+        answer = self._ends.commit(self._producer)
+        self.trouble = self._ends.trouble or self.trouble
         return answer
 
     def abort(self, seconds: float) -> str | None:
         """Abort the transaction; return why that fails."""
-        return self._turns[-1][1].abort(self._producer, seconds)
-
-    def close(self) -> None:
-        """End the look-ups and the clients."""
-        self._turns.clear()
-        super().close()
+        return self._ends.abort(self._producer, seconds)
 
     def _new(self) -> confluent_kafka.Producer:
-        producers, self._first = self._first, None
-        if producers is None or self._batches.is_outdated:
-            # Producers that start before that are refused, and ask again after half a second.
-            for _, ends in self._turns:
-                ends.wait()
-            producers = begin(
-                *(self._settings, self._place.transactional_ids, self._on_error, _REPLACE_SECONDS),
-                batch_size=self._batches.wanted,
-            )
-            self._batches.current = self._batches.wanted
-        self._turns = deque((producer, TransactionEnds()) for producer in producers)
-        return self._turns[-1][0]
+        if self._first is not None and not self._batches.is_outdated:
+            producer, self._first = self._first, None
+            return producer
+        # A producer that starts before that is refused, and asks again after half a second.
+        self.await_end()
+        producer = begin(
+            *(self._settings, self._place, self._on_error, _REPLACE_SECONDS), batch_size=self._batches.wanted
+        )
+        self._batches.current = self._batches.wanted
+        return producer
