@@ -10,7 +10,7 @@ import pytest
 
 from outbox_pipelines.database import connect
 from outbox_pipelines.relay.read.slot.stream import Stream
-from tests.conftest import Outbox, create_database, drop_database
+from tests.conftest import Outbox, create_database, drop_database, end_sessions
 
 
 class _Admin:
@@ -37,6 +37,7 @@ def test_a_database_whose_last_session_has_just_ended(outbox: Outbox) -> None:
         update={"dsn": psycopg.conninfo.make_conninfo(outbox.settings.require_dsn(), dbname=copy)}
     )
     with psycopg.connect(outbox.settings.require_dsn(), dbname="postgres", autocommit=True) as session:
+        end_sessions(outbox.settings.require_dsn())
         admin = _Admin(session, outbox.connect().close)
         create_database(cast("psycopg.Connection[Any]", admin), copy, name)
         assert admin.failures > 0

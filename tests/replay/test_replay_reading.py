@@ -143,6 +143,7 @@ def test_memory_does_not_grow_with_large_events(place: Place, is_dropped: bool) 
     shown = subprocess.run(
         [sys.executable, "-c", MEASURE], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
-    size, grown = map(int, shown.stdout.split())
+    # Before it DuckDB draws its progress, where a query takes long and the program has no file.
+    size, grown = map(int, shown.stdout.split()[-2:])
     assert size == 200 * len(payload)
     assert grown < 150

@@ -199,7 +199,7 @@ def test_it_is_restored_as_it_was_redacted(database: Database, dropped: Settings
         str(DAY)
     ] * 2
     again = outbox(database, dropped, "day", str(DAY), "--again")
-    assert (again.exit_code, "its rows no longer exist" in again.stderr) == (1, True)
+    assert (again.exit_code, "cannot be written again without rows" in again.stderr) == (1, True)
 
 
 def test_what_is_refused_changes_nothing(database: Database, dropped: Settings) -> None:
