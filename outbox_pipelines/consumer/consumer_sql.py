@@ -135,7 +135,8 @@ SELECT kept_id, %(source)s, topic, partition, place, key, type, message_key, pay
 FROM once ORDER BY nth
 RETURNING seq, CAST(message_id AS text)"""
 
-# The first message of each key, where it is due and its handler is not left alone, oldest first. The keys
+# The first message of each key, where it is due and its handler is not left alone. What has been due longest
+# comes first: by seq, the one try of a paused handler would always be of the oldest that fail. The keys
 # behind them are read from the index alone; what is behind a message that waits is not looked at.
 HEADS: Final = """
 SELECT seq, attempts, event_type FROM inbox
@@ -147,7 +148,7 @@ WHERE seq IN (
     AND state = 'waiting' AND next_attempt_at <= now()
     AND event_type <> ALL (CAST(%(held)s AS text[]))
     AND (event_type = ANY (CAST(%(named)s AS text[])) OR NOT CAST(%(other_held)s AS bool))
-ORDER BY seq LIMIT CAST(%(limit)s AS int)"""
+ORDER BY next_attempt_at, seq LIMIT CAST(%(limit)s AS int)"""
 
 # The one behind it, so that a key's messages need no look at all keys each.
 NEXT: Final = """

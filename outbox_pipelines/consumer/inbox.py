@@ -165,7 +165,7 @@ class Inbox:
     async def heads(
         self, held: Sequence[str] = (), named: Sequence[str] = (), *, other_held: bool = False
     ) -> list[Waiting]:
-        """Return due messages, one of each key, the oldest first.
+        """Return due messages, one of each key; what has been due longest comes first.
 
         Args:
             held: not of these types.

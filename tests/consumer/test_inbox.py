@@ -180,12 +180,12 @@ def test_what_a_key_waits_for(place: Place) -> None:
 
 
 def test_the_first_of_each_key(place: Place) -> None:
-    """Guards against order within a key that holds by chance, and keys of others that count as one's own."""
+    """Guards against order within a key that holds by chance, keys of others, and heads that never have a turn."""
     rows = {
         "another source": ("other", "t", "d", "waiting", "now"),
         "another topic": ("billing", "u", "d", "waiting", "now"),
         "done": ("billing", "t", "a", "processed", "now"),
-        "first": ("billing", "t", "a", "waiting", "now"),
+        "first": ("billing", "t", "a", "waiting", "yesterday"),
         "second": ("billing", "t", "a", "waiting", "now"),
         "dead": ("billing", "t", "b", "failed", "now"),
         "behind it": ("billing", "t", "b", "waiting", "now"),
@@ -215,9 +215,9 @@ def test_the_first_of_each_key(place: Place) -> None:
             (at,) = (seq for seq, its in names.items() if its == name)
             return [names[seq] for seq, *_ in connection.execute(queries.NEXT.encode(), {"seq": at})]
 
-        every = ["another topic", "first", "behind it", "last"]
+        every = ["first", "another topic", "behind it", "last"]
         assert heads() == every
-        assert heads(block=True) == ["another topic", "first", "last"]
+        assert heads(block=True) == ["first", "another topic", "last"]
         # The handler of their type, or that of all types without one, is left alone.
         assert heads(held="{x}") == []
         assert heads(named="{x}", other_held=True) == every

@@ -331,7 +331,8 @@ class Both:
         if name == "RECEIVE":
             return [nth for _, nth in answer]
         if name == "HEADS":
-            return [(nth, begun) for _, begun, nth in answer]
+            # Of different keys: which one is tried first changes no guarantee.
+            return sorted((nth, begun) for _, begun, nth in answer)
         if name == "NEXT":
             return (answer[0][2], answer[0][1]) if answer else None
         if name in ("CLAIM", "READ"):
@@ -341,7 +342,7 @@ class Both:
     def _seen(self, answer: Any, asked: tuple[Any, ...], nths: dict[int, int]) -> Any:
         """A real answer, with events in place of rows."""
         if asked[0] == "HEADS":
-            return [(nths[seq], begun) for seq, begun in answer]
+            return sorted((nths[seq], begun) for seq, begun in answer)
         if asked[0] == "NEXT":
             return answer and (nths[answer[0]], answer[1])
         return answer
