@@ -180,7 +180,7 @@ def test_what_a_key_waits_for(place: Place) -> None:
 
 
 def test_the_first_of_each_key(place: Place) -> None:
-    """Guards against order within a key that holds by chance, keys of others, and heads that never have a turn."""
+    """Guards against order within a key by chance, keys of others, and heads that never have a turn."""
     rows = {
         "another source": ("other", "t", "d", "waiting", "now"),
         "another topic": ("billing", "u", "d", "waiting", "now"),
