@@ -2,8 +2,8 @@
 
 Invariants:
 - A build is strict about links and anchors and uses no network: no fonts, scripts or inventories of others.
-- Every page of this folder is in the table of contents of index.md. Some show a file from outside, and
-  files.md ends with a list of the package's files.
+- Every page of this folder is linked in a list of index.md, of which the table of contents is made. Some show a
+  file from outside, and files.md ends with a list of the package's files.
 """
 
 from __future__ import annotations
@@ -68,6 +68,15 @@ def _list_files(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += files_page.listing()
 
 
+def _add_contents(app: Sphinx, page: str, source: list[str]) -> None:
+    """Make the table of contents of the lists of the front page, in which a link to a chapter does not count."""
+    if page == "index":
+        lists = re.findall(r"^- \*\*(.+?)\*\*(.+?)(?=^- |\Z)", source[0], re.MULTILINE | re.DOTALL)
+        for caption, links in lists:
+            pages = "\n".join(re.findall(r"\]\(([\w-]+)\.md\)", links))
+            source[0] += f"\n```{{toctree}}\n:caption: {caption}\n:hidden:\n\n{pages}\n```\n"
+
+
 def _read_markdown(
     app: Sphinx, what: str, name: str, obj: object, options: dict[str, Any], lines: list[str]
 ) -> None:
@@ -79,5 +88,6 @@ def _read_markdown(
 def setup(app: Sphinx) -> None:
     app.connect("source-read", _show_file)
     app.connect("source-read", _list_files)
+    app.connect("source-read", _add_contents)
     # Before napoleon, which has the usual priority of 500.
     app.connect("autodoc-process-docstring", _read_markdown, priority=400)

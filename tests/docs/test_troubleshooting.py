@@ -39,7 +39,7 @@ def test_the_messages_are_printed() -> None:
     messages = {
         span for symptom in seen for span in re.findall(r"`([^`]{25,})`", symptom) if " " in span
     } - OTHERS
-    assert len(messages) > 25
+    assert len(messages) > 15
     printed = {re.sub(r"…+", "…", text) for text in texts()}
     everything = "\n".join(printed)
     parts = {message: [part for part in message.split("…") if len(part) > 3] for message in messages}
