@@ -2,8 +2,8 @@
 
 Invariants:
 - A build is strict about links and anchors and uses no network: no fonts, scripts or inventories of others.
-- Every page of this folder is linked in a list of index.md, of which the table of contents is made. Some show a
-  file from outside, and files.md ends with a list of the package's files.
+- Every page of this folder is linked in a list of index.md, of which the table of contents is made. Some show
+  a file from outside, and files.md ends with a list of the package's files.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _list_files(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def _add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Make the table of contents of the lists of the front page, in which a link to a chapter does not count."""
+    """Make the table of contents of the front page's lists; a link to a chapter does not count."""
     if page == "index":
         lists = re.findall(r"^- \*\*(.+?)\*\*(.+?)(?=^- |\Z)", source[0], re.MULTILINE | re.DOTALL)
         for caption, links in lists:
