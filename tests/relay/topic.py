@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -34,7 +34,7 @@ def create_topic(outbox: Outbox, partitions: int = 1, /, *, of: str = "order", *
 
 
 def create(kafka: str, name: str, partitions: int, **config: str) -> None:
-    """A topic, with these settings."""
+    """A topic, with these settings, that brokers know."""
     topic = NewTopic(name, partitions, 1, config=config)
 
     def is_created() -> bool:
@@ -48,7 +48,14 @@ def create(kafka: str, name: str, partitions: int, **config: str) -> None:
             return False
         return True
 
+    def is_known() -> bool:
+        # The controller answers before a broker has read its log.
+        with lent(administrator, kafka) as admin:
+            answer = admin.describe_topics(TopicCollection([name]), request_timeout=30)[name]
+            return answer.exception(600) is None
+
     wait_until(is_created, seconds=120, what="the topic")
+    wait_until(is_known, seconds=120, what="the topic in metadata")
 
 
 def change_topic(outbox: Outbox, *, of: str = "order", **config: str) -> None:
