@@ -34,8 +34,10 @@ PLAN_EACH: Final = "SET plan_cache_mode = force_custom_plan"
 # For a tick of a few rows, planning takes five times as long as reading.
 PLAN_ONCE: Final = "SET plan_cache_mode = force_generic_plan"
 # Without sequential scans, a plan that was made while a day was empty is right when it is full, and a shard
-# does not read the rows of the others. Parallel workers take longer to start than to read.
-BY_INDEX: Final = "SET enable_seqscan = off; SET max_parallel_workers_per_gather = 0"
+# does not read the rows of the others. A bitmap is made of a whole backlog before its first row, and a limit
+# spares nothing. Parallel workers take longer to start than to read.
+BY_INDEX: Final = """
+SET enable_seqscan = off; SET enable_bitmapscan = off; SET max_parallel_workers_per_gather = 0"""
 
 # How long a session may be silent.
 LIMIT: Final = "SELECT set_config(%(setting)s, %(lease)s, false)"

@@ -16,6 +16,8 @@ class Explained(psycopg.Cursor[Any]):
     """Rows of tables, and rows that were read in vain."""
     relations: ClassVar[set[str]] = set()
     """Tables of which a scan was run."""
+    nodes: ClassVar[set[str]] = set()
+    """Types of the plans' nodes that were run."""
 
     def stream(self, query: Any, params: Any = None, **more: Any) -> Iterator[Any]:
         self._explain(query, params)
@@ -34,6 +36,8 @@ class Explained(psycopg.Cursor[Any]):
         nodes = [document["Plan"]]
         for node in nodes:
             nodes += node.get("Plans", [])
+            if node["Actual Loops"]:
+                self.nodes.add(node["Node Type"])
             if "Relation Name" in node and node["Actual Loops"]:
                 self.relations.add(node["Relation Name"])
                 self.read["rows"] += int(node["Actual Rows"] * node["Actual Loops"])

@@ -31,6 +31,7 @@ def connection(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[psyc
     """A connection whose sources are explained."""
     monkeypatch.setattr(Explained, "read", Counter())
     monkeypatch.setattr(Explained, "relations", set())
+    monkeypatch.setattr(Explained, "nodes", set())
     with outbox.connect() as connection:
         connection.cursor_factory = Explained
         yield connection
@@ -41,10 +42,10 @@ def _read(source: SnapshotSource) -> int:
     return sum(len(batch.events) for batch in iter(lambda: source.read(upto), None))
 
 
-def _source(connection: psycopg.Connection[Any]) -> SnapshotSource:
+def _source(connection: psycopg.Connection[Any], shards: int = 1) -> SnapshotSource:
     ((done,),) = connection.execute(relay_sql.SNAPSHOT.encode()).fetchall()
     position = Position(Snapshot.parse(done))
-    return SnapshotSource(connection, position, batch_events=1_000, batch_bytes=8_000_000)
+    return SnapshotSource(connection, position, batch_events=1_000, batch_bytes=8_000_000, shards=shards)
 
 
 @pytest.mark.parametrize("events", [100, 700, 3_000], ids=["kept plan", "small tick", "windows"])
@@ -92,6 +93,18 @@ def test_what_was_published_beside_an_open_transaction_is_not_read_again(
     assert _read(source) == 5
     assert Explained.read["removed"] == 0
     assert Explained.read["rows"] <= 4 * 5
+
+
+def test_a_shard_begins_a_backlog_without_a_look_at_all_of_it(
+    outbox: Outbox, connection: psycopg.Connection[Any]
+) -> None:
+    """Guards against a first batch that waits for a bitmap of the whole backlog, in each shard."""
+    source = _source(connection, shards=16)
+    outbox.fill(20_000)
+    with outbox.connect() as admin:
+        admin.execute("VACUUM (ANALYZE) outbox")
+    assert 0 < _read(source) < 2_500
+    assert not {node for node in Explained.nodes if node.startswith("Bitmap")}
 
 
 _FILL: Final = """
