@@ -18,6 +18,8 @@ END $$;
 CREATE TABLE outbox_migrations (
     name        text PRIMARY KEY,
     applied_at  timestamptz NOT NULL DEFAULT now(),
+    -- The first version that runs with the schema from this file on, if versions without the file must not.
+    needs       text,
     -- What the catalog held after `outbox migrate`; the relay compares it at its start.
     description text[]
 );

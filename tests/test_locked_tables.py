@@ -119,7 +119,7 @@ def test_a_session_that_waits_for_the_table(outbox: Outbox, monkeypatch: pytest.
     assert "waits for a lock on outbox" in shown.stderr
 
 
-@pytest.mark.parametrize("path", [*READING, "migrate --check"])
+@pytest.mark.parametrize("path", [*READING, "migrate --check", "migrate --print"])
 def test_each_command_ends(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """Guards against a reading command that waits for a lock without end."""
     monkeypatch.setattr(table_locks, "LOCK_PATIENCE", 0.2)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -29,12 +30,15 @@ def is_ours(table: str) -> bool:
     return table in _made("TABLE") + _made("VIEW") or _DAY.fullmatch(table) is not None
 
 
-def creating(schema: str | None = None) -> list[str]:
+def creating(schema: str | None = None, these: Iterable[Path] | None = None) -> list[str]:
     """Return statements that apply the missing files of `sql/` to a schema, and create it if necessary.
 
-    Without a schema, they use the first existing one of the search_path.
+    Args:
+        schema: None for the first existing one of the search_path.
+        these: the files; None for all.
     """
-    return [_in_schema(schema, _APPLY % (file.stem, _text(file))) for file in files()]
+    applied = files() if these is None else these
+    return [_in_schema(schema, _APPLY % (file.stem, _text(file))) for file in applied]
 
 
 def dropping(schema: str | None = None, *, even_if_unpublished: bool = False) -> str:

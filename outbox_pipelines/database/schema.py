@@ -6,13 +6,16 @@ Invariants:
 - Applying is one transaction, under a lock; applied again, it changes nothing.
 - Writers wait 50 ms at a time for it at most: it gives up a lock that is not free, and tries again later.
   While it compares, it has no lock on a table of the outbox.
+- A version runs with its own schema and with each newer one of which no file needs a later version.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -20,8 +23,9 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines import __version__
 from outbox_pipelines.config import parsed
-from outbox_pipelines.core import sequence
+from outbox_pipelines.core import scripts, sequence
 from outbox_pipelines.core.scripts import files
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.table_locks import is_reading
@@ -29,11 +33,13 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import DaySettings, OutboxSettings
 
+_LOG = logging.getLogger(__name__)
 _OLDEST_SERVER: Final = 140000
 
 # One line for each object that the migrations create. The search_path is the schema, so that every name is
 # printed relative to it. Days are left out, because they are created from the table, except for disabled
-# triggers. The server's version decides which function generates ids (0001), and how definitions are printed.
+# triggers. The server's version decides which function generates ids (0001), and how definitions are printed;
+# the form says which version of this query printed them.
 _DESCRIBE: Final = """
 WITH here AS (
     SELECT oid AS schema, quote_ident(nspname) AS name FROM pg_namespace WHERE nspname = %(schema)s
@@ -44,7 +50,8 @@ relations AS (
       AND NOT c.relispartition AND c.relname !~ '^outbox_(restored_)?[0-9]{8}$'
 ),
 lines AS (
-    SELECT format('server %%s', current_setting('server_version_num')::int / 10000) AS line
+    SELECT format('server %%s form %%s',
+                  current_setting('server_version_num')::int / 10000, %(form)s::text) AS line
     UNION ALL
     SELECT format('table %%s%%s', r.relname, CASE r.relpersistence WHEN 'u' THEN ' (unlogged)' END)
     FROM relations r WHERE r.relkind IN ('r', 'p')
@@ -127,6 +134,7 @@ lines AS (
 )
 SELECT line FROM lines ORDER BY 1
 """
+_FORM: Final = f"{zlib.crc32(_DESCRIBE.encode()):08x}"
 
 # A role that may create objects in the schema could have its own called instead of PostgreSQL's: PostgreSQL
 # chooses the function or operator that fits a call best, wherever in the search_path it is.
@@ -154,7 +162,7 @@ WHERE NOT r.rolsuper AND p.oprowner NOT IN (n.nspowner, current_user::regrole)
 ORDER BY 1"""
 _HAS_SCHEMA: Final = "SELECT 1 FROM pg_namespace WHERE nspname = %(schema)s"
 _APPLIED: Final = """
-SELECT name FROM outbox_migrations ORDER BY name"""
+SELECT name, needs FROM outbox_migrations ORDER BY name"""
 _IS_THERE: Final = "SELECT to_regclass('outbox_migrations') IS NOT NULL"
 _RECORD: Final = """
 UPDATE outbox_migrations SET description = %(lines)s
@@ -193,11 +201,15 @@ PATIENTLY: Final = f"SET lock_timeout = '{PATIENCE:g}s'"
 _BRIEFLY: Final = "SET LOCAL lock_timeout = '50ms'"
 
 
-def migrate(settings: DaySettings) -> list[str]:
+def migrate(settings: DaySettings, to: str | None = None) -> list[str]:
     """Apply the files of `sql/` that are missing; return their names.
 
+    Args:
+        to: the name of the last file to apply.
+
     Raises:
-        SetupError: the database is unavailable, too old, may not be changed, or differs from `sql/`.
+        SetupError: the database is unavailable, too old, may not be changed, or differs from `sql/`; there is
+            no such file, or later ones were applied.
         UnavailableError: another session kept a lock that is needed.
     """
     with _session(settings) as connection:
@@ -207,10 +219,7 @@ def migrate(settings: DaySettings) -> list[str]:
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(settings.db_schema)))
         if dangers := _dangers(connection, settings.db_schema):
             raise SetupError(f"{'; '.join(dangers)}; nothing was changed")
-        applied = _applied(connection)
-        if newer := _newer(applied):
-            raise SetupError(f"{newer}; nothing was changed")
-        known, missing = _divided(applied)
+        known, missing = _require_known(_applied(connection), to)
         if known:
             # Before, because comparing takes seconds, in which no writer may wait for the locks of a file.
             _require_equal(connection, settings.db_schema, known, "nothing was changed: ")
@@ -220,21 +229,50 @@ def migrate(settings: DaySettings) -> list[str]:
             _apply(connection, missing)
         if missing:
             done = "the files were applied: " if known else "nothing was changed: "
-            _require_equal(connection, settings.db_schema, files(), done)
-        connection.execute(_ENSURE_PARTITIONS, {"days": settings.partitions_ahead})
+            applied = [file for file in files() if file in known or file in missing]
+            _require_equal(connection, settings.db_schema, applied, done)
+        if to is None:
+            connection.execute(_ENSURE_PARTITIONS, {"days": settings.partitions_ahead})
         connection.execute(_RECORD, {"lines": _describe(connection, settings.db_schema)})
     return [file.stem for file in missing]
 
 
-def _divided(applied: set[str]) -> tuple[list[Path], list[Path]]:
-    """Return the files that are applied, and those that are missing."""
+def pending(settings: OutboxSettings, to: str | None = None) -> list[str]:
+    """Return what `migrate` would apply, as statements for psql; change nothing. Raises as `migrate` does."""
+    with _session(settings) as connection:
+        try:
+            _, missing = _require_known(_applied(connection), to)
+        finally:
+            connection.rollback()
+    return scripts.creating(settings.db_schema, missing)
+
+
+def _divided(applied: Collection[str], to: str | None = None) -> tuple[list[Path], list[Path]]:
+    """Return the files that are applied, and those that are missing, up to one."""
     known = [file for file in files() if file.stem in applied]
-    return known, [file for file in files() if file.stem not in applied]
+    return known, [file for file in files() if file.stem not in applied and (to is None or file.stem <= to)]
 
 
-def _newer(applied: set[str]) -> str | None:
+def _require_known(applied: Collection[str], to: str | None) -> tuple[list[Path], list[Path]]:
+    """Return the same; raise `SetupError` if the schema is newer, or it cannot come to that file."""
+    if newer := _newer(applied):
+        raise SetupError(f"{newer}; nothing was changed")
+    names = [file.stem for file in files()]
+    if to is not None and to not in names:
+        raise SetupError(f"--to {to} is no migration of this version: name one of {', '.join(names)}")
+    if to is not None and (later := max(applied, default="")) > to:
+        raise SetupError(f"--to {to}: {later} was applied, and no migration is undone; nothing was changed")
+    return _divided(applied, to)
+
+
+def _unknown(applied: Iterable[str]) -> list[str]:
+    """Return the names of files that a newer version has applied."""
+    return sorted(set(applied) - {file.stem for file in files()})
+
+
+def _newer(applied: Iterable[str]) -> str | None:
     """Return that the schema is of a newer version, if it is."""
-    unknown = sorted(applied - {file.stem for file in files()})
+    unknown = _unknown(applied)
     if not unknown:
         return None
     return (
@@ -318,9 +356,15 @@ def require_schema(settings: OutboxSettings) -> None:
     with connect(settings, name="outbox: schema") as connection:
         _require_utf8(connection)
         applied = _applied(connection)
+        where = f"schema {settings.db_schema!r} (OUTBOX_SCHEMA)"
         if missing := [file.stem for file in files() if file.stem not in applied]:
-            where = f"schema {settings.db_schema!r} (OUTBOX_SCHEMA)"
-            raise SetupError(f"{where} lacks {', '.join(missing)}: run `outbox migrate`")
+            older = f"is older than outbox-pipelines {__version__}: it " if applied else ""
+            raise SetupError(f"{where} {older}lacks {', '.join(missing)}: run `outbox migrate`")
+        if unknown := _unknown(applied):
+            newer = f"{where} is newer than outbox-pipelines {__version__} ({', '.join(unknown)})"
+            if needs := [version for name in unknown if (version := applied[name])]:
+                raise SetupError(f"{newer} and needs {needs[-1]}: install that version, or a later one")
+            _LOG.warning("%s, which runs with it: install the version that made it", newer)
         # A role that may not read the positions relays nothing, and closes no day.
         with suppress(psycopg.errors.InsufficientPrivilege):
             if connection.execute(_SHARDS).fetchone() != (True,):
@@ -335,10 +379,11 @@ def require_schema(settings: OutboxSettings) -> None:
             )
         row = connection.execute(_RECORDED).fetchone()
         recorded = set(row[0] or ()) if row else set()
-        # Another major version prints some definitions differently; the next `outbox migrate` records them.
-        same_server = f"server {connection.info.server_version // 10000}" in recorded
+        # Another major version of the server, or another version of ours, prints some definitions
+        # differently; the next `outbox migrate` records them.
+        is_comparable = f"server {connection.info.server_version // 10000} form {_FORM}" in recorded
         described = _describe(connection, settings.db_schema)
-        if same_server and (lost := recorded - set(described)):
+        if is_comparable and (lost := recorded - set(described)):
             first = min(lost)
             what, colon, _ = first.partition(": ")
             there = [line.removeprefix(what + colon) for line in described if line.startswith(what + ": ")]
@@ -398,11 +443,12 @@ def _require_utf8(connection: Connection) -> None:
         )
 
 
-def _applied(connection: Connection) -> set[str]:
+def _applied(connection: Connection) -> dict[str, str | None]:
+    """Return the version that each applied file needs, by its name."""
     row = connection.execute(_IS_THERE).fetchone()
     if row is None or not row[0]:
-        return set()
-    return {name for (name,) in connection.execute(_APPLIED)}
+        return {}
+    return dict(connection.execute(_APPLIED).fetchall())
 
 
 def _dangers(connection: Connection, schema: str) -> list[str]:
@@ -436,4 +482,4 @@ def _differences(connection: Connection, schema: str, applied: list[Path]) -> li
 
 
 def _describe(connection: Connection, schema: str) -> list[str]:
-    return [line for (line,) in connection.execute(_DESCRIBE, {"schema": schema})]
+    return [line for (line,) in connection.execute(_DESCRIBE, {"schema": schema, "form": _FORM})]

@@ -118,6 +118,19 @@ def test_commands_without_a_schema_say_what_to_run(empty: Database, command: str
     assert refused.output.count("\n") == 1
 
 
+def test_the_last_migration_can_be_chosen(empty: Database) -> None:
+    """Guards against an upgrade in steps that goes further than was said, or that seems to go back."""
+    assert empty.outbox("migrate", "--to", "0002_beside").output == "applied 0001_outbox, 0002_beside\n"
+    for to, says in (("0001_outbox", "0002_beside was applied"), ("0003", "name one of 0001_outbox, ")):
+        refused = empty.outbox("migrate", "--to", to)
+        assert (refused.exit_code, refused.output.count("\n")) == (2, 1)
+        assert says in refused.output
+    printed = empty.outbox("migrate", "--print", "--to", "0004_emit").output
+    assert (printed.count("DO $outbox$"), "name = '0004_emit'" in printed) == (2, True)
+    assert empty.outbox("migrate").output.startswith("applied 0003_guards, ")
+    assert empty.outbox("migrate", "--check").output == "the schema is up to date\n"
+
+
 # Takes the strongest lock on the outbox.
 UPGRADE = """
 ALTER TABLE outbox ADD CONSTRAINT outbox_more CHECK (version >= 0) NOT VALID;

@@ -30,3 +30,19 @@ def test_files_in_order_are_all_there_is(empty: Database, search_path: str) -> N
             capture_output=True,
         )
     assert there.outbox("migrate").output == "nothing to do\n"
+
+
+def test_what_migrate_prints(empty: Database, tmp_path: Path) -> None:
+    """Guards against printed SQL that is not what `outbox migrate` runs, and a print that runs it."""
+    psql = empty.bin_dir / "psql"
+    if not psql.exists():
+        pytest.skip(f"no psql in {empty.bin_dir}: the tests run with the machine's PostgreSQL")
+    there = replace(empty, schema="My Outbox")
+    (tmp_path / "FILE").write_text(there.outbox("migrate", "--print").stdout)
+    assert empty.rows("SELECT FROM pg_namespace WHERE nspname = 'My Outbox'") == []
+    command = (tmp_path / "FILE").read_text().partition(": psql ")[2].partition(",")[0]
+    subprocess.run(
+        [psql, "-X", "-q", "-d", there.dsn, *command.split()], cwd=tmp_path, check=True, capture_output=True
+    )
+    assert there.outbox("migrate", "--check").output == "the schema is up to date\n"
+    assert there.outbox("migrate", "--print").output == "-- nothing to do\n"
