@@ -48,7 +48,8 @@ def main() -> None:
 
 def _end(error: ModuleNotFoundError, extra: str) -> NoReturn:
     module = (error.name or "").partition(".")[0]
-    sys.exit(f"outbox: {module} is not installed: pip install 'outbox-pipelines[{extra}]'")
+    print(f"outbox: {module} is not installed: pip install 'outbox-pipelines[{extra}]'", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def test_the_consumer_has_its_commands() -> None:
 def test_the_writer_alone(command: str, extra: str) -> None:
     """Guards against a traceback, or advice that leads to more than is needed."""
     done = run(None, *filter(None, [command]))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.endswith(f"pip install 'outbox-pipelines[{extra}]'\n")
     assert "Traceback" not in done.stderr
 
@@ -105,4 +105,4 @@ def test_what_a_command_needs_later(command: str, missing: str, extra: str, tmp_
     servers = {"OUTBOX_DSN": "host=127.0.0.1 port=1", "OUTBOX_KAFKA": "127.0.0.1:1"}
     done = run_without({missing}, *command.split(), **places, **servers)
     assert done.stderr == f"outbox: {missing} is not installed: pip install 'outbox-pipelines[{extra}]'\n"
-    assert done.returncode == 1
+    assert done.returncode == 2
