@@ -28,7 +28,7 @@ SYSTEM := $(addprefix tests/,browser demo deploy fleet history local model)
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-archive ui fleet test test-system test-all collect test-fast coverage matrix interop model mutants soak thorough lint docs bench release clean
+.PHONY: demo demo-archive ui fleet test test-system test-all collect test-fast coverage matrix interop model mutants soak thorough lint docs golden bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -104,6 +104,10 @@ docs: $(VENV)/ready
 	@rm -rf build/docs build/doctrees
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky --jobs 2 -d build/doctrees docs build/docs
 	@echo build/docs/index.html
+
+# What users build on, as it is now: only if a change of it is meant, and named in CHANGELOG.md.
+golden: $(VENV)/ready
+	@$(BIN)/python -m tests.golden
 
 # All parts or those of BENCH, into benchmarks/results.json; QUICK=1: small sizes, ratios only, nothing is kept.
 bench: $(VENV)/ready

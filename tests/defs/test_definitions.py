@@ -25,22 +25,9 @@ def loaded() -> dg.Definitions:
     return defs
 
 
-def test_everything_is_there(loaded: dg.Definitions) -> None:
-    """Guards against a module that the loader does not find, or a changed name that a user's script needs."""
+def test_the_relay_is_there(loaded: dg.Definitions) -> None:
+    """Guards against a part that shows nothing and does nothing, because it is off or has no place."""
     assert loaded.get_repository_def().asset_graph.get(EVENTS).parent_keys == {TABLES}
-    assert {spec.key.to_user_string() for spec in loaded.resolve_all_asset_specs()} >= {
-        "outbox/events",
-        "outbox/relay",
-        "outbox/archive",
-    }
-    assert {job.name for job in loaded.jobs or ()} >= {
-        *("relay_session", "relay_once", "archive_day"),
-    }
-    assert {schedule.name for schedule in loaded.schedules or ()} >= {
-        "maintain_partitions",
-        "archive_days",
-    }
-    assert {sensor.name for sensor in loaded.sensors or ()} >= {"relay_supervisor"}
     supervisor = loaded.resolve_sensor_def("relay_supervisor")
     assert supervisor.default_status is dg.DefaultSensorStatus.RUNNING
 
