@@ -15,11 +15,12 @@ from typing import Literal
 
 def validator(
     path: Path | str, *, unknown: Literal["refuse", "pass"] = "refuse"
-) -> Callable[[str, object], None]:
-    """Return a function that checks an event type and its payload (plain JSON) against the event catalog.
+) -> Callable[[str, object, int | None], None]:
+    """Return a function that checks event type, payload (plain JSON) and version against the event catalog.
 
-    The file is read once, by this call. A type without a schema accepts any payload; a retired type is always
-    rejected. Formats (``date-time``, ``email``, ``uuid`` …) are checked. The result is thread-safe.
+    The file is read once, by this call. A type without a schema accepts any payload. A retired type is always
+    rejected, and so is a version that is not listed, if the type has `versions`. Formats (``date-time``,
+    ``email``, ``uuid`` …) are checked. The result is thread-safe.
 
     Args:
         path: the file of the event catalog.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from datetime import date, timedelta
 from pathlib import Path
@@ -17,7 +18,15 @@ from typing import Annotated, Any, Final, Literal
 
 import yaml
 from jsonschema.exceptions import best_match
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from outbox_pipelines.catalog import protected_members
 from outbox_pipelines.catalog.schemas import check_schema, checker, place
@@ -50,6 +59,11 @@ class ProtobufMessage(BaseModel):
     """Its full name, such as ``shop.v1.OrderPlaced``."""
 
 
+def _as_number(name: object) -> object:
+    """Return a version that is a name in YAML, and so a text, as a number; 1.0 and 01 stay texts."""
+    return int(name) if isinstance(name, str) and re.fullmatch("[1-9][0-9]{0,9}", name) else name
+
+
 class EventType(BaseModel):
     """The documentation of one event type."""
 
@@ -66,9 +80,11 @@ class EventType(BaseModel):
     """The aggregate type that its events have; None: any."""
     aggregate_id: str | None = None
     """The member of the payload that has the aggregate's id; None: the writer gives it."""
-    version: int | None = Field(default=None, ge=1, lt=2**31)
+    version: int | None = Field(default=None, ge=1, lt=2**31, strict=True)
     """The version that its events have, and that `payload` is the schema of; None: none."""
-    versions: dict[Annotated[int, Field(ge=1)], dict[str, Any]] = Field(default_factory=dict)
+    versions: dict[Annotated[int, BeforeValidator(_as_number), Field(ge=1, strict=True)], dict[str, Any]] = (
+        Field(default_factory=dict)
+    )
     """The JSON Schemas of earlier versions. Without any, `payload` is the schema of all events, whatever
     version they have."""
     deliver_after: timedelta | None = Field(default=None, gt=timedelta(), le=timedelta(3650))
@@ -345,26 +361,37 @@ def _make_texts(node: Any, seen: set[int]) -> None:
         node.tag = _TEXT
 
 
-def compiled(catalog: Catalog, *, refuses_unknown: bool) -> Callable[[str, object], None]:
+def compiled(catalog: Catalog, *, refuses_unknown: bool) -> Callable[[str, object, int | None], None]:
     """See `outbox_pipelines.catalog.validator`."""
     checkers = {
-        name: checker(each.payload) for name, each in catalog.events.items() if each.payload is not None
+        (event_type, each.version): None if each.payload is None else checker(each.payload)
+        for _, event_type, each in catalog.each_version()
     }
-    retired = {name for name, each in catalog.events.items() if each.lifecycle == "retired"}
 
-    def check(event_type: str, payload: object) -> None:
-        found = checkers.get(event_type)
-        if event_type in retired:
-            raise ValueError("this event type is retired: use another one, or change its lifecycle")
-        if found is not None and isinstance(payload, bytes):
-            raise ValueError("its payload is bytes, and its schema one of JSON: remove the schema")
-        if found is None:
-            if refuses_unknown and event_type not in catalog.events:
+    def check(event_type: str, payload: object, version: int | None) -> None:
+        documented = catalog.events.get(event_type)
+        if documented is None:
+            if refuses_unknown:
                 raise ValueError("event type is not in the event catalog: document it, or correct the name")
             return
+        if documented.lifecycle == "retired":
+            raise ValueError("this event type is retired: use another one, or change its lifecycle")
+        if version is None or not documented.versions:
+            version = documented.version
+        if (event_type, version) not in checkers:
+            raise ValueError(
+                f"version {version} is not in the event catalog: add its schema to versions, or correct the "
+                "event's version"
+            )
+        found = checkers[event_type, version]
+        if found is None:
+            return
+        if isinstance(payload, bytes):
+            raise ValueError("its payload is bytes, and its schema one of JSON: remove the schema")
         error = best_match(found.iter_errors(payload))
         if error is not None:
-            raise ValueError(f"{place(error.absolute_path, 'payload')}: {_short(error.message)}")
+            of = f"version {version}: " if documented.versions else ""
+            raise ValueError(f"{of}{place(error.absolute_path, 'payload')}: {_short(error.message)}")
 
     return check
 

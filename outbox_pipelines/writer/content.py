@@ -111,7 +111,7 @@ def row(event: NewEvent, around: Surroundings) -> Row:
     if validation.check is not None:
         content = payload.content if isinstance(payload, BytesPayload | LargePayload) else None
         seen = content if isinstance(content, bytes) else made.payload
-        validation.refuse_invalid(validation.check, made.event_type, seen)
+        validation.refuse_invalid(validation.check, made.event_type, seen, made.version)
     return made
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from outbox_pipelines.writer.errors import InvalidEventError
 
-Check = Callable[[str, object], object]
+Check = Callable[[str, object, int | None], object]
 
 check: Check | None = None
 """The function of this process; set by `validate_with`."""
@@ -24,17 +24,17 @@ def validate_with(function: Check | None) -> None:
     `outbox_pipelines.catalog.validator` makes such a function from JSON Schemas.
 
     Args:
-        function: called with the event type and the payload, as plain JSON or the bytes that it is. Its
-            result is ignored; an exception is raised to the writer as `InvalidEventError`. None: nothing is
-            checked.
+        function: called with the event type, the payload, as plain JSON or the bytes that it is, and the
+            version or None. Its result is ignored; an exception is raised to the writer as
+            `InvalidEventError`. None: nothing is checked.
     """
     global check
     check = function
 
 
-def refuse_invalid(function: Check, event_type: str, payload: str | bytes) -> None:
+def refuse_invalid(function: Check, event_type: str, payload: str | bytes, version: int | None) -> None:
     """Call the function and raise `InvalidEventError` if it fails; a `payload` that is text is JSON."""
     try:
-        function(event_type, payload if isinstance(payload, bytes) else json.loads(payload))
+        function(event_type, payload if isinstance(payload, bytes) else json.loads(payload), version)
     except Exception as error:
         raise InvalidEventError(f"{event_type}: {error}") from error

@@ -107,7 +107,7 @@ def test_the_body_is_validated(directory: Bodies, tmp_path: Path) -> None:
     """Guards against a schema that a large payload need not match, or that judges a file as JSON."""
     seen: list[object] = []
 
-    def check(event_type: str, payload: object) -> None:
+    def check(event_type: str, payload: object, version: int | None) -> None:
         seen.append(payload)
         if payload == LARGE:
             raise ValueError("n is no number")

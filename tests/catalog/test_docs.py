@@ -37,8 +37,9 @@ def test_a_mistake_prints_what_is_shown(database: Database, write: Write) -> Non
 
 def test_a_refusal_says_what_is_shown(write: Write) -> None:
     """Guards against a message that has changed."""
+    payload = {"total": 1, "currency": "EUR", "lines": [{"sku": "a"}]}
     with pytest.raises(ValueError, match="pieces") as refused:
-        validator(write(EXAMPLE))("order.placed", {"total": 1, "currency": "EUR", "lines": [{"sku": "a"}]})
+        validator(write(EXAMPLE))("order.placed", payload, None)
     assert f"order.placed: {refused.value}" in TEXT
 
 
@@ -54,7 +55,7 @@ def test_the_formats_that_are_promised_are_checked(write: Write) -> None:
             write(f"events: {{e: {{description: d, producer: p, owner: o, schema: {properties}}}}}")
         )
         with pytest.raises(ValueError, match=f"is not a '{name}'"):
-            check("e", {"a": value})
+            check("e", {"a": value}, None)
 
 
 def test_every_entry_is_described() -> None:

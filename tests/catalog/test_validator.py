@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -37,48 +38,77 @@ class Order(RecordsEvents, Base):
     id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
 
 
-def one(payload: object) -> None:
-    emit(None, "order", 1, "order.placed", payload)  # type: ignore[call-overload]
+# The same, of which an earlier version is listed.
+VERSIONED = CATALOG.replace(
+    "topic: order-events", "version: 2\n    versions: {1: {type: object, required: [sum]}}"
+)
 
 
-def many(payload: object) -> None:
+@dataclass
+class First:
+    __event_type__ = "order.placed"
+    __aggregate_type__ = "order"
+    __aggregate_id__ = "sum"
+    __event_version__ = 1
+    sum: int
+
+
+def one(payload: object, version: int | None = None) -> None:
+    emit(None, "order", 1, "order.placed", payload, version=version)  # type: ignore[call-overload]
+
+
+def many(payload: object, version: int | None = None) -> None:
     events = [
         NewEvent("order", 1, "order.placed", {"total": 1}),
-        NewEvent("order", 1, "order.placed", payload),
+        NewEvent("order", 1, "order.placed", payload, version=version),
     ]
     emit_many(None, events)  # type: ignore[call-overload]
 
 
-def awaited(payload: object) -> None:
+def awaited(payload: object, version: int | None = None) -> None:
     async def write() -> None:
-        await emit(AsyncSession(), "order", 1, "order.placed", payload)
+        await emit(AsyncSession(), "order", 1, "order.placed", payload, version=version)
 
     asyncio.run(write())
 
 
-def added(payload: object) -> None:
-    OutboxEvent("order", 1, "order.placed", payload)
+def added(payload: object, version: int | None = None) -> None:
+    OutboxEvent("order", 1, "order.placed", payload, version=version)
 
 
-def recorded(payload: object) -> None:
-    Order(id=1).record("order.placed", payload)
+def recorded(payload: object, version: int | None = None) -> None:
+    Order(id=1).record("order.placed", payload, version=version)
 
 
 @pytest.mark.parametrize("way", [one, many, awaited, added, recorded])
-def test_every_way_to_write_is_checked(write: Write, way: object) -> None:
-    """Guards against a way past the event catalog."""
-    assert callable(way)
-    validate_with(validator(write(CATALOG)))
+def test_every_way_to_write_is_checked(write: Write, way: Callable[..., None]) -> None:
+    """Guards against a way past the event catalog, or past the schema of the event's own version."""
+    validate_with(validator(write(VERSIONED)))
     with captured() as events:
-        way({"total": 5})
+        for payload, version in (({"total": 5}, None), ({"total": 5}, 2), ({"sum": 5}, 1)):
+            way(payload, version)
         before = len(events)
-        with pytest.raises(
-            InvalidEventError, match=r"order\.placed: payload\.total: 0 is less than the minimum"
+        for payload, version, why in (
+            ({"total": 0}, None, r"version 2: payload\.total: 0 is less than the minimum"),
+            ({"total": 0}, 2, r"version 2: payload\.total: 0 is less than the minimum"),
+            ({"total": 5}, 1, "version 1: payload: 'sum' is a required property"),
+            ({"total": 5}, 7, "version 7 is not in the event catalog: add its schema to versions, or"),
         ):
-            way({"total": 0})
+            with pytest.raises(InvalidEventError, match=rf"order\.placed: {why}"):
+                way(payload, version)
         assert len(events) == before
         validate_with(None)
-        way({"total": 0})
+        way({"total": 0}, 7)
+
+
+def test_without_a_list_of_versions_any_has_the_schema(write: Write) -> None:
+    """Guards against versions of aggregates that are taken for those of schemas."""
+    validate_with(validator(write(CATALOG)))
+    with captured() as events:
+        one({"total": 5}, 7)
+        with pytest.raises(InvalidEventError, match=r"order\.placed: payload\.total"):
+            one({"total": 0}, 7)
+    assert len(events) == 1
 
 
 def test_many_says_which_one(write: Write) -> None:
@@ -105,16 +135,20 @@ def test_the_payload_is_what_consumers_read(write: Write) -> None:
 
 
 def test_a_refusal_leaves_the_transaction_as_it_was(database: Database, write: Write) -> None:
-    """Guards against an event that is sent before it is checked."""
-    validate_with(validator(write(CATALOG)))
+    """Guards against an event that is sent before it is checked, and a class of another version."""
+    validate_with(validator(write(VERSIONED)))
     with database.connect(autocommit=False) as connection:
         emit(connection, "order", 1, "order.placed", {"total": 5})
+        emit(connection, First(1))
         with pytest.raises(InvalidEventError):
             emit(connection, "order", 1, "order.placed", {})
+        with pytest.raises(InvalidEventError, match="version 2: payload: 'total' is a required property"):
+            emit(connection, First(1), version=2)
         emit(connection, "order", 1, "order.shipped", ["anything"])
-    assert database.rows("SELECT event_type FROM outbox ORDER BY seq") == [
-        ("order.placed",),
-        ("order.shipped",),
+    assert database.rows("SELECT event_type, version FROM outbox ORDER BY seq") == [
+        ("order.placed", None),
+        ("order.placed", 1),
+        ("order.shipped", None),
     ]
 
 
@@ -123,24 +157,24 @@ def test_unknown_and_retired_types(write: Write) -> None:
     path = write(CATALOG.replace("owner: ada@example.com", "owner: ada@example.com\n    lifecycle: retired"))
     refuses, passes = validator(path), validator(str(path), unknown="pass")
     with pytest.raises(ValueError, match="event type is not in the event catalog"):
-        refuses("order.plcaed", {})
-    passes("order.plcaed", {})
+        refuses("order.plcaed", {}, None)
+    passes("order.plcaed", {}, 7)
     for check in (refuses, passes):
         with pytest.raises(ValueError, match="is retired"):
-            check("order.shipped", {})
+            check("order.shipped", {}, None)
 
 
 def test_a_long_payload_is_not_repeated(write: Write) -> None:
     """Guards against a megabyte in the log for each refusal."""
     with pytest.raises(ValueError, match="is not of type 'integer'") as refused:
-        validator(write(CATALOG))("order.placed", {"total": "x" * 100_000})
+        validator(write(CATALOG))("order.placed", {"total": "x" * 100_000}, None)
     assert len(str(refused.value)) < 300
 
 
 def test_whatever_a_check_raises_is_a_refusal() -> None:
     """Guards against an error of one's own check that the application takes for the database's."""
 
-    def broken(event_type: str, payload: object) -> None:
+    def broken(event_type: str, payload: object, version: int | None) -> None:
         raise KeyError(event_type)
 
     validate_with(broken)
