@@ -199,8 +199,8 @@ class Bodies:
             "and replay the event if it is a dead letter"
         )
 
-    def days(self) -> list[date]:
-        """Return the days of which there are objects, in order; a directory may have empty ones.
+    def days(self, first: date, last: date) -> list[date]:
+        """Return the days from `first` to `last` of which there may be objects, in order.
 
         Raises:
             BodyStoreError: the store is unavailable.
@@ -210,8 +210,12 @@ class Bodies:
             if self._root is not None:
                 found = [each.name for each in self._root.iterdir() if each.is_dir()]
             else:
-                found = obstore.list_with_delimiter(self._store)["common_prefixes"]
-        return sorted(filter(None, map(_day_of, found)))
+                try:
+                    found = obstore.list_with_delimiter(self._store)["common_prefixes"]
+                except InvalidPathError:
+                    # Because of one name beside the days, which can be listed one by one.
+                    return [first + timedelta(n) for n in range((last - first).days + 1)]
+        return sorted(day for day in map(_day_of, found) if day is not None and first <= day <= last)
 
     def objects(self, day: date) -> dict[str, int]:
         """Return the bodies of a day, with their sizes in bytes by their keys; no object of another name.

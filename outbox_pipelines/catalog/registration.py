@@ -4,17 +4,23 @@ Invariants:
 - Everything is checked before anything is registered: an incompatible schema leaves the registry unchanged.
   Only a version behind one that is not registered yet is compared when it is registered.
 - What the registry has already stays: a second registration changes nothing, and finds the same ids.
+- An earlier version that is registered behind a newer one becomes the latest of its subject: it is said.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 from outbox_pipelines.catalog.changes import differences
 from outbox_pipelines.catalog.subjects import Subjects
 from outbox_pipelines.registry import Latest, Registry, Subject
+
+_LATE: Final = (
+    "a newer version of the type is registered already: behind it, this one is the latest of its subject, "
+    "for compatibility and for clients that use the latest"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,12 @@ def check(registry: Registry, subjects: Subjects) -> list[Registered]:
         found.append(each)
         if name != subject.event_type and each.status != "unchanged":
             behind.add(subject.name)
+    newer: set[str] = set()
+    for n, each in reversed([*enumerate(found)]):
+        if each.status == "unchanged":
+            newer.add(each.subject)
+        elif each.subject in newer:
+            found[n] = replace(each, why="; ".join(filter(None, (each.why, _LATE))))
     return [*found, *(Registered(name, "", "missing", why=why) for name, why in subjects.missing.items())]
 
 
@@ -68,7 +80,7 @@ def register(registry: Registry, subjects: Subjects, compatibility: str) -> list
     for n, each in enumerate(found):
         if each.status != "unchanged":
             schema_id = registry.register(subjects.of_event_types[each.event_type], compatibility)
-            found[n] = Registered(each.event_type, each.subject, "registered", schema_id)
+            found[n] = replace(each, status="registered", schema_id=schema_id)
     return found
 
 

@@ -157,8 +157,8 @@ def adopt_archive(settings: Settings, force: bool) -> None:
     )
     for day in adopted.changed:
         click.echo(
-            f"outbox: {day}: this database did not know of its changes: check them with "
-            f"`outbox archive verify {day}`",
+            f"outbox: {day}: this database did not know of its changes, and has them from the manifest now: "
+            f"check them with `outbox archive changes`, and the day with `outbox archive verify {day}`",
             err=True,
         )
     if adopted.missing:

@@ -104,9 +104,9 @@ def expire_days(settings: Settings, dry_run: bool) -> None:
 @click.pass_obj
 def list_changes(settings: Settings, as_json: bool) -> None:
     """List what `redact` and `expire` have changed in archived days: when, by whom, why."""
-    from outbox_pipelines.days.archive import rewrite
+    from outbox_pipelines.days.archive import recorded_changes
 
-    found = rewrite.recorded(settings)
+    found = recorded_changes.recorded(settings)
     if as_json:
         shown = [{**each._asdict(), "change": each.change.model_dump(mode="json")} for each in found]
         click.echo(json.dumps(shown, indent=2, default=str))

@@ -274,7 +274,7 @@ def register(settings: Settings, only_check: bool, as_json: bool) -> None:
         ]
         click.echo(_columns(rows))
     for each in found:
-        if each.is_wrong:
+        if each.why:
             click.echo(plain(f"outbox: {each.event_type} {each.why}"), err=True)
     if any(each.is_wrong for each in found):
         sys.exit(1)

@@ -16,7 +16,7 @@ import click
 from outbox_pipelines.cli.dead_letters import actor
 from outbox_pipelines.cli.options import TEXT
 from outbox_pipelines.config.master_keys import SIZE
-from outbox_pipelines.core.text import counted, plain
+from outbox_pipelines.core.text import counted, plain, short
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
@@ -68,7 +68,7 @@ def list_erasures(settings: Settings, limit: int | None, as_json: bool) -> None:
         return
     for each in found:
         when = f"{each.forgotten_at:%Y-%m-%d %H:%M:%S}"
-        click.echo(plain(f"{when}  {each.subject}  {each.forgotten_by}  {each.reason}"))
+        click.echo(plain(f"{when}  {each.subject}  {short(each.forgotten_by)}  {short(each.reason)}"))
     if not found:
         click.echo("none")
 
@@ -132,7 +132,8 @@ def forget(settings: Settings, subject: str, reason: str, as_json: bool) -> None
         click.echo(json.dumps(one, indent=2, default=str))
     else:
         when = "now" if is_new else f"already, {erasure.forgotten_at:%Y-%m-%d %H:%M:%S} UTC"
-        click.echo(plain(f"{subject} forgotten {when}, by {erasure.forgotten_by}: {erasure.reason}"))
+        by, why = short(erasure.forgotten_by), short(erasure.reason)
+        click.echo(plain(f"{subject} forgotten {when}, by {by}: {why}"))
     if left:
         click.echo(
             plain(f"outbox: the next autovacuum removes the row's former version with the key: {left}"),

@@ -17,7 +17,7 @@ import click
 from outbox_pipelines.cli.options import TEXT, settings_of
 from outbox_pipelines.core import log
 from outbox_pipelines.core.signals import set_from_handler
-from outbox_pipelines.core.text import counted, plain
+from outbox_pipelines.core.text import counted, plain, short
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.settings import Settings
 
@@ -153,7 +153,7 @@ def line(found: Replay) -> str:
     return (
         f"{found.started_at:%Y-%m-%d %H:%M:%S}  {found.id}  {state}  "
         f"{found.sent:,} of {found.events:,} sent to {found.target}  {what}  "
-        f"by {found.on_behalf_of or found.actor}: {found.reason}"
+        f"by {found.on_behalf_of or found.actor}: {short(found.reason)}"
         + (f"  ({found.error})" if found.error else "")
     )
 

@@ -264,7 +264,7 @@ class HandlerTransactions:
         except OutboxError as error:
             raise OutageError(str(error)) from None
         except (ValueError, RecursionError) as error:
-            raise UnreadableError(f"{events[0]} is rejected: {type(error).__name__}") from None
+            raise UnreadableError(f"{events[0]} is rejected: {error}") from None
         for item, event, payload in zip(items, events, payloads, strict=True):
             item.given, item.protected = handler.give(event.with_payload(payload)), None
 

@@ -68,14 +68,22 @@ def key_id_of(text: str) -> str | None:
 
 
 def replaced(value: Any, replace: Callable[[str], Any]) -> Any:
-    """Return a value with each text in it replaced that begins as an encrypted or erased one does."""
-    if isinstance(value, str):
-        return replace(value) if value.startswith(COMMON) else value
-    if isinstance(value, dict):
-        return {name: replaced(each, replace) for name, each in value.items()}
-    if isinstance(value, list):
-        return [replaced(each, replace) for each in value]
-    return value
+    """Return a copy of a value with each text in it replaced that begins as an encrypted or erased one does.
+
+    Without recursion: JSON can be nested as deeply as it can be read.
+    """
+    copy = [value]
+    containers: list[Any] = [copy]
+    while containers:
+        container = containers.pop()
+        for name, each in container.items() if isinstance(container, dict) else enumerate(container):
+            if isinstance(each, str):
+                if each.startswith(COMMON):
+                    container[name] = replace(each)
+            elif isinstance(each, dict | list):
+                container[name] = each.copy()
+                containers.append(container[name])
+    return copy[0]
 
 
 def replaced_in_json(text: str, replace: Callable[[str], str]) -> str:

@@ -155,11 +155,17 @@ class SubjectKeys:
         """As `protect`, with what the event catalog names for this type; a member that is missing is skipped.
 
         Args:
+            catalog: what `outbox_pipelines.catalog.document.read_catalog` returns.
             aggregate_id: the subject where the catalog says `aggregate_id`.
 
         Raises:
             OutboxError: also if the catalog does not have the type, or a subject's member is missing.
         """
+        if not hasattr(catalog, "events"):
+            raise OutboxError(
+                f"catalog is a {type(catalog).__name__}: give what read_catalog of "
+                "outbox_pipelines.catalog.document returns"
+            )
         documented = catalog.events.get(event_type)
         if documented is None:
             raise OutboxError(f"{event_type} is not in the event catalog: document it, or correct the name")

@@ -155,6 +155,20 @@ def test_earlier_versions_are_registered_first(registry: FakeRegistry, write: Wr
     assert (result.exit_code, _statuses(result)) == (1, statuses)
 
 
+def test_an_earlier_version_behind_a_newer_one(registry: FakeRegistry, write: Write) -> None:
+    """Guards against an older schema that becomes the latest of its subject without a word."""
+    assert _run(registry, write, _EVENTS).exit_code == 0
+    first = "schema: {type: object, required: [a], properties: {a: {}}}"
+    for required, status, exit_code in (("[a, b]", "incompatible", 1), ("[]", "registered", 0)):
+        earlier = f"version: 2, versions: {{1: {{type: object, required: {required}}}}}, {first}"
+        result = _run(registry, write, _EVENTS.replace(first, earlier), "--json")
+        statuses = {"placed@1": status, "placed": "unchanged", "paid": "unchanged"}
+        assert (result.exit_code, _statuses(result)) == (exit_code, statuses)
+        [line] = result.stderr.splitlines()
+        assert line.startswith("outbox: placed@1 ")
+        assert "a newer version of the type is registered already: behind it, this one is the latest" in line
+
+
 def _required(text: str) -> list[str]:
     found: list[str] = json.loads(text).get("required", [])
     return found

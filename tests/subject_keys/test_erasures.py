@@ -318,8 +318,8 @@ def test_a_restored_key_store(stack: Stack, keys: SubjectKeys, keys_dsn: str, se
 
 
 def test_who_forgets_and_why(keys: SubjectKeys, keys_dsn: str) -> None:
-    """Guards against an erasure that no role has made, or one for no reason."""
-    keys.protect({"a": 1, "b": 1}, {"a": 7, "b": 8})
+    """Guards against an erasure that no role has made, one for no reason, and a list of one endless line."""
+    keys.protect({"a": 1, "b": 1, "c": 1}, {"a": 7, "b": 8, "c": 9})
     forget = "SELECT forgotten_by, reason FROM subject_keys_forget(%s, %s, %s)"
     with _role(keys_dsn, "operator") as dsn, psycopg.connect(dsn, autocommit=True) as operator:
         for reason in ("", " ", "\t\n", None):
@@ -329,7 +329,10 @@ def test_who_forgets_and_why(keys: SubjectKeys, keys_dsn: str) -> None:
         for subject, actor, by in (("7", "ann", f"ann, {role}"), ("8", " ", role), ("8", "ann", role)):
             assert operator.execute(forget, [subject, actor, "r"]).fetchall() == [(by, "r")]
         assert operator.execute(forget, ["7", None, None]).fetchall() == [(f"ann, {role}", "r")]
+        operator.execute(forget, ["9", "a" * 100_000, "r" * 3_000_000])
     given = {"OUTBOX_KEYS_DSN": keys_dsn}
+    [line, *_] = outbox("keys", "list", **given).stdout.splitlines()
+    assert (len(line) < 600, line.endswith("r… (3,000,000 characters)")) == (True, True)
     assert outbox("forget", "7", "--reason", "\t", **given).returncode == 2
 
 

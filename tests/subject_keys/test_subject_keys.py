@@ -68,6 +68,17 @@ def test_two_subjects_in_one_payload(keys: SubjectKeys, forget: Callable[[object
     assert fresh.json_decrypted([None, '{"a": "outbox-erased"}', "1"]) == [None, '{"a": null}', "1"]
 
 
+def test_a_payload_that_is_nested_deeply(keys: SubjectKeys) -> None:
+    """Guards against a dead letter of an event that a consumer without keys reads."""
+    deep: Any = keys.protect({"a": "x"}, {"a": 7})
+    for _ in range(2_000):
+        deep = {"n": [deep]}
+    found = keys.decrypted(deep)
+    for _ in range(2_000):
+        [found], [deep] = found["n"], deep["n"]
+    assert (found, deep["a"][:16]) == ({"a": "x"}, "outbox-encrypted")
+
+
 def test_forgotten_is_forgotten(keys_dsn: str, forget: Callable[[object], Any]) -> None:
     """Guards against a subject that gets another key, and a process that keeps the one that it knows."""
     keys = SubjectKeys(keys_dsn, master=MASTER, cache_seconds=0)
@@ -328,6 +339,9 @@ def test_the_catalog_names_members(keys: SubjectKeys) -> None:
     ):
         with pytest.raises(OutboxError, match=why):
             keys.protect_by(catalog, event_type, given)
+    given_path: Any = "catalog.yaml"
+    with pytest.raises(OutboxError, match="catalog is a str: give what read_catalog of"):
+        keys.protect_by(given_path, "order.placed", payload)
 
 
 def test_a_service_for_the_master_key(keys_dsn: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Any, Literal
+from typing import Literal
 
 import psycopg
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -22,8 +22,8 @@ from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.days.archive import archive_sql
-from outbox_pipelines.days.archive.manifest import Source, digest, is_recorded, now, read_manifest
+from outbox_pipelines.days.archive import archive_sql, recorded_changes
+from outbox_pipelines.days.archive.manifest import Manifest, Source, is_recorded, now, read_manifest
 from outbox_pipelines.days.archive.store import IDENTITY, Store, manifest_key, open_store
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.settings import DaySettings
@@ -55,7 +55,8 @@ class Adopted:
     missing: tuple[date, ...]
     """Archived days of the outbox that the archive does not have."""
     changed: tuple[date, ...] = ()
-    """Days whose manifests say that they were changed, which the database, restored, did not know."""
+    """Days whose manifests say that they were changed, which the database, restored, did not know. It does
+    now."""
 
 
 def require(store: Store, connection: Connection) -> None:
@@ -122,15 +123,16 @@ def adopt(settings: DaySettings, force: bool = False) -> Adopted:
     require_schema(settings)
     with connect(settings, name="outbox archive adopt") as connection, _alone(connection):
         archived = connection.execute(archive_sql.ARCHIVED_DAYS).fetchall()
-        missing, unknown = [], {}
+        missing: list[date] = []
+        unknown: list[tuple[Manifest, bytes]] = []
         for day, known in archived:
             stored = store.read(manifest_key(day))
             if stored is None or not is_recorded(stored.content, known):
                 changed = None if stored is None else _changed(stored.content, day, known)
-                if changed is None:
+                if stored is None or changed is None:
                     missing.append(day)
                 else:
-                    unknown[day] = changed
+                    unknown.append((changed, stored.content))
         if missing and not force:
             raise NotReadyError(
                 f"{store.url} (OUTBOX_ARCHIVE) lacks the manifests of {len(missing)} of {len(archived)} "
@@ -150,13 +152,16 @@ def adopt(settings: DaySettings, force: bool = False) -> Adopted:
             found = _make(store, source)
         try:
             connection.execute(archive_sql.ADOPT, {"archive": found.archive})
-            for given in unknown.values():
-                connection.execute(archive_sql.CHANGED, given)
+            for manifest, content in unknown:
+                recorded_changes.record(connection, manifest, content)
+                if not store.others(manifest.day, manifest.file):
+                    connection.execute(archive_sql.FORMER_DELETED, {"day": manifest.day})
         except psycopg.errors.InsufficientPrivilege as error:
             raise SetupError(
                 f"{first_line(error)}: only the owner of the outbox can adopt an archive"
             ) from None
-        return Adopted(found.archive, len(archived) - len(missing), tuple(missing), tuple(unknown))
+        days = tuple(manifest.day for manifest, _ in unknown)
+        return Adopted(found.archive, len(archived) - len(missing), tuple(missing), days)
 
 
 def source_of(connection: Connection) -> Source:
@@ -195,15 +200,15 @@ def _make(store: Store, source: Source) -> Identity:
     return made
 
 
-def _changed(stored: bytes, day: date, recorded: str) -> dict[str, Any] | None:
-    """Return what is to be recorded of a day that, as its manifest says, was changed since; None if not."""
+def _changed(stored: bytes, day: date, recorded: str) -> Manifest | None:
+    """Return the manifest of a day that, as it says, was changed since; None if it was not."""
     try:
         manifest = read_manifest(stored, day)
     except SetupError:
         return None
     if not set(recorded.split()) & {each.manifest_sha256 for each in manifest.changes}:
         return None
-    return {"day": day, "events": manifest.rows, "digest": digest(stored)}
+    return manifest
 
 
 def _others(store: Store, found: Identity) -> SetupError:

@@ -25,7 +25,7 @@ from typing import Final, Literal, LiteralString, NamedTuple
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from outbox_pipelines.core.text import counted
+from outbox_pipelines.core.text import counted, short
 from outbox_pipelines.days.archive.rendering import quoted
 from outbox_pipelines.errors import SetupError
 
@@ -146,8 +146,8 @@ class Change(BaseModel):
 
     def __str__(self) -> str:
         what = "redacted in" if self.kind == "redacted" else "expired, removed"
-        names, events = ", ".join(self.names), counted(self.events, "event")
-        return f"{names} {what} {events} on {self.at:%Y-%m-%d} by {self.by}: {self.reason}"
+        names, events = short(", ".join(self.names)), counted(self.events, "event")
+        return f"{names} {what} {events} on {self.at:%Y-%m-%d} by {self.by}: {short(self.reason)}"
 
 
 class Manifest(BaseModel):

@@ -15,18 +15,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import Connection
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.days.archive import archive_sql, identity, proof
+from outbox_pipelines.days.archive import archive_sql, identity, proof, recorded_changes
 from outbox_pipelines.days.archive.export import Exported, described, new_file
 from outbox_pipelines.days.archive.manifest import Change, Manifest, digest, in_duckdb, now, read_manifest
 from outbox_pipelines.days.archive.store import Store, Stored, key, manifest_key, open_store
@@ -109,42 +109,6 @@ def rewrite(
         return Rewritten(events, manifest.rows)
 
 
-class Recorded(NamedTuple):
-    """A change as the database has it."""
-
-    day: date
-    former_deleted_at: datetime | None
-    """None: the former file may still exist."""
-    change: Change
-
-
-def recorded(settings: DaySettings) -> list[Recorded]:
-    """Return all changes, in the order in which they were made.
-
-    Raises:
-        UnavailableError: the database does not answer.
-    """
-    require_schema(settings)
-    with connect(settings, name="outbox archive changes") as connection:
-        rows = connection.execute(archive_sql.CHANGES).fetchall()
-    names = Change.model_fields
-    return [
-        Recorded(day, deleted_at, Change(**dict(zip(names, change, strict=True))))
-        for day, deleted_at, *change in rows
-    ]
-
-
-def unfinished(settings: DaySettings) -> list[date]:
-    """Return the days of which a change was interrupted.
-
-    Raises:
-        UnavailableError: the database does not answer.
-    """
-    require_schema(settings)
-    with connect(settings, name="outbox archive expire") as connection:
-        return [day for (day,) in connection.execute(archive_sql.UNFINISHED)]
-
-
 def finish(settings: DaySettings, day: date) -> None:
     """Complete a change that was interrupted, or undo it.
 
@@ -155,20 +119,6 @@ def finish(settings: DaySettings, day: date) -> None:
     with working_at(settings, day) as connection, _as_owner():
         manifest, stored = _proven(store, connection, day)
         _complete(store, connection, manifest, stored.content)
-
-
-def record(connection: Connection, manifest: Manifest, content: bytes) -> None:
-    """Record in the database a manifest with changes, and all of its changes."""
-    # Each change led to the manifest that the next one replaced.
-    digests = [*(each.manifest_sha256 for each in manifest.changes[1:]), digest(content)]
-    changes = [
-        {**change.model_dump(), "names": list(change.names), "day": manifest.day, "led_to": led_to}
-        for change, led_to in zip(manifest.changes, digests, strict=True)
-    ]
-    with connection.transaction():
-        connection.cursor().executemany(archive_sql.CHANGE, changes)
-        given = {"day": manifest.day, "events": manifest.rows, "digest": digests[-1]}
-        connection.execute(archive_sql.CHANGED, given)
 
 
 def _proven(store: Store, connection: Connection, day: date) -> tuple[Manifest, Stored]:
@@ -197,7 +147,7 @@ def _complete(store: Store, connection: Connection, manifest: Manifest, content:
     day, found = manifest.day, digest(content)
     recorded = require_day(connection, day).manifest_sha256 or ""
     if recorded != found and recorded.endswith(found):
-        record(connection, manifest, content)
+        recorded_changes.record(connection, manifest, content)
     elif recorded != found:
         # The new manifest was not written.
         connection.execute(archive_sql.CHANGED, {"day": day, "events": manifest.rows, "digest": found})

@@ -77,7 +77,7 @@ def sweep(
         ((today,),) = connection.execute(bodies_sql.TODAY)
     first, last = since or today - timedelta(DAYS), until or today
     with available():
-        days = [day for day in bodies.days() if first <= day <= last]
+        days = bodies.days(first, last)
     for day in days:
         try:
             with available():

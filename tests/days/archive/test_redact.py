@@ -253,7 +253,8 @@ def test_days_that_cannot_be_redacted(database: Database, dropped: Settings) -> 
 
 
 def test_a_made_up_change_is_found(database: Database, dropped: Settings) -> None:
-    """Guards against a proof that believes the archive's own chain."""
+    """Guards against a proof that believes the archive's own chain, and an adoption that forgets it."""
+    former = file(dropped, DAY).name
     assert redact(database, dropped, "--where", "true", "--path", "customer.email").exit_code == 0
     recorded = database.value("SELECT manifest_sha256 FROM outbox_days WHERE day = %s", DAY)
     change = json.loads(manifest(dropped, DAY).changes[0].model_dump_json())
@@ -270,6 +271,15 @@ def test_a_made_up_change_is_found(database: Database, dropped: Settings) -> Non
         True,
     )
     assert outbox(database, dropped, "verify", str(DAY)).exit_code == 0
+    # The database has the chain again, and knows whether a former file is left.
+    changes = outbox(database, dropped, "changes").stdout
+    assert sorted(each.rpartition(": ")[2] for each in changes.splitlines()) == ["forged", "request 17"]
+    recorded = database.value("SELECT manifest_sha256 FROM outbox_days WHERE day = %s", DAY)
+    chain = [json.loads(each.model_dump_json()) for each in manifest(dropped, DAY).changes]
+    edit_manifest(dropped, DAY, changes=[*chain, change | {"manifest_sha256": recorded, "reason": "third"}])
+    file(dropped, DAY).with_name(former).write_bytes(b"")
+    assert outbox(database, dropped, "adopt").exit_code == 0
+    assert "third (interrupted: run `outbox archive expire`)" in outbox(database, dropped, "changes").stdout
 
 
 def test_a_former_file_that_a_backup_brought_back(database: Database, dropped: Settings) -> None:
