@@ -13,7 +13,7 @@ from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings
 
-_HOW: Final = "-- As the owner: psql -1 -v ON_ERROR_STOP=1 -f FILE, then `outbox migrate`."
+_HOW: Final = "-- As the owner: psql -v ON_ERROR_STOP=1 -f FILE, then `outbox migrate`."
 
 
 @click.command()
