@@ -113,7 +113,7 @@ golden: $(VENV)/ready
 bench: $(VENV)/ready
 	@$(BIN)/python -m benchmarks $(BENCH)
 
-# Builds into dist/ and checks: files, page, and that it works alone. Uploads nothing.
+# Makes dist/ from what is committed and checks it: files, page, that it can be made again, and works alone.
 release: $(VENV)/ready
 	@$(BIN)/python -m tests.release
 

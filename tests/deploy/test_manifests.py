@@ -79,7 +79,16 @@ def test_the_image_is_made_of_locked_packages() -> None:
     assert len(stages) == 2
     assert re.findall(r"^ARG BASE=(.*)$", text, re.M) == ["python:3.12-slim-bookworm"]
     assert "://" not in text
+    # Of the second stage, and the last: no step after it is root's, and none changes the root file system.
+    assert [line for line in lines if line.startswith("USER")] == ["USER 10001"]
+    after = lines[lines.index("USER 10001") + 1 :]
+    assert {line.split()[0] for line in after} == {"WORKDIR", "EXPOSE", "CMD"}
     assert lines.index("USER 10001") > lines.index(stages[1])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"ARG VERSION={project['version']}" in lines
+    assert f'image.licenses="{project["license"]}"' in text
+    # An argument from before the first stage is empty in a stage that does not name it.
+    assert "ARG BASE" in lines[lines.index(stages[1]) :]
     # What it copies is there, and is not left out.
     let_in = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"]
     for line in lines:

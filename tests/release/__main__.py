@@ -1,33 +1,43 @@
-"""`python -m tests.release`: builds a release into dist/ and checks it.
+"""`python -m tests.release`: makes a release in dist/ and checks it.
 
 Exit codes: 0 success; 1 the release is not what it must be.
 """
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.release.check import ROOT, ReleaseError, build, check_contents, check_installed, check_page
+from tests.release.check import (
+    ReleaseError,
+    check_committed,
+    check_contents,
+    check_installed,
+    check_made_again,
+    check_page,
+)
+from tests.release.make import ROOT, archives, make, release_time
 
 
 def main() -> int:
-    dist = ROOT / "dist"
-    shutil.rmtree(dist, ignore_errors=True)
-    wheel, sources = build(dist)
+    dist, seconds = ROOT / "dist", release_time(ROOT)
     try:
+        check_committed()
+        make(ROOT, dist, seconds)
+        wheel, sources = archives(dist)
         subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel, sources], check=True)
         check_contents(wheel, sources)
         check_page(wheel)
         with tempfile.TemporaryDirectory() as place:
+            check_made_again(dist, seconds, Path(place) / "again")
             print(check_installed(wheel, Path(place) / "venv"))
     except (ReleaseError, subprocess.CalledProcessError) as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
-    print(f"{wheel.relative_to(ROOT)}\n{sources.relative_to(ROOT)}")
+    print(*sorted(str(file.relative_to(ROOT)) for file in dist.iterdir()), sep="\n")
+    print(f"SOURCE_DATE_EPOCH={seconds} makes the same files from the same sources")
     return 0
 
 

@@ -1,18 +1,19 @@
-"""What a release must be: its files, its page, and that it works alone.
+"""What a release must be: its files, its page, that it can be made again, and that it works alone.
 
 Invariants:
 - The wheel has the package and its SQL, no tests, no examples. The source archive has all that builds and
   tests it.
 - The package's page has no link into the repository.
+- Its source archive, unpacked in another folder, gives the same files, byte for byte.
 - Alone, the wheel is the writer, with no other package. With the locked packages of `relay`, `outbox` runs.
 """
 
 from __future__ import annotations
 
 import email
+import filecmp
 import re
 import subprocess
-import sys
 import tarfile
 import venv
 import zipfile
@@ -23,7 +24,8 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT: Final = Path(__file__).parents[2]
+from tests.release.make import ROOT, SUMS, archives, make
+
 NOT_IN_WHEEL: Final = ("tests/", "benchmarks/", "docs/", "examples/", "deploy/", "locks/", "sql/")
 IN_SOURCES: Final = (
     *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "hatch_build.py"),
@@ -44,13 +46,24 @@ class ReleaseError(Exception):
     """The release is not what it must be."""
 
 
-def build(into: Path) -> tuple[Path, Path]:
-    """Build the wheel and the source archive; return both."""
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-d", into], cwd=ROOT, check=True, capture_output=True
-    )
-    [wheel], [sources] = into.glob("*.whl"), into.glob("*.tar.gz")
-    return wheel, sources
+def check_committed() -> None:
+    """Raise `ReleaseError` where the sources are not those of a commit; an unpacked archive has none."""
+    if (ROOT / ".git").exists() and (changed := _run("git", "-C", ROOT, "status", "--porcelain")):
+        raise ReleaseError(f"not committed: {changed.splitlines()[0]}")
+
+
+def check_made_again(made: Path, seconds: int, into: Path) -> None:
+    """Make the release from its source archive; raise `ReleaseError` where a file differs."""
+    with tarfile.open(archives(made)[1]) as archive:
+        archive.extractall(into, filter="data")
+    [root] = into.iterdir()
+    # Every build writes it, and would add this one too.
+    (root / "PKG-INFO").unlink()
+    make(root, again := into / "dist", seconds)
+    names = {file.name for folder in (made, again) for file in folder.iterdir()} - {SUMS}
+    _, different, missing = filecmp.cmpfiles(made, again, names, shallow=False)
+    if different or missing:
+        raise ReleaseError(f"made again from the source archive, {min(different + missing)} differs")
 
 
 def check_contents(wheel: Path, sources: Path) -> None:
