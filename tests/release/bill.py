@@ -75,7 +75,7 @@ def locked(root: Path) -> list[Locked]:
 
 
 def bill(packages: list[Locked], version: str, seconds: int) -> str:
-    """Return the bill of materials: `required` is what the image has, `excluded` what only builds and tests.
+    """Return the bill of materials: `required` is what the image has, `optional` all else.
 
     Args:
         version: of this package.
@@ -116,7 +116,7 @@ def _component(package: Locked) -> dict[str, Any]:
         "bom-ref": package.purl,
         "name": package.name,
         "version": package.version,
-        "scope": "required" if package.is_shipped else "excluded",
+        "scope": "required" if package.is_shipped else "optional",
         "licenses": [license] if package.installed else [],
         "purl": package.purl,
         "externalReferences": [
@@ -143,7 +143,7 @@ def _needs(package: Locked, packages: list[Locked]) -> list[str]:
 
 
 def licenses(packages: list[Locked]) -> str:
-    """Return a line for each package: what the image has, then what only builds and tests."""
+    """Return a line for each package: what the image has, then all else."""
     lines = ["Licenses of the packages in the lock files, as each states it in its metadata."]
     for title, is_shipped in (("In the image", True), ("For extras, the build and the tests", False)):
         lines += ["", f"{title}:"]

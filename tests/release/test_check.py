@@ -64,7 +64,7 @@ def test_what_is_beside_the_archives(dist: Path) -> None:
     assert {name for name, _ in by_name} > {"dagster", "psycopg", "pytest"}
     assert {each["scope"] for (name, _), each in by_name.items() if name in ("dagster", "pytest")} == {
         "required",
-        "excluded",
+        "optional",
     }
     references = [each["bom-ref"] for each in bill["components"]]
     assert len(references) == len({*references}) == len(by_name)
