@@ -230,7 +230,8 @@ def _aggregate_type(mapping: Mapping, columns: dict[str, sql.Composable]) -> sql
         if spec is not None:
             part = "{event_type}::text" if spec == "" else "split_part({event_type}::text, '.', 1)"
             parts.append(sql.SQL(part).format(**columns))
-    return sql.SQL("(") + sql.SQL(" || ").join(parts) + sql.SQL(")")
+    # With its type: ORDER BY refuses a bare constant.
+    return sql.SQL("(") + sql.SQL(" || ").join(parts) + sql.SQL(")::text")
 
 
 def _ordering(mapping: Mapping, columns: dict[str, sql.Composable]) -> dict[str, sql.Composable]:
