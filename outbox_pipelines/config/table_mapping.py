@@ -36,6 +36,8 @@ WRITTEN: Final = (
 )
 COLUMNS: Final = (*REQUIRED, *_OPTIONAL, *WRITTEN)
 STATES: Final = {"pending": "PENDING", "processed": "PROCESSED", "failed": "FAILED"}
+# One column may be these: an integer is an id, and an event without an aggregate is its own.
+_SHARED: Final = frozenset({"id", "seq", "aggregate_id"})
 _ENTRIES: Final = frozenset({"name", "order", "aggregate_type", "slot", "columns", "status"})
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
 # What orders the rows.
@@ -222,6 +224,6 @@ def _check_shape(columns: dict[str, str]) -> None:
 def _check_taken(columns: dict[str, str]) -> None:
     taken: dict[str, str] = {}
     for ours, theirs in columns.items():
-        if theirs in taken and {ours, taken[theirs]} != {"id", "seq"}:
+        if theirs in taken and not {ours, taken[theirs]} <= _SHARED:
             raise ValueError(f"maps both {ours} and {taken[theirs]} to {theirs!r}: each needs its own column")
         taken[theirs] = ours

@@ -73,7 +73,7 @@ def _of_rows(connection: Connection, mapping: Mapping, columns: dict[str, Column
         return []
     findings: list[Finding] = []
     status, time = (columns.get(mapping.columns.get(name, "")) for name in ("status", "created_at"))
-    if status is not None and status.is_text:
+    if status is not None and status.can_be("status"):
         name, pending = identifier(status.name), literal(mapping.states["pending"])
         for value in pg_catalog.occurring(connection, place, status):
             if value not in mapping.states.values():

@@ -16,16 +16,18 @@ from outbox_pipelines.config.table_mapping import COLUMNS
 from outbox_pipelines.core.text import plain, to_json
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import existing_sql, findings, pg_catalog
+from outbox_pipelines.existing import existing_sql, findings, known_tables, pg_catalog
 from outbox_pipelines.existing.guesses import (
     Guesses,
     guess,
     guess_values,
     has_time,
+    literal_default,
     literals,
+    normal,
     status_of,
-    text_default,
 )
+from outbox_pipelines.existing.known_tables import KnownTable
 from outbox_pipelines.existing.pg_catalog import Column, Place
 from outbox_pipelines.settings import OutboxSettings
 
@@ -93,7 +95,7 @@ class _States:
     values: list[str]
     """Those that are known."""
     is_closed: bool
-    """Whether the column can have no others."""
+    """Whether no other value may be assumed: the column can have no others, or has numbers."""
 
     @property
     def is_lower(self) -> bool:
@@ -104,19 +106,30 @@ def describe(settings: OutboxSettings, name: str) -> Description:
     """Return the description of a table, and what is missing in it.
 
     Raises:
-        SetupError: there is no such table, or it cannot be relayed whatever the file says.
+        SetupError: there is no such table, or it cannot be relayed whatever the file says, as that of a
+            library whose rows only the library reads.
     """
     with connect(settings, name="outbox: table") as connection:
         place = _find(connection, name)
         columns = pg_catalog.read_columns(connection, place.oid)
-        states = _states(connection, place, list(columns.values()))
+        known = known_tables.recognize(columns.values())
+        if known is None:
+            states = _states(connection, place, list(columns.values()))
+            guesses = guess(list(columns.values()), uses_status=states is not None)
+        else:
+            guesses = known_tables.entries(known, list(columns.values()))
+            _refuse(connection, place, known, guesses, columns)
+            values = list(known.states.values())
+            states = _States(known.states, values, is_closed=True) if known.states else None
         slots = [name for (name,) in connection.execute(existing_sql.SLOTS, {"oid": place.oid}).fetchall()]
-    guesses = guess(list(columns.values()), uses_status=states is not None)
     file = _File()
     file.say(
         f"The outbox table {place.spelled}, as `outbox table describe` guesses it. Check each line: the relay"
     )
     file.say("does what is written here. Then run `outbox table check`. See docs/existing-tables.md.")
+    if known is not None:
+        file.say(f"Recognized as the table of {known.library}: stop its publisher before a relay starts, and")
+        file.say("read docs/existing-tables.md#tables-of-other-libraries.")
     # As it was asked for: without a schema it is the one of OUTBOX_SCHEMA, in each environment.
     file.line("[table]")
     file.entry("name", f"{place.schema}.{place.name}" if "." in name else place.name)
@@ -126,7 +139,7 @@ def describe(settings: OutboxSettings, name: str) -> Description:
         file.entry("slot", slot, "no column says which rows are pending: what reads this slot publishes them")
     else:
         _write_order(file, guesses)
-    _write_aggregate_type(file, guesses)
+    _write_aggregate_type(file, guesses, known)
     file.line()
     file.line("[table.columns]")
     _write_columns(file, guesses, columns, slots)
@@ -173,6 +186,28 @@ def _find(connection: Connection, name: str) -> Place:
     return place
 
 
+def _refuse(
+    connection: Connection, place: Place, known: KnownTable, guesses: Guesses, columns: dict[str, Column]
+) -> None:
+    """Raise why the table of a library cannot be relayed as it is."""
+    table = f"{place.spelled} is the table of {known.library}"
+    if known.refusal:
+        raise SetupError(f"{table}, {known.refusal}")
+    if known.missing is not None:
+        name, definition, reason = known.missing
+        if name not in guesses.columns:
+            add = f"ALTER TABLE {place.spelled} ADD COLUMN {name} {definition}"
+            raise SetupError(f"{table}, {reason}: {add}; then describe it again")
+    if known.one_of is not None:
+        receiver = next(each for each in columns.values() if normal(each.name) == known.one_of)
+        found = pg_catalog.occurring(connection, place, receiver)
+        if len(found) > 1:
+            raise SetupError(
+                f"{table}, with one row of an event for each {receiver.name} ({', '.join(found[:5])}), and "
+                f"a relay would publish and complete all: move those of one, {known_tables.PAGE}"
+            )
+
+
 def _spellings(part: str) -> list[str]:
     if part.startswith('"'):
         return [part[1:-1].replace('""', '"')]
@@ -185,7 +220,7 @@ def _states(connection: Connection, place: Place, columns: list[Column]) -> _Sta
     column = status_of(columns)
     if column is None:
         return None
-    default = text_default(column.default)
+    default = literal_default(column.default)
     given = {"oid": place.oid, "column": column.name}
     conditions = [row[1] for row in connection.execute(existing_sql.CHECKS, given).fetchall()]
     if column.labels:
@@ -203,7 +238,8 @@ def _states(connection: Connection, place: Place, columns: list[Column]) -> _Sta
     if values and "pending" not in found and has_time(columns):
         # Its values mean something different.
         return None
-    return _States(found, values[:_MOST_VALUES], is_closed=bool(column.labels or conditions))
+    is_closed = bool(column.labels or conditions) or column.is_whole
+    return _States(found, values[:_MOST_VALUES], is_closed)
 
 
 def _write_order(file: _File, guesses: Guesses) -> None:
@@ -219,8 +255,13 @@ def _write_order(file: _File, guesses: Guesses) -> None:
     file.blank("order", "created_at", 'if created_at = "…" in [table.columns] names a time')
 
 
-def _write_aggregate_type(file: _File, guesses: Guesses) -> None:
-    if "aggregate_type" not in guesses.columns:
+def _write_aggregate_type(file: _File, guesses: Guesses, known: KnownTable | None) -> None:
+    if "aggregate_type" in guesses.columns:
+        return
+    if known is not None:
+        file.say("No column has it. For topics by event type, set OUTBOX_EVENT_TYPES.")
+        file.entry("aggregate_type", known.aggregate_type)
+    else:
         file.say('No column has it: the first word of the event type, or a constant such as "order".')
         file.entry("aggregate_type", "{event_type:first}")
 
@@ -253,7 +294,7 @@ def _write_columns(file: _File, guesses: Guesses, columns: dict[str, Column], sl
                 )
                 file.blank("slot", "…", one_of)
             file.blank(ours, "…", "a time, null while the row is pending")
-            file.blank("status", "…", "a text or an enum, with its values in [table.status]")
+            file.blank("status", "…", "a text, an enum or an integer, with its values in [table.status]")
             if flags := [each.name for each in columns.values() if each.type == "bool"]:
                 file.say(f"A boolean ({', '.join(flags)}) cannot be either: ALTER TABLE … ADD COLUMN")
                 file.say("published_at timestamptz; UPDATE … SET published_at = now() where it is true.")

@@ -22,7 +22,16 @@ from outbox_pipelines.existing.findings import (
     refuse,
     unsuitable,
 )
-from outbox_pipelines.existing.pg_catalog import KINDS, TEXT, Column, Place, allows, look_up, read_columns
+from outbox_pipelines.existing.pg_catalog import (
+    KINDS,
+    NULLED,
+    TEXT,
+    Column,
+    Place,
+    allows,
+    look_up,
+    read_columns,
+)
 from outbox_pipelines.existing.table_statements import Types
 
 # How to add a column, if not simply with its usual type. None: only the application knows its values.
@@ -74,7 +83,7 @@ def _mismatches(
         return [Finding(problem, f"{remedy}, or", (change,))]
     not_unique = _not_unique(mapping, place, ours, column)
     if column.never_null:
-        return not_unique
+        return [*not_unique, *_never_null(mapping, place, ours, column)]
     refuse = (f"ALTER TABLE {place.spelled} ALTER COLUMN {quoted} SET NOT NULL",)
     meaning = "" if ours == theirs else f" ({ours})"
     allows = f"column {theirs!r} of {mapping}{meaning} allows NULL"
@@ -85,6 +94,15 @@ def _mismatches(
     if ours == "status":
         return [Finding(f"{allows}; such a row is never published", statements=refuse, is_error=False)]
     return []
+
+
+def _never_null(mapping: Mapping, place: Place, ours: str, column: Column) -> list[Finding]:
+    if ours not in NULLED:
+        return []
+    problem = f"column {column.name!r} of {mapping} ({ours}) is NOT NULL, and must be able to be null"
+    change = f"ALTER TABLE {place.spelled} ALTER COLUMN {identifier(column.name)} DROP NOT NULL"
+    remedy = "name another one" if ours == "published_at" else f"remove {ours} from [table.columns]"
+    return [Finding(problem, f"{remedy}, or", (change,))]
 
 
 def _not_unique(mapping: Mapping, place: Place, ours: str, column: Column) -> list[Finding]:
@@ -150,6 +168,8 @@ def _wrong_states(
     for meaning, value in mapping.states.items():
         problem = f"column {column.name!r} of {mapping} cannot have the value {value!r}"
         remedy = f'write {meaning} = "…" in [table.status] with one of '
+        if column.is_whole and not allows(connection, column, "true", value):
+            findings.append(Finding(problem, f'write {meaning} = "…" in [table.status] with a number'))
         if column.kind == "e" and value not in column.labels:
             add = f"ALTER TYPE {column.qualified} ADD VALUE {literal(value)}"
             findings.append(Finding(problem, f"{remedy}{', '.join(column.labels)}, or", (add,)))
@@ -240,7 +260,7 @@ def examine(connection: Connection, mapping: Mapping) -> Examined:
         *_wrong_states(connection, mapping, place, columns),
         *forgetful(mapping, place, columns),
         *_ageless(mapping, place),
-        *missing_indexes(connection, mapping, place),
+        *missing_indexes(connection, mapping, place, columns),
         *ending(connection, place),
     ]
     return Examined(place.oid, columns, findings)

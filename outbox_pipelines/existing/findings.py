@@ -154,7 +154,9 @@ def forgetful(mapping: Mapping, place: Place, columns: dict[str, Column]) -> lis
     return []
 
 
-def missing_indexes(connection: Connection, mapping: Mapping, place: Place) -> list[Finding]:
+def missing_indexes(
+    connection: Connection, mapping: Mapping, place: Place, columns: dict[str, Column]
+) -> list[Finding]:
     """Return the indexes without which a claim or a mark must read the whole table."""
     order = mapping.columns[mapping.order]
     key = mapping.columns[key_of(mapping)]
@@ -162,6 +164,8 @@ def missing_indexes(connection: Connection, mapping: Mapping, place: Place) -> l
     pending = mapping.states["pending"]
     # In the form in which pg_get_expr prints it.
     value = f"'{pending}'" if mapping.has_status else "IS NULL"
+    if mapping.has_status and (status := columns.get(marker)) is not None and status.is_whole:
+        value = f"= {pending}"
     given = {"oid": place.oid, "order": order, "key": key, "marker": marker, "value": value}
     leaves = connection.execute(existing_sql.LEAVES, {**given, "has_status": mapping.has_status}).fetchall()
     condition = f"{identifier(marker)} {f'= {literal(pending)}' if mapping.has_status else value}"

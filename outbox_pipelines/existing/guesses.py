@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from outbox_pipelines.config.table_mapping import COLUMNS
-from outbox_pipelines.existing.pg_catalog import Column
+from outbox_pipelines.existing.pg_catalog import NULLED, Column
 
 _TIMES: Final = (
     *("publishedat", "sentat", "dispatchedat", "processedat", "deliveredat", "relayedat", "completedat"),
     *("publishedon", "senton", "dispatchedon", "processedon", "publisheddate", "processeddate"),
     *("publishedtime", "processedtime", "senttime", "handledat"),
 )
-# Names without underscores and in lower case; the most likely one first.
+# As `normal` returns them; the most likely one first.
 _SYNONYMS: Final[dict[str, tuple[str, ...]]] = {
     "id": ("id", "eventid", "messageid", "outboxid", "eventuuid", "uuid", "guid"),
     "seq": ("seq", "sequence", "sequencenumber", "seqno", "seqnum", "position", "globalposition", "ordinal"),
@@ -113,9 +113,7 @@ def has_time(columns: Sequence[Column]) -> bool:
 def flags(columns: Iterable[Column]) -> list[Column]:
     """Return the booleans that seem to say which rows are published."""
     return [
-        each
-        for each in columns
-        if each.type == "bool" and _normal(each.name).removeprefix("is") in _PROCESSED
+        each for each in columns if each.type == "bool" and normal(each.name).removeprefix("is") in _PROCESSED
     ]
 
 
@@ -146,7 +144,7 @@ def guess(columns: Sequence[Column], *, uses_status: bool) -> Guesses:
         ours: each.name
         for ours, names in _MAYBE.items()
         for each in columns
-        if ours not in found and each.name not in taken and _normal(each.name) in names
+        if ours not in found and each.name not in taken and normal(each.name) in names
         if each.can_be(ours)
     }
     used = taken | set(maybe.values())
@@ -160,7 +158,7 @@ def guess_values(values: Iterable[str], default: str | None) -> dict[str, str]:
         default: the value of a new row, or None.
     """
     known = list(values)
-    by_name = {_normal(value): value for value in known}
+    by_name = {normal(value): value for value in known}
     found: dict[str, str] = {}
     for meaning, names in MEANINGS.items():
         if match := next((by_name[name] for name in names if name in by_name), None):
@@ -171,8 +169,10 @@ def guess_values(values: Iterable[str], default: str | None) -> dict[str, str]:
     return found
 
 
-def text_default(default: str | None) -> str | None:
-    """Return the value of a default that is a literal text or label."""
+def literal_default(default: str | None) -> str | None:
+    """Return the value of a default that is a literal text, label or integer."""
+    if re.fullmatch(r"-?\d+", default or ""):
+        return default
     match = re.match(r"'((?:[^']|'')*)'(?:::|$)", default or "")
     return match[1].replace("''", "'") if match else None
 
@@ -185,7 +185,7 @@ def literals(condition: str) -> list[str]:
 def _seq(columns: Sequence[Column]) -> Guess | None:
     whole = [each for each in columns if each.can_be("seq") and each.never_null]
     names = _SYNONYMS["seq"]
-    named = [each for each in whole if _normal(each.name) in names and (each.is_counted or each.is_unique)]
+    named = [each for each in whole if normal(each.name) in names and (each.is_counted or each.is_unique)]
     counted = [each for each in whole if each.is_counted and each not in named]
     if not (found := named + counted):
         return None
@@ -195,14 +195,16 @@ def _seq(columns: Sequence[Column]) -> Guess | None:
 
 def _named(columns: Sequence[Column], ours: str) -> list[Column]:
     names = _SYNONYMS[ours]
-    fitting = [each for each in columns if _normal(each.name) in names and _can_be(each, ours)]
-    return sorted(fitting, key=lambda each: names.index(_normal(each.name)))
+    fitting = [each for each in columns if normal(each.name) in names and _can_be(each, ours)]
+    return sorted(fitting, key=lambda each: names.index(normal(each.name)))
 
 
 def _can_be(column: Column, ours: str) -> bool:
     # A number or a UUID can name a type, but it rather names an aggregate. Statements cannot contain a %.
     is_type = ours in ("aggregate_type", "event_type")
-    return column.can_be(ours) and "%" not in column.name and not (is_type and not column.is_text)
+    if "%" in column.name or (is_type and not column.is_text) or (ours in NULLED and column.never_null):
+        return False
+    return column.can_be(ours)
 
 
 def _is_time_of_insert(each: Column) -> bool:
@@ -210,5 +212,6 @@ def _is_time_of_insert(each: Column) -> bool:
     return each.can_be("created_at") and is_now
 
 
-def _normal(name: str) -> str:
+def normal(name: str) -> str:
+    """Return a name without underscores and in lower case, in which spellings of one name agree."""
     return re.sub(r"[\W_]", "", name.lower())

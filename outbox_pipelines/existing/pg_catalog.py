@@ -39,13 +39,16 @@ KINDS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "trace_id": (_WORD, "text"),
     "version": (_WORD, "int"),
     "published_at": (_TIME, "timestamptz"),
-    "status": (TEXT | {_ENUM}, "text"),
+    "status": (TEXT | _WHOLE | {_ENUM}, "text"),
     "processed_at": (_TIME, "timestamptz"),
     "failed_at": (_TIME, "timestamptz"),
     "retry_count": (_WHOLE, "int"),
     "last_error": (TEXT, "text"),
     "next_attempt_at": (_TIME, "timestamptz"),
 }
+
+# NULL in a pending row, or set to NULL by the relay.
+NULLED: Final = ("published_at", "failed_at", "next_attempt_at")
 
 
 class Place(NamedTuple):
@@ -96,6 +99,11 @@ class Column(NamedTuple):
     def is_distinct(self) -> bool:
         """Whether no two rows have the same value: by a sequence, by an index, or as UUIDs have by nature."""
         return self.is_counted or self.is_unique or self.type == "uuid"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its values are integers."""
+        return self.type in _WHOLE
 
     @property
     def is_text(self) -> bool:

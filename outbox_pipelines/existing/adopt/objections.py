@@ -129,6 +129,8 @@ def _problems(facts: Facts, mapping: Mapping, our_schema: str) -> list[str]:
             found.append(
                 f"column {column.name} of {name} is generated, which a view cannot be: drop it first"
             )
+    if columns["aggregate_id"] in (columns["id"], columns.get("seq")):
+        found.append(f"{columns['aggregate_id']} of {name} is id and aggregate_id: add a column aggregate_id")
     keys = columns.get("idempotency_key")
     if keys is not None and keys not in facts.indexed:
         found.append(
