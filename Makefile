@@ -28,7 +28,7 @@ SYSTEM := $(addprefix tests/,browser demo deploy fleet history local model)
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-archive ui fleet test test-system test-all collect test-fast coverage matrix interop model mutants soak thorough lint docs golden bench release clean
+.PHONY: demo demo-archive ui fleet test test-system test-all collect test-fast coverage matrix interop chart model mutants soak thorough lint docs golden bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -76,6 +76,10 @@ matrix: $(VENV)/ready
 interop: $(VENV)/ready
 	@$(BIN)/python -m tests.interop.build
 	$(BIN)/python -m pytest --durations=5 tests/interop
+
+# The manifests for kubectl, of the Helm chart.
+chart: $(VENV)/ready
+	@$(BIN)/python -m tests.interop.chart
 
 model: $(VENV)/ready
 	@$(BIN)/python -m tests.model $(SCOPES) --seconds $(MODEL_SECONDS) --processes 2

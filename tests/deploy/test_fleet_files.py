@@ -56,11 +56,10 @@ def test_kubernetes_has_the_same_outboxes() -> None:
     objects: dict[str, Any] = {found["kind"]: found for found in documents(FLEET / "kubernetes.yaml")}
     text = objects["ConfigMap"]["data"]["outbox.toml"]
     assert tomllib.loads(text) == tomllib.loads((FLEET / "outbox.toml").read_text())
-    assert set(objects["Secret"]["stringData"]) == set(SECRETS)
     pod = objects["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     check_command(container["command"])
-    assert {"secretRef": {"name": objects["Secret"]["metadata"]["name"]}} in container["envFrom"]
+    assert {"secretRef": {"name": "outbox-fleet"}} in container["envFrom"]
     assert any(volume.get("configMap") == {"name": "outbox-fleet"} for volume in pod["volumes"])
     named = {variable["name"]: variable["value"] for variable in container["env"]}
     assert named["OUTBOX_CONFIG"] == "/etc/outbox/outbox.toml"

@@ -2,10 +2,10 @@
 
 Invariants:
 - A program is in the directory of the local stack, under a name that changes with the files it is made of:
-  `daprd/`, `porcupine/`, `asyncapi/`, and `apicurio-VERSION`.
+  `daprd/`, `helm/`, `porcupine/`, `asyncapi/`, and `apicurio-VERSION`.
 - It appears under its name by a rename, so it is complete or absent.
 - The environment of a reader of Iceberg is `iceberg-NAME-…`, made of `iceberg_readers/NAME.txt`.
-- `daprd/go.sum` pins Dapr's module, and the `go.sum` in that module pins everything that Dapr needs;
+- `daprd/go.sum` and `helm/go.sum` pin a module, and the `go.sum` in it pins everything that it needs;
   `porcupine/go.sum` pins Porcupine, which needs nothing; `asyncapi/package-lock.json` pins AsyncAPI's parser,
   and no script of a package is run. Of what Maven fetches the SHA-256 is here.
 
@@ -36,7 +36,9 @@ from outbox_pipelines.settings import Settings, load_settings
 DAPRD: Final = Path(__file__).with_name("daprd")
 PORCUPINE: Final = Path(__file__).with_name("porcupine")
 ASYNCAPI: Final = Path(__file__).with_name("asyncapi")
+HELM: Final = Path(__file__).with_name("helm")
 MODULE: Final = "github.com/dapr/dapr"
+_HELM: Final = "helm.sh/helm/v3"
 APICURIO: Final = "3.3.3"
 _APICURIO_SHA256: Final = "8bc6751c76d963734224b01d5e7f84ccb3cb61c87d3bd77c36c35f10a5cbed63"
 _READERS: Final = Path(__file__).with_name("iceberg_readers")
@@ -70,10 +72,30 @@ def daprd(settings: Settings) -> Path:
     version = _version(DAPRD)
     with _building("Dapr's sidecar", settings, DAPRD) as (folder, environment):
         print(f"building Dapr's sidecar {version} (157 MB), once: 4 to 7 min with two cores …", flush=True)
-        answer = _run(["go", "mod", "download", "-json", f"{MODULE}@v{version}"], folder, environment)
-        with (folder / "go.sum").open("a") as sums:
-            sums.write((Path(json.loads(answer)["Dir"]) / "go.sum").read_text())
+        _pin(f"{MODULE}@v{version}", folder, environment)
     return target
+
+
+def helm(settings: Settings) -> Path:
+    """Return Helm, which is built if it does not exist.
+
+    Raises:
+        SetupError: it cannot be built; the message says what is missing.
+    """
+    target = place(settings, HELM)
+    if not target.is_file():
+        version = _version(HELM)
+        with _building("Helm", settings, HELM, f"{_HELM}/cmd/helm") as (folder, environment):
+            print(f"building Helm {version} (80 MB), once: 2 to 4 min with two cores …", flush=True)
+            _pin(f"{_HELM}@v{version}", folder, environment)
+    return target
+
+
+def _pin(module: str, folder: Path, environment: Mapping[str, str]) -> None:
+    """Pin what a module needs, as the module itself does."""
+    answer = _run(["go", "mod", "download", "-json", module], folder, environment)
+    with (folder / "go.sum").open("a") as sums:
+        sums.write((Path(json.loads(answer)["Dir"]) / "go.sum").read_text())
 
 
 def porcupine(settings: Settings) -> Path:
@@ -204,7 +226,9 @@ def _fetched(settings: Settings, artifact: str, sha256: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _building(what: str, settings: Settings, source: Path) -> Iterator[tuple[Path, Mapping[str, str]]]:
+def _building(
+    what: str, settings: Settings, source: Path, program: str = "."
+) -> Iterator[tuple[Path, Mapping[str, str]]]:
     """Let the block complete a copy of the source, in Go's environment; then build it."""
     environment, target = _go(), place(settings, source)
     home_of(settings).make()
@@ -212,7 +236,7 @@ def _building(what: str, settings: Settings, source: Path) -> Iterator[tuple[Pat
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{source.name}-") as work:
             folder = Path(shutil.copytree(source, Path(work) / "source"))
             yield folder, environment
-            build = ["go", "build", "-tags", "stablecomponents", "-o", str(Path(work) / "program"), "."]
+            build = ["go", "build", "-tags", "stablecomponents", "-o", str(Path(work) / "program"), program]
             _run(build, folder, environment)
             (Path(work) / "program").rename(target)
     except subprocess.CalledProcessError as error:
@@ -262,6 +286,7 @@ if __name__ == "__main__":
             sys.exit()
         print(porcupine(load_settings()))
         print(daprd(load_settings()))
+        print(helm(load_settings()))
         print(asyncapi(load_settings()))
         print(apicurio(load_settings()))
         print(*spark_jars(load_settings()))

@@ -1,0 +1,5 @@
+module helm
+
+go 1.24.0
+
+require helm.sh/helm/v3 v3.19.0
