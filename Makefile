@@ -28,8 +28,11 @@ SYSTEM := $(addprefix tests/,browser demo deploy fleet history local model)
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-archive ui fleet test test-system test-all collect test-fast coverage matrix interop chart model mutants soak thorough lint docs golden bench release clean
+.PHONY: hello demo demo-archive ui fleet test test-system test-all collect test-fast coverage matrix interop chart model mutants soak thorough lint docs golden bench release clean
 .DELETE_ON_ERROR:
+
+hello: $(VENV)/ready
+	@PATH="$(CURDIR)/$(BIN):$$PATH" outbox local run -- sh -c 'outbox migrate && python examples/hello.py'
 
 demo: $(VENV)/ready
 	@$(BIN)/python -m examples.airline $(if $(FLIGHTS),--flights $(FLIGHTS))
