@@ -32,7 +32,7 @@ from tests.interop.iceberg_readers import questions
 
 pytestmark = pytest.mark.slow
 
-_PROGRAMS: Final = Path(questions.__file__).parent
+PROGRAMS: Final = Path(questions.__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ def _plain(answers: list[Any]) -> list[Any]:
     ]
 
 
-def _run(engine: str, *arguments: str, asked: list[str] | None = None, **environment: str) -> str:
+def run(engine: str, *arguments: str, asked: list[str] | None = None, **environment: str) -> str:
     try:
-        python = build.environment(load_settings(), _PROGRAMS / f"{engine}.txt") / "bin" / "python"
+        python = build.environment(load_settings(), PROGRAMS / f"{engine}.txt") / "bin" / "python"
     except SetupError as error:
         pytest.fail(str(error), pytrace=False)
-    program = ASK_SPARK if engine == "spark" else next(_PROGRAMS.glob(f"*_{engine}.py"))
+    program = ASK_SPARK if engine == "spark" else next(PROGRAMS.glob(f"*_{engine}.py"))
     done = subprocess.run(
         [python, program, *arguments],
         input=json.dumps(asked),
@@ -98,7 +98,7 @@ def _run(engine: str, *arguments: str, asked: list[str] | None = None, **environ
 def test_libraries_read_all_rows(lake: Lake, tmp_path: Path, engine: str) -> None:
     """Guards against a table that another library reads otherwise than we do."""
     file = tmp_path / "rows.parquet"
-    _run(engine, lake.metadata, str(file), POLARS_ICEBERG_PLANNER="pyiceberg")
+    run(engine, lake.metadata, str(file), POLARS_ICEBERG_PLANNER="pyiceberg")
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute(
@@ -110,7 +110,7 @@ def test_libraries_read_all_rows(lake: Lake, tmp_path: Path, engine: str) -> Non
 
 def test_duckdb_answers(lake: Lake) -> None:
     """Guards against a table that DuckDB reads otherwise by its extension than by the names of files."""
-    answers = json.loads(_run("duckdb", lake.metadata, asked=questions.in_duckdb()))
+    answers = json.loads(run("duckdb", lake.metadata, asked=questions.in_duckdb()))
     assert _plain(answers) == lake.answers
 
 
@@ -131,7 +131,7 @@ def test_spark_answers(lake: Lake) -> None:
         pytest.fail(str(error), pytrace=False)
     given = psycopg.conninfo.conninfo_to_dict(lake.dsn)
     url = f"jdbc:postgresql://{given['host']}:{given['port']}/{given['dbname']}"
-    answers = _run(
+    answers = run(
         *("spark", ",".join(map(str, jars)), url, str(given["user"])),
         asked=[*questions.in_spark(), *_MAINTENANCE],
         PGPASSFILE=str(given["passfile"]),
@@ -152,7 +152,7 @@ def test_the_demo_asks_spark(lake: Lake, capsys: pytest.CaptureFixture[str]) -> 
     given = load_settings()
     try:
         build.spark_jars(given)
-        build.environment(given, _PROGRAMS / "spark.txt")
+        build.environment(given, PROGRAMS / "spark.txt")
     except SetupError as error:
         pytest.fail(str(error), pytrace=False)
     ask(Show(lake.settings, "", {"OUTBOX_ARCHIVE": lake.settings.archive}), lake.dsn, given)

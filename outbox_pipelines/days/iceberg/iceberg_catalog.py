@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from io import BytesIO
 from typing import Any, Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from pyiceberg.catalog import Catalog, load_catalog
+from pydantic import ValidationError
+from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type, load_catalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.typedef import EMPTY_DICT, Properties
 from pyiceberg.utils.config import Config
@@ -38,6 +41,7 @@ METADATA: Final = "_outbox/iceberg"
 _STORE: Final = "outbox.store"
 _READERS: Final = "outbox.readers"
 _CONNECT_SECONDS: Final = 10
+_ANSWER_SECONDS: Final = 60
 # Where a new table would be, if an outbox is there: engines would log in with rights to its schema.
 _OUTBOX_SCHEMA: Final = """
 SELECT schemaname FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'outbox_migrations'"""
@@ -69,8 +73,7 @@ def opened(settings: DaySettings, store: Store) -> Iterator[Catalog]:
     }
     with answering():
         if ICEBERG_NAME.fullmatch(given):
-            _require_configured(given)
-            catalog = load_catalog(given, **own)
+            catalog = _named(given, own)
         else:
             _require_own_schema(given)
             catalog = load_catalog(NAME, type="sql", uri=_url(given), **own)
@@ -93,8 +96,36 @@ def answering() -> Iterator[None]:
         ) from None
 
 
-def _require_configured(name: str) -> None:
-    """Raise `SetupError` if pyiceberg knows no catalog of this name; register its secrets."""
+def _named(name: str, own: Mapping[str, Any]) -> Catalog:
+    """Return the catalog that pyiceberg's configuration has by this name; raise `SetupError` without one."""
+    found = _configured(name)
+    kind = str(found.get("type") or "").lower() or infer_catalog_type(name, found)
+    if kind in ("rest", CatalogType.REST):
+        try:
+            return _RestCatalog(name, **{**found, **own})
+        except ValidationError:
+            raise SetupError(
+                f"{found['uri']} does not answer as a REST catalog (OUTBOX_ICEBERG={name}): correct the uri "
+                "in pyiceberg's configuration"
+            ) from None
+    return load_catalog(name, **own)
+
+
+class _RestCatalog(RestCatalog):
+    """A REST catalog whose requests end, and whose server does not choose how the archive is accessed."""
+
+    def _load_file_io(self, properties: Properties = EMPTY_DICT, location: str | None = None) -> FileIO:
+        return ArchiveIO(self.properties)
+
+    def _create_session(self) -> Any:
+        # pyiceberg's requests wait for an answer without a limit.
+        session = super()._create_session()
+        session.request = partial(session.request, timeout=(_CONNECT_SECONDS, _ANSWER_SECONDS))  # type: ignore[method-assign]
+        return session
+
+
+def _configured(name: str) -> dict[str, Any]:
+    """Return the catalog's configuration; register its secrets."""
     found = Config().get_catalog_config(name)
     if found is None:
         raise SetupError(
@@ -105,6 +136,7 @@ def _require_configured(name: str) -> None:
         if _SECRET.search(option):
             register(str(value))
         register_urls(str(value))
+    return found
 
 
 def _require_own_schema(dsn: str) -> None:
