@@ -271,7 +271,8 @@ class SubjectKeys:
             return found
         else:
             error = _refused(
-                f"with the key {key_id}, and was changed since, or is no JSON: correct its writer"
+                f"with the key {key_id}, and was changed since, is no JSON, or the key store has another key "
+                "there: correct its writer, or restore the row"
             )
         if is_strict:
             raise error

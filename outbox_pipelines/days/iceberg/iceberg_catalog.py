@@ -117,11 +117,10 @@ class _RestCatalog(RestCatalog):
     def _load_file_io(self, properties: Properties = EMPTY_DICT, location: str | None = None) -> FileIO:
         return ArchiveIO(self.properties)
 
-    def _create_session(self) -> Any:
-        # pyiceberg's requests wait for an answer without a limit.
-        session = super()._create_session()
-        session.request = partial(session.request, timeout=(_CONNECT_SECONDS, _ANSWER_SECONDS))  # type: ignore[method-assign]
-        return session
+    def _config_headers(self, session: Any) -> None:
+        # Before its first request, which may be for a token: pyiceberg's wait for an answer without a limit.
+        session.request = partial(session.request, timeout=(_CONNECT_SECONDS, _ANSWER_SECONDS))
+        super()._config_headers(session)
 
 
 def _configured(name: str) -> dict[str, Any]:
