@@ -8,13 +8,16 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import date
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin, is_typeddict
 
 import click
 import dagster as dg
@@ -25,6 +28,7 @@ from prometheus_client import CollectorRegistry
 from outbox_pipelines import errors
 from outbox_pipelines.catalog import avro_schemas
 from outbox_pipelines.cli.main import cli
+from outbox_pipelines.config.sections import SECTIONS
 from outbox_pipelines.consumer import prometheus as of_consumers
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.days.archive import manifest, store
@@ -35,12 +39,13 @@ from outbox_pipelines.protobuf import descriptors
 from outbox_pipelines.relay.kafka.message import Encoder, Headers, Schema, Value
 from outbox_pipelines.relay.parking.prober import dead_letter
 from outbox_pipelines.relay.telemetry import exporter
-from outbox_pipelines.settings import load_settings
+from outbox_pipelines.settings import Settings, load_settings, variable
 from outbox_pipelines.writer.bytes_payload import BytesPayload
 from tests.defs.conftest import EVERYTHING, OF_TABLE
 from tests.protobuf.shop import MESSAGE, descriptor_set
 
 FOLDER: Final = Path(__file__).parent
+_LISTED: Final = re.compile(r"^\.\. auto\w+:: ([\w.]+)\.(\w+)(?:\(\))?\n(   :members:.*\n)?", re.MULTILINE)
 
 
 def commands() -> Iterator[str]:
@@ -219,6 +224,46 @@ def archive() -> Iterator[str]:
     yield from _members("manifest", manifest.Manifest.model_json_schema())
 
 
+def python() -> Iterator[str]:
+    """What the API pages list, with names and defaults of parameters."""
+    for page in sorted((FOLDER.parents[1] / "docs").glob("api-*.md")):
+        for module, name, members in _LISTED.findall(page.read_text()):
+            found = getattr(import_module(module), name)
+            yield f"{module}.{name}{_parameters(found)}"
+            listed = re.findall(r"\w+", members.partition(":members:")[2])
+            if members and not listed:
+                fields_of_dict = [*found.__annotations__] if is_typeddict(found) else []
+                listed = fields_of_dict or [each for each in dir(found) if _is_listed(found, each)]
+            yield from (f"{module}.{name}.{each}{_parameters(getattr(found, each, None))}" for each in listed)
+
+
+def _is_listed(of: Any, name: str) -> bool:
+    """Whether Sphinx lists a method of a class; its fields are parameters."""
+    method = inspect.getattr_static(of, name)
+    ours = str(getattr(method, "__module__", "")).startswith("outbox_pipelines")
+    return not name.startswith("_") and ours and bool(method.__doc__)
+
+
+def _parameters(of: Any) -> str:
+    try:
+        found = inspect.signature(of)
+    except (TypeError, ValueError):
+        return ""
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in found.parameters.values()]
+    return str(inspect.Signature(bare, __validate_parameters__=False))
+
+
+def settings() -> Iterator[str]:
+    """Every setting with its section of the file, its values, and its default."""
+    for section, model in SECTIONS.items():
+        for name in model.model_fields:
+            field = Settings.model_fields[name]
+            kind = field.annotation
+            values = f" ({'|'.join(map(str, get_args(kind)))})" if get_origin(kind) is Literal else ""
+            yield f"{variable(name)}, [{section}] {name}{values}: {field.default!r}"
+
+
 PROMISES: Final[dict[str, Callable[[], Iterator[str]]]] = {
-    each.__name__: each for each in (archive, commands, dagster, exit_codes, messages, metrics, status)
+    each.__name__: each
+    for each in (archive, commands, dagster, exit_codes, messages, metrics, python, settings, status)
 }
