@@ -113,12 +113,14 @@ def describe(settings: OutboxSettings, name: str) -> Description:
         place = _find(connection, name)
         columns = pg_catalog.read_columns(connection, place.oid)
         known = known_tables.recognize(columns.values())
+        receiver = ""
         if known is None:
             states = _states(connection, place, list(columns.values()))
             guesses = guess(list(columns.values()), uses_status=states is not None)
         else:
             guesses = known_tables.entries(known, list(columns.values()))
-            _refuse(connection, place, known, guesses, columns)
+            _refuse(place, known, guesses)
+            receiver = _receiver(connection, place, known, columns)
             values = list(known.states.values())
             states = _States(known.states, values, is_closed=True) if known.states else None
         slots = [name for (name,) in connection.execute(existing_sql.SLOTS, {"oid": place.oid}).fetchall()]
@@ -130,6 +132,8 @@ def describe(settings: OutboxSettings, name: str) -> Description:
     if known is not None:
         file.say(f"Recognized as the table of {known.library}: stop its publisher before a relay starts, and")
         file.say("read docs/existing-tables.md#tables-of-other-libraries.")
+    if receiver:
+        file.say(receiver)
     # As it was asked for: without a schema it is the one of OUTBOX_SCHEMA, in each environment.
     file.line("[table]")
     file.entry("name", f"{place.schema}.{place.name}" if "." in name else place.name)
@@ -186,9 +190,7 @@ def _find(connection: Connection, name: str) -> Place:
     return place
 
 
-def _refuse(
-    connection: Connection, place: Place, known: KnownTable, guesses: Guesses, columns: dict[str, Column]
-) -> None:
+def _refuse(place: Place, known: KnownTable, guesses: Guesses) -> None:
     """Raise why the table of a library cannot be relayed as it is."""
     table = f"{place.spelled} is the table of {known.library}"
     if known.refusal:
@@ -198,14 +200,21 @@ def _refuse(
         if name not in guesses.columns:
             add = f"ALTER TABLE {place.spelled} ADD COLUMN {name} {definition}"
             raise SetupError(f"{table}, {reason}: {add}; then describe it again")
-    if known.one_of is not None:
-        receiver = next(each for each in columns.values() if normal(each.name) == known.one_of)
-        found = pg_catalog.occurring(connection, place, receiver)
-        if len(found) > 1:
-            raise SetupError(
-                f"{table}, with one row of an event for each {receiver.name} ({', '.join(found[:5])}), and "
-                f"a relay would publish and complete all: move those of one, {known_tables.PAGE}"
-            )
+
+
+def _receiver(connection: Connection, place: Place, known: KnownTable, columns: dict[str, Column]) -> str:
+    """Return a sentence about the one receiver for which the rows are, if an event has a row for each."""
+    if known.one_of is None:
+        return ""
+    (column,) = (each for each in columns.values() if normal(each.name) == known.one_of)
+    found = pg_catalog.occurring(connection, place, column)
+    each_row = f"one row of an event for each {column.name}"
+    if len(found) > 1:
+        raise SetupError(
+            f"{place.spelled} is the table of {known.library}, with {each_row} ({', '.join(found[:5])}), and "
+            f"a relay would publish and complete all: move those of one, {known_tables.PAGE}"
+        )
+    return f"It has {each_row}; found: {found[0] if found else 'none'}. The relay completes all of them."
 
 
 def _spellings(part: str) -> list[str]:

@@ -33,6 +33,8 @@ class Library:
     value: str = '{{"n": {n}}}'
     more: str = ""
     """The statement of a fourth event, `n` = 4, after the way back; its id is the last of `ids`."""
+    says: str = ""
+    """A part of its description."""
     back: str = ""
     """What must be done before the library publishes again."""
 
@@ -79,6 +81,7 @@ SPRING_2: Final = Library(
     "SELECT id::text FROM event_publication WHERE completion_date IS NULL AND status <> 'FAILED'",
     (_IDS[9], _IDS[1], _IDS[2]),
     {"id": _IDS[9], "event-type": "shop.Orders$Placed", "aggregate-type": "event"},
+    says="for each listener_id; found: o.s.m.EventExternalizer.externalize(java.lang.Object). The relay",
     more=_SPRING_ROW.format(rows=_SPRING_MORE, **_STATE),
 )
 SPRING_1: Final = Library(

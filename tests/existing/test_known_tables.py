@@ -43,6 +43,7 @@ def test_rows_of_a_library_are_published_once(library: Library, make_table: Make
         connection.execute(library.rows.encode())
         description = describe.describe(table.settings, library.table)
         assert f"the table of {library.name}:" in description.text
+        assert library.says in description.text
         table = table.described(description.text)
         assert (description.incomplete, _errors(table)) == ([], [])
         create_topic(table.outbox, 1, of=library.topic_of)

@@ -130,7 +130,10 @@ def _problems(facts: Facts, mapping: Mapping, our_schema: str) -> list[str]:
                 f"column {column.name} of {name} is generated, which a view cannot be: drop it first"
             )
     if columns["aggregate_id"] in (columns["id"], columns.get("seq")):
-        found.append(f"{columns['aggregate_id']} of {name} is id and aggregate_id: add a column aggregate_id")
+        found.append(
+            f"column {columns['aggregate_id']} of {name} is id and aggregate_id: map a column aggregate_id, "
+            "added if necessary"
+        )
     keys = columns.get("idempotency_key")
     if keys is not None and keys not in facts.indexed:
         found.append(

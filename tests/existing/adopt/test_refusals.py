@@ -118,6 +118,16 @@ def test_a_mapping_without_a_schema(make: Make) -> None:
     assert 'write name = "public.outbox"' in adopted.refuse("adopt", "plan", OUTBOX_TABLE=table)[1]
 
 
+@pytest.mark.extended
+def test_events_that_are_their_own_aggregates(make: Make) -> None:
+    """Guards against a traceback, where one column has two meanings."""
+    adopted = make(guides.A)
+    table = adopted.settings.table
+    table = {**table, "columns": {**table["columns"], "aggregate_id": "id"}}
+    words = "column id of public.outbox is id and aggregate_id: map a column aggregate_id"
+    assert words in adopted.refuse("adopt", "prepare", OUTBOX_TABLE=json.dumps(table))[1]
+
+
 def test_the_schema_of_the_table(make: Make) -> None:
     """Guards against two tables of one name."""
     adopted = make(guides.A)
