@@ -109,6 +109,12 @@ class EventType(BaseModel):
             raise ValueError("a topic name consists of 1 to 249 of the characters a-z A-Z 0-9 . _ -")
         return value
 
+    @field_validator("deliver_after", mode="before")
+    @classmethod
+    def _delay_names_its_unit(cls, value: object) -> object:
+        # pydantic takes a number, and true, for seconds.
+        return str(value) if isinstance(value, int | float) else value
+
     @model_validator(mode="after")
     def _has_an_id_in_each_payload(self) -> EventType:
         if self.aggregate_id is not None and self.aggregate_id not in (self.payload or {}).get(
@@ -277,6 +283,8 @@ def _one_line(error: ValidationError) -> str:
     """Return the first problem: its place and the fix."""
     problem = error.errors(include_url=False)[0]
     _, *place = problem["loc"] if problem["loc"][0] == "events" else ("", *problem["loc"])
+    # How pydantic marks that the name is wrong, not its value.
+    place = [each for each in place if each != "[key]"]
     if problem["type"] == "value_error" and not place:
         return problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error" and len(place) == 1:
