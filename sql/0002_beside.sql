@@ -127,7 +127,7 @@ CREATE TABLE outbox_released (
 -- (due, seq): there each is an ordinary event, with a new seq and the day of then. The columns of an event are those of
 -- its emit.
 CREATE TABLE outbox_delayed (
-    LIKE outbox INCLUDING DEFAULTS INCLUDING CONSTRAINTS,
+    LIKE outbox INCLUDING DEFAULTS,
     -- What its writer asked for; NULL: it only waits behind another event.
     deliver_after     timestamptz,
     -- From when on it is moved: not before the events of its aggregate that it waits for.

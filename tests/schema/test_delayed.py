@@ -96,8 +96,8 @@ def test_an_event_that_could_not_be_moved_is_refused_when_it_is_written(
         "SELECT outbox_emit('order', %s, %s, %s::jsonb, %s::jsonb, deliver_after => now() + interval '1 day')"
     )
     for given, refused in [
-        ((aggregate, "", "{}", None), "names_not_empty"),
-        ((aggregate, "e", "{}", "[]"), "headers_are_an_object"),
+        ((aggregate, "", "{}", None), "event_type is empty"),
+        ((aggregate, "e", "{}", "[]"), "headers of e are not an object"),
         ((aggregate, "e", f'"{"x" * 1_000_000}"', None), "more than 1000000"),
         ((aggregate, "e", "{}", '{"id": 1}'), "reserved names: id"),
     ]:

@@ -47,8 +47,8 @@ DRIFTS = {
         "ALTER SEQUENCE outbox_seq CACHE 10", "missing: sequence outbox_seq bigint increment 1 cache 1"
     ),
     "missing constraint": Drift(
-        "ALTER TABLE outbox DROP CONSTRAINT outbox_names_not_empty",
-        "missing: constraint outbox.outbox_names_not_empty",
+        "ALTER TABLE outbox_shards DROP CONSTRAINT outbox_shards_tick",
+        "missing: constraint outbox_shards.outbox_shards_tick",
     ),
     "missing index": Drift("DROP INDEX outbox_tx", "missing: index outbox_tx "),
     "extra index": Drift("CREATE INDEX outbox_mine ON outbox (event_type)", "unknown: index outbox_mine "),
@@ -60,8 +60,8 @@ DRIFTS = {
         "missing: trigger outbox.outbox_checked CREATE",
     ),
     "trigger for replicas only": Drift(
-        "ALTER TABLE outbox ENABLE REPLICA TRIGGER outbox_unique_key",
-        "missing: trigger outbox.outbox_unique_key CREATE",
+        "ALTER TABLE outbox ENABLE REPLICA TRIGGER outbox_unique_and_waiting",
+        "missing: trigger outbox.outbox_unique_and_waiting CREATE",
     ),
     "replaced function body": Drift(
         "CREATE OR REPLACE FUNCTION outbox_refuse_change() RETURNS trigger LANGUAGE plpgsql "
@@ -69,7 +69,8 @@ DRIFTS = {
         "missing: function outbox_refuse_change()",
     ),
     "function without a search_path": Drift(
-        "ALTER FUNCTION outbox_claim_key() RESET search_path", "missing: function outbox_claim_key()"
+        "ALTER FUNCTION outbox_claim_and_wait() RESET search_path",
+        "missing: function outbox_claim_and_wait()",
     ),
     "function with another search_path": Drift(
         "ALTER FUNCTION outbox_check_row() SET search_path = elsewhere, public",

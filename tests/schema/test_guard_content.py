@@ -16,14 +16,14 @@ LIMIT = 1_000_000
 @pytest.mark.parametrize("column", ["aggregate_type", "aggregate_id", "event_type", "idempotency_key"])
 def test_empty_names_are_refused(connection: Connection, column: str) -> None:
     """Guards against empty topics and keys; with '' as idempotency key all events but one are duplicates."""
-    with pytest.raises(psycopg.errors.CheckViolation, match="outbox_names_not_empty"):
+    with pytest.raises(psycopg.errors.CheckViolation, match=f"outbox: {column} is empty"):
         insert(connection, **{column: ""})
 
 
 @pytest.mark.parametrize("headers", [["a"], "a", 1, None])
 def test_headers_are_an_object(connection: Connection, headers: object) -> None:
     """Guards against headers without names, on which the relay would stop."""
-    with pytest.raises(psycopg.errors.CheckViolation, match="outbox_headers_are_an_object"):
+    with pytest.raises(psycopg.errors.CheckViolation, match="are not an object"):
         insert(connection, headers=Jsonb(headers))
 
 
@@ -178,7 +178,9 @@ def test_no_index_has_an_unbounded_text(connection: Connection) -> None:
     """Guards against a long value that PostgreSQL refuses in its own words."""
     found = connection.execute(
         "SELECT indexrelid::regclass::text, attname FROM pg_index JOIN pg_attribute ON attrelid = indexrelid"
-        " WHERE indrelid::regclass::text !~ '^(pg_|information_schema)' AND attlen < 0"
+        " JOIN pg_class c ON c.oid = indexrelid JOIN pg_am a ON a.oid = c.relam"
+        # A bloom filter has hashes.
+        " WHERE indrelid::regclass::text !~ '^(pg_|information_schema)' AND attlen < 0 AND amname <> 'brin'"
     ).fetchall()
     # Digests of manifests; the names of this package's migrations, and of roles, which have 63 bytes at most.
     assert sorted(found) == [

@@ -78,7 +78,7 @@ def test_ids_are_chosen_by_those_who_may(database: Database) -> None:
         "INSERT INTO outbox_keys (key, event_id) VALUES (outbox_key('k'), outbox_uuidv7())",
         "SELECT * FROM outbox_keys",
         "CREATE TEMPORARY TABLE mine (LIKE outbox); CREATE TRIGGER claim BEFORE INSERT ON mine FOR EACH ROW "
-        "EXECUTE FUNCTION outbox_claim_key()",
+        "EXECUTE FUNCTION outbox_claim_and_wait()",
     ],
 )
 def test_keys_cannot_be_claimed_without_an_event(database: Database, mallory: str, statement: str) -> None:
@@ -326,10 +326,10 @@ def test_an_owner_cannot_be_declared(database: Database, mallory: str) -> None:
 def test_drift_knows_who_may_call(database: Database) -> None:
     """Guards against a function with the owner's rights that is open to all, and a check that is silent."""
     assert database.outbox("migrate", "--check").exit_code == 0
-    database.rows("GRANT EXECUTE ON FUNCTION outbox_claim_key() TO PUBLIC")
+    database.rows("GRANT EXECUTE ON FUNCTION outbox_claim_and_wait() TO PUBLIC")
     done = database.outbox("migrate", "--check")
     assert done.exit_code == 1
-    assert "unknown: function outbox_claim_key may be called by every role" in done.output
+    assert "unknown: function outbox_claim_and_wait may be called by every role" in done.output
 
 
 def test_a_plain_insert_in_a_function_is_its_owners(database: Database, victim: str) -> None:

@@ -131,9 +131,9 @@ def test_nothing_is_an_answer(connection: Connection) -> None:
             [{"aggregate_type": "order", "aggregate_id": "1", "event_type": "e"}],
             "null value in column .payload",
         ),
-        ([event(aggregate_type="")], "outbox_names_not_empty"),
-        ([event(idempotency_key="")], "outbox_names_not_empty"),
-        ([event(headers=[])], "outbox_headers_are_an_object"),
+        ([event(aggregate_type="")], "aggregate_type is empty"),
+        ([event(idempotency_key="")], "idempotency_key is empty"),
+        ([event(headers=[])], "headers of e are not an object"),
         ([event(version="x")], "invalid input syntax for type integer"),
     ],
     ids=[

@@ -140,8 +140,7 @@ HISTORY: Final = """
 SELECT seq, id::text, created_at, event_type, event_data::text, headers::text, idempotency_key,
        correlation_id, causation_id, traceparent, version, status, processed_at, retry_count, last_error
 FROM outbox_events
-WHERE aggregate_type = %(aggregate_type)s AND aggregate_id = %(aggregate_id)s
-    AND hashtextextended(aggregate_id, 0) = hashtextextended(%(aggregate_id)s, 0)"""
+WHERE aggregate_type = %(aggregate_type)s AND aggregate_id = %(aggregate_id)s"""
 
 # What became of dead letters of dropped days: only columns that an analyst may read (0008_roles.sql).
 SINCE_ARCHIVED: Final = """
@@ -211,7 +210,7 @@ ALTER TABLE {leaf} ALTER COLUMN tx SET DEFAULT pg_current_xact_id();
 ALTER TABLE {leaf} ADD PRIMARY KEY (id, created_at);
 CREATE INDEX ON {leaf} (tx, seq, hashtextextended(aggregate_id, hashtext(aggregate_type)));
 CREATE INDEX ON {leaf} (seq, (hashtextextended(aggregate_id, hashtext(aggregate_type)) + 0));
-CREATE INDEX ON {leaf} (hashtextextended(aggregate_id, 0), seq)"""
+CREATE INDEX ON {leaf} USING brin (aggregate_id text_bloom_ops) WITH (pages_per_range = 32)"""
 # As before the drop: no insert, no change. With the CHECK, ATTACH does not scan the rows.
 ATTACH_RESTORED: Final = """
 CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {leaf} FOR EACH STATEMENT
