@@ -42,6 +42,7 @@ from benchmarks import (
     shard_reads,
     shards,
     starts,
+    storage,
     ticks,
     writers,
 )
@@ -66,6 +67,7 @@ PARTS: Final[dict[str, Callable[[Settings], list[Row]]]] = {
         commits,
         writers,
         guards,
+        storage,
         consumers,
         starts,
         archive,

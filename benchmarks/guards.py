@@ -2,8 +2,8 @@
 
 Invariants:
 - Each variant has a database and a session of its own; they take short turns, so that a drift affects all.
-- The kernel counts the time of the session's process, in which the INSERTs are repeated: the client, its round
-  trips and other processes are not included.
+- The kernel counts the time of the session's process, in which the INSERTs are repeated: the client, its
+  round trips and other processes are not included.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ VERSIONS: Final = "versions"
 _RELAY: Final = ("peers", "relay, at_least_once")
 _DEBEZIUM: Final = ("peers", "Debezium, tuned, JVM warm")
 _TEXTBOOK: Final = ("peers", "textbook publisher")
+_STORED: Final = ("storage", "200 bytes: the outbox")
 _RATE: Final = "events/s"
 _CPU: Final = "CPU-s per 100,000"
 _LOOP: Final = "a loop that records nothing"
@@ -72,6 +73,12 @@ QUOTES: Final = (
         "docs/scale.md",
         "handles {} single events, {} in shared transactions or {} in batches",
         ((*_ONE, _RATE), (*_SHARED, _RATE), (*_MANY, _RATE)),
+    ),
+    Quote("docs/maintenance.md", "- Table with indexes: {} MB per 1,000,000", ((*_STORED, "disk"),)),
+    Quote(
+        "docs/maintenance.md",
+        "- WAL: {} MB per 1,000,000 such events, up to {} MB with idempotency keys",
+        ((*_STORED, "WAL"), ("storage", "200 bytes: the outbox, with keys", "WAL")),
     ),
     Quote(
         "docs/polling-or-cdc.md",
