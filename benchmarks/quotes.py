@@ -77,7 +77,7 @@ QUOTES: Final = (
     Quote("docs/maintenance.md", "- Table with indexes: {} MB per 1,000,000", ((*_STORED, "disk"),)),
     Quote(
         "docs/maintenance.md",
-        "- WAL: {} MB per 1,000,000 such events, up to {} MB with idempotency keys",
+        "- WAL: {} MB per 1,000,000 of them, up to {} MB with idempotency keys",
         ((*_STORED, "WAL"), ("storage", "200 bytes: the outbox, with keys", "WAL")),
     ),
     Quote(

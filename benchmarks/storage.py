@@ -3,7 +3,7 @@
 Invariants:
 - Events are written into a filled table after a checkpoint, each in a transaction of its own: so an index
   without an order in time shows in the images of its pages.
-- The rows of the bare table are also marked as published, once.
+- The rows of the marked table, that of textbooks, are also marked as published, once.
 - Bytes are counted: another process on the machine changes no figure.
 """
 
@@ -34,7 +34,7 @@ SELECT 'order', (i % 20000)::text, 'order.placed', jsonb_build_object('number', 
 FROM generate_series({first}, {last}) i"""
 _COLUMNS: Final[LiteralString] = "aggregate_type, aggregate_id, event_type, payload"
 _WAYS: Final[dict[str, LiteralString]] = {
-    "a bare table": f"INSERT INTO textbook_outbox ({_COLUMNS}) {_EVENT}",
+    "a marked table": f"INSERT INTO textbook_outbox ({_COLUMNS}) {_EVENT}",
     "a message without a table": "SELECT pg_logical_emit_message(true, 'outbox', e::text) FROM ("
     f"{_EVENT}) AS e",
     "the outbox": f"INSERT INTO outbox ({_COLUMNS}) {_EVENT}",
@@ -73,9 +73,11 @@ def measure(servers: Settings) -> list[Row]:
     rows = []
     for size, words in _SIZES.items():
         found = {way: _written(servers, way, words) for way in _WAYS}
-        bare = found["a bare table"]
+        marked = found["a marked table"]
         for way, of in found.items():
-            rows.append(_row(f"{size}: {way}", of.wal, sum(of.images.values()), sum(of.disk.values()), bare))
+            rows.append(
+                _row(f"{size}: {way}", of.wal, sum(of.images.values()), sum(of.disk.values()), marked)
+            )
         ours = found["the outbox, with keys"]
         rows += [
             _row(
@@ -89,20 +91,20 @@ def measure(servers: Settings) -> list[Row]:
     return rows
 
 
-def _row(name: str, wal: float, images: float, disk: float, bare: _Bytes | None = None) -> Row:
+def _row(name: str, wal: float, images: float, disk: float, marked: _Bytes | None = None) -> Row:
     figures = (
         Figure(wal, "B", "WAL"),
         Figure(images, "B", "images of pages"),
         Figure(disk, "B", "disk"),
     )
-    if bare is None:
+    if marked is None:
         return Row(name, figures)
     return Row(
         name,
         figures,
         (
-            Ratio(wal / bare.wal, "a bare table", "WAL"),
-            Ratio(disk / sum(bare.disk.values()), "a bare table", "disk"),
+            Ratio(wal / marked.wal, "a marked table", "WAL"),
+            Ratio(disk / sum(marked.disk.values()), "a marked table", "disk"),
         ),
     )
 
@@ -119,7 +121,7 @@ def _written(servers: Settings, way: str, words: int) -> _Bytes:
         start = _position(session)
         for n in range(_FILLED + 1, _FILLED + _EVENTS + 1):
             session.execute(_statement(way, words, n, n))
-        if way == "a bare table":
+        if way == "a marked table":
             for n in range(_FILLED, _FILLED + _EVENTS, 100):
                 session.execute(_MARK, [n, n + 100])
         records, images = _wal(session, start)
