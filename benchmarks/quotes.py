@@ -74,10 +74,10 @@ QUOTES: Final = (
         "handles {} single events, {} in shared transactions or {} in batches",
         ((*_ONE, _RATE), (*_SHARED, _RATE), (*_MANY, _RATE)),
     ),
-    Quote("docs/maintenance.md", "- Table with indexes: {} MB per 1,000,000", ((*_STORED, "disk"),)),
+    Quote("docs/maintenance.md", "- Table: {} MB, of which indexes", ((*_STORED, "disk"),)),
     Quote(
         "docs/maintenance.md",
-        "- WAL: {} MB per 1,000,000 of them, up to {} MB with idempotency keys",
+        "- WAL: {} MB, with idempotency keys up to {} MB",
         ((*_STORED, "WAL"), ("storage", "200 bytes: the outbox, with keys", "WAL")),
     ),
     Quote(
