@@ -15,8 +15,9 @@ from tests.release.check import (
     check_committed,
     check_contents,
     check_installed,
-    check_made_again,
     check_page,
+    check_same,
+    make_again,
 )
 from tests.release.make import ROOT, archives, make, release_time
 
@@ -31,7 +32,7 @@ def main() -> int:
         check_contents(wheel, sources)
         check_page(wheel)
         with tempfile.TemporaryDirectory() as place:
-            check_made_again(dist, seconds, Path(place) / "again")
+            check_same(dist, make_again(dist, seconds, Path(place) / "again"))
             print(check_installed(wheel, Path(place) / "venv"))
     except (ReleaseError, subprocess.CalledProcessError) as error:
         print(f"release: {error}", file=sys.stderr)

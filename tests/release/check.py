@@ -52,14 +52,19 @@ def check_committed() -> None:
         raise ReleaseError(f"not committed: {changed.splitlines()[0]}")
 
 
-def check_made_again(made: Path, seconds: int, into: Path) -> None:
-    """Make the release from its source archive; raise `ReleaseError` where a file differs."""
+def make_again(made: Path, seconds: int, into: Path) -> Path:
+    """Unpack the source archive of a release and make the release from that; return the folder."""
     with tarfile.open(archives(made)[1]) as archive:
         archive.extractall(into, filter="data")
     [root] = into.iterdir()
     # Every build writes it, and would add this one too.
     (root / "PKG-INFO").unlink()
     make(root, again := into / "dist", seconds)
+    return again
+
+
+def check_same(made: Path, again: Path) -> None:
+    """Raise `ReleaseError` where a file of two releases differs, or only one has it."""
     names = {file.name for folder in (made, again) for file in folder.iterdir()} - {SUMS}
     _, different, missing = filecmp.cmpfiles(made, again, names, shallow=False)
     if different or missing:
