@@ -4,7 +4,8 @@ Several statements are one message: BEGIN and the first one, the last one and CO
 the first one of the next transaction, if it is known.
 
 Invariants:
-- A transaction that was begun behind a commit is used for that statement, or rolled back.
+- A transaction that was begun behind a commit is used for that statement, or rolled back. If the server has
+  sent something since, it may have ended the session: a handler must not be the first to notice that.
 - A message of several statements has no parameters: the first statement is prepared under a name of SQL, and
   executed with literals that libpq quotes.
 - If the session has lost the prepared statement (DEALLOCATE, a pooler), nothing was done: the transaction is
@@ -17,6 +18,7 @@ import functools
 import hashlib
 import inspect
 import re
+import select
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
@@ -145,6 +147,9 @@ class Connections(Listening):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
+        if self._begun is not None and not self._connection.closed and _has_news(self._connection):
+            self._begun = None
+            await self._roll_back(self._connection)
         if self._connection is None or self._connection.closed:
             opened = self._connect()
             if self._kind is psycopg.AsyncConnection:
@@ -299,6 +304,14 @@ class FirstStatement:
     def rolled_back(self) -> None:
         """psycopg removes prepared statements at a rollback."""
         self._prepared.clear()
+
+
+def _has_news(connection: _AnyConnection) -> bool:
+    """Return whether the server has sent or ended something that is not read yet."""
+    # Not by `select.select`, which refuses the numbers of sockets in a process with many.
+    news = select.poll()
+    news.register(connection.pgconn.socket, select.POLLIN)
+    return bool(news.poll(0))
 
 
 async def _send(connection: _AnyConnection, message: bytes) -> list[pq.abc.PGresult]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,6 +107,33 @@ def test_a_commit_without_an_answer_is_found(place: Place, way: dict[str, Any]) 
     assert (place.effects(), place.inbox()) == (8, {})
     assert counts.handled + counts.duplicates == 8
     assert counts.duplicates > 0
+
+
+class Cutter:
+    """A cache that knows nothing; after each event it cuts the connection to the database."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self.cuts = 0
+
+    def known(self, source: str, ids: object) -> set[uuid.UUID]:
+        return set()
+
+    def remember(self, source: str, ids: object) -> None:
+        self.cuts += self._proxy.cut()
+
+
+def test_a_connection_lost_between_two_events_costs_no_attempt(place: Place) -> None:
+    """Guards against a dead letter of an event that was recorded in one message with the commit before it."""
+    place.load(4, keys=1)
+    with Proxy(int(psycopg.conninfo.conninfo_to_dict(place.dsn)["port"] or 0)) as proxy:
+        there = psycopg.conninfo.make_conninfo(place.dsn, host="127.0.0.1", port=proxy.port)
+        cutter = Cutter(proxy)
+        consumer = place.consumer(connect=lambda: psycopg.connect(there), max_attempts=1, cache=cutter)
+        with running(consumer) as run:
+            wait_until(lambda: place.effects() == 4, what="all effects")
+            assert run.end() == Counts(handled=4)
+    assert (place.inbox(), cutter.cuts) == ({}, 4)
 
 
 def test_a_message_of_the_inbox_has_all_its_attempts(place: Place, lock: Lock) -> None:
