@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from outbox_pipelines.consumer.inbox import Backlog
     from outbox_pipelines.consumer.loading import AnyConsumer
     from outbox_pipelines.relay.kinds import Store
+
+_MOST_PAUSED: Final = 20
 
 
 @click.group()
@@ -74,7 +76,7 @@ def prune_rows(settings: Settings, days: int, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def status(settings: Settings, name: str | None, as_json: bool) -> None:
-    """Show the backlog and the dead letters of the inboxes.
+    """Show the backlog, the paused handlers and the dead letters of the inboxes.
 
     With MODULE:NAME, show this consumer's inbox in its own database, its lag in Kafka, and the event types of
     the newest messages. Warns about handlers whose event type does not occur.
@@ -124,6 +126,16 @@ def _show_inbox(backlog: Backlog) -> None:
     age = "" if backlog.oldest_seconds is None else f", oldest {backlog.oldest_seconds:,.0f} s"
     dead = counted(backlog.dead_letters, "dead letter")
     click.echo(plain(f"{backlog.source}: {backlog.waiting:,} waiting{age}; {dead}"))
+    for each in backlog.paused[:_MOST_PAUSED]:
+        event_type = short(each.event_type or "(no event)")
+        click.echo(
+            plain(
+                f"  the handler of {event_type} is paused for {each.seconds:,.0f} s, next try in "
+                f"{each.next_seconds:,.0f} s: {each.error or 'the first try has not ended'}"
+            )
+        )
+    if (more := len(backlog.paused) - _MOST_PAUSED) > 0:
+        click.echo(f"  {counted(more, 'other handler')} paused")
 
 
 def _at_work(command: Command) -> Command:

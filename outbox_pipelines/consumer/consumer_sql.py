@@ -127,11 +127,11 @@ WITH it AS MATERIALIZED (
     ON CONFLICT DO NOTHING RETURNING event_id
 ), once AS (SELECT DISTINCT ON (id) it.* FROM it JOIN new ON event_id = id ORDER BY id, nth)
 INSERT INTO inbox (message_id, source, topic, partition, "offset", key, event_type, message_key, payload,
-    headers, sent_at, state, attempts, next_attempt_at, last_error)
+    headers, sent_at, state, attempts, next_attempt_at, last_error, paused_since)
 SELECT kept_id, %(source)s, topic, partition, place, key, type, message_key, payload,
     CAST(headers AS json), sent_at, %(state)s, CAST(%(attempts)s AS int),
     now() + make_interval(secs => CAST(%(seconds)s AS float8)),
-    CAST(%(error)s AS text)
+    CAST(%(error)s AS text), CASE WHEN CAST(%(paused)s AS bool) THEN now() END
 FROM once ORDER BY nth
 RETURNING seq, CAST(message_id AS text)"""
 
@@ -161,10 +161,13 @@ SELECT seq, attempts, event_type FROM (
     ORDER BY later.seq LIMIT 1) AS first
 WHERE next_attempt_at <= now()"""
 
+# Stands until the attempt has ended otherwise.
+ENDED: Final = "the process ended while it handled the message"
+
 # Committed before the handler begins: an attempt that crashes the process is counted. No other process takes
 # the message until its next attempt is due.
 CLAIM: Final = f"""
-UPDATE inbox SET attempts = attempts + 1, last_error = %(error)s,
+UPDATE inbox SET attempts = attempts + 1, last_error = '{ENDED}',
     next_attempt_at = now() + make_interval(secs => CAST(%(seconds)s AS float8))
 WHERE seq = (
     SELECT seq FROM inbox AS it
@@ -176,8 +179,10 @@ RETURNING topic, partition, "offset", message_key, payload, CAST(headers AS text
     CAST(message_id AS text)"""
 
 # For the copy of a dead letter whose last attempt is over: no process has the message, and it is due again.
-READ: Final = """
-SELECT last_error, topic, partition, "offset", message_key, payload, CAST(headers AS text), sent_at FROM inbox
+READ: Final = f"""
+SELECT coalesce(last_error, '{ENDED}'), topic, partition, "offset", message_key, payload,
+    CAST(headers AS text), sent_at
+FROM inbox
 WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting' AND next_attempt_at <= now()
     AND attempts = CAST(%(attempts)s AS int)
 FOR UPDATE SKIP LOCKED"""
@@ -208,14 +213,15 @@ IS_SAME: Final = """
 SELECT content IS NOT DISTINCT FROM CAST(%(content)s AS uuid) FROM processed_events
 WHERE event_id = CAST(%(id)s AS uuid) AND source = %(source)s AND bucket = CAST(%(bucket)s AS smallint)"""
 
-# An outage: take back the attempts that were counted since the handler's last success.
+# An outage: take back the attempts that were counted since the handler's last success, and their long waits.
 TAKE_BACK: Final = """
-UPDATE inbox SET attempts = greatest(attempts - 1, 0)
+UPDATE inbox SET attempts = greatest(attempts - 1, 0),
+    next_attempt_at = least(next_attempt_at, now() + make_interval(secs => CAST(%(seconds)s AS float8)))
 WHERE seq = ANY (CAST(%(seqs)s AS bigint[])) AND state = 'waiting'"""
 
 # Their handler succeeded again.
 HURRY: Final = """
-UPDATE inbox SET next_attempt_at = now()
+UPDATE inbox SET next_attempt_at = now(), paused_since = NULL
 WHERE seq = ANY (CAST(%(seqs)s AS bigint[])) AND state = 'waiting'"""
 
 # Settled by its handler's own commit, and failed afterwards. That commit recorded the id that it has now: a
@@ -229,7 +235,8 @@ WHERE seq = CAST(%(seq)s AS bigint) AND state = 'processed'"""
 # our result replaces another process's assumption of a crash. If its answer is lost, it can run again.
 MISSED: Final = """
 UPDATE inbox SET state = %(state)s, last_error = %(error)s, attempts = attempts - CAST(%(back)s AS int),
-    next_attempt_at = now() + make_interval(secs => CAST(%(seconds)s AS float8))
+    next_attempt_at = now() + make_interval(secs => CAST(%(seconds)s AS float8)),
+    paused_since = CASE CAST(%(back)s AS int) WHEN 1 THEN coalesce(paused_since, now()) END
 WHERE seq = (
     SELECT seq FROM inbox WHERE seq = CAST(%(seq)s AS bigint) AND state IN ('waiting', 'failed')
         AND attempts = CAST(%(attempts)s AS int)
@@ -320,14 +327,23 @@ ON CONFLICT ({unique}) {conflict} RETURNING CAST(theirs.{column} AS text)"""
 DEDUPE_INBOX: Final = "DO UPDATE SET {mark} = now() WHERE theirs.{mark} IS NULL"
 
 
-# How far a source's inbox is behind; the count ends at a cap, since the age says more from there on.
-STATUS: Final = """
+# How far a source's inbox is behind; the count ends at a cap, since the age says more from there on. A paused
+# handler is tried with one message at a time: the latest of their times is that of its next try.
+STATUS: Final = f"""
 SELECT source,
     (SELECT count(*) FROM (SELECT FROM inbox AS it WHERE it.source = sources.source AND state = 'waiting'
         AND state IN ('waiting', 'failed') LIMIT 100000) AS capped) AS waiting,
     (SELECT count(*) FROM inbox AS it WHERE it.source = sources.source AND state = 'failed') AS dead_letters,
     (SELECT extract(epoch FROM now() - min(received_at)) FROM inbox AS it
-        WHERE it.source = sources.source AND state = 'waiting') AS oldest_seconds
+        WHERE it.source = sources.source AND state = 'waiting') AS oldest_seconds,
+    (SELECT CAST(coalesce(json_agg(json_build_array(event_type, extract(epoch FROM now() - since),
+            greatest(extract(epoch FROM next_try - now()), 0), error) ORDER BY since), '[]') AS text)
+        FROM (SELECT event_type, min(paused_since) AS since,
+                max(next_attempt_at) FILTER (WHERE is_over) AS next_try,
+                (array_agg(last_error ORDER BY next_attempt_at DESC) FILTER (WHERE is_over))[1] AS error
+            FROM inbox AS it CROSS JOIN LATERAL (SELECT last_error <> '{ENDED}' AS is_over) AS try
+            WHERE it.source = sources.source AND state = 'waiting' AND paused_since IS NOT NULL
+            GROUP BY event_type) AS handlers) AS paused
 FROM (SELECT DISTINCT source FROM inbox WHERE state IN ('waiting', 'failed')) AS sources ORDER BY source"""
 
 # The selected dead letters; a condition that is not given is NULL.

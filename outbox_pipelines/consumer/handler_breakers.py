@@ -185,20 +185,17 @@ class Breakers:
             return False
         return not self.of(handler).may_call(time.monotonic())
 
+    def pause(self, handler: Handler | None) -> float:
+        """Return the seconds after which a handler is tried again that is paused."""
+        return _LONGEST_PAUSE if handler is None else self.of(handler).pause
+
     async def heads(self) -> list[Waiting]:
         """Return due messages of the inbox whose handlers are not paused."""
         if not self._of:
             return await self.inbox.heads()
         named = self.handlers.types
         held = [each for each in named if self.is_paused(self.handlers.handler(each))]
-        heads = await self.inbox.heads(held, named, other_held=self.is_paused(self.handlers.other))
-        there = {id(self.handlers.handler(each.event_type)) for each in heads}
-        now = time.monotonic()
-        for of, breaker in self._of.items():
-            if breaker.is_open and breaker.may_call(now) and of not in there:
-                # Each of its events was tried: start again with the first one.
-                await self.inbox.hurry([each for each in breaker.blamed.values() if each is not None])
-        return heads
+        return await self.inbox.heads(held, named, other_held=self.is_paused(self.handlers.other))
 
     async def judge(self, item: Item, error: Exception, attempts: int, seq: int | None = None) -> Policy:
         """Return what a failure means for the event.
@@ -237,7 +234,7 @@ class Breakers:
                 breaker.pause,
             )
             if before:
-                await self.retry.run(lambda: self.inbox.take_back(before))
+                await self.retry.run(lambda: self.inbox.take_back(before, breaker.pause))
         return "outage" if breaker.is_open else policy
 
     async def succeeded(self, handler: Handler | None) -> None:

@@ -24,8 +24,19 @@ from outbox_pipelines.consumer.kafka_messages import headers_of, sent_at
 
 LONGEST_SECONDS: Final = 300.0
 HEADS_AT_ONCE: Final = 100
-# Stands until the attempt has ended otherwise.
-ENDED: Final = "the process ended while it handled the message"
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """An event type whose handler is paused, as far as the attempts at waiting messages tell."""
+
+    event_type: str
+    seconds: float
+    """For how long."""
+    next_seconds: float
+    """Until the next try, at the latest."""
+    error: str | None
+    """Of the last try that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +49,14 @@ class Backlog:
     dead_letters: int
     oldest_seconds: float | None
     """The age of the oldest waiting message."""
+    paused: tuple[Paused, ...] = ()
+    """The handler that has been paused longest comes first."""
 
     @staticmethod
-    def of(source: str, waiting: int, dead_letters: int, seconds: Any) -> Backlog:
-        return Backlog(source, waiting, dead_letters, None if seconds is None else float(seconds))
+    def of(source: str, waiting: int, dead_letters: int, seconds: Any, paused: str) -> Backlog:
+        age = None if seconds is None else float(seconds)
+        handlers = tuple(Paused(*each) for each in json.loads(paused))
+        return Backlog(source, waiting, dead_letters, age, handlers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +151,13 @@ class Inbox:
         attempts: int = 0,
         error: str | None = None,
         dead: bool = False,
+        pause: float | None = None,
     ) -> dict[UUID, int]:
-        """Put in what is new, in one transaction; return where the new messages are."""
+        """Put in what is new, in one transaction; return where the new messages are.
+
+        Args:
+            pause: seconds until their paused handler is tried again; None: it is not paused.
+        """
         messages = [each.message for each in arrivals]
         given = {
             **self._same,
@@ -155,8 +175,9 @@ class Inbox:
             "kept_ids": [str(each.kept_id or each.message_id) for each in arrivals],
             "state": "failed" if dead else "waiting",
             "attempts": attempts,
-            "seconds": self.seconds(attempts) if attempts else 0.0,
+            "seconds": self.seconds(attempts) if attempts else pause or 0.0,
             "error": error,
+            "paused": pause is not None,
         }
         async with self._database.transaction() as transaction:
             rows = await self._database.rows(transaction, queries.RECEIVE, given)
@@ -194,7 +215,6 @@ class Inbox:
             "seq": waiting.seq,
             "attempts": waiting.attempts,
             "seconds": self.seconds(waiting.attempts + 1),
-            "error": ENDED,
         }
         rows = await self._read(queries.CLAIM, given)
         if not rows:
@@ -207,7 +227,7 @@ class Inbox:
         if not rows:
             return None
         error, *row = rows[0]
-        return _stored(row), error or ENDED
+        return _stored(row), error
 
     async def finish(self, transaction: Any, seq: int, attempts: int) -> str:
         """Settle a message in the transaction in which its handler then runs.
@@ -229,27 +249,33 @@ class Inbox:
         """
         await self._read(queries.SPOILT, {"seq": seq, "id": message_id, "error": error})
 
-    async def take_back(self, seqs: Sequence[int]) -> None:
-        """Take back attempts that were counted before an outage was detected."""
-        await self._read(queries.TAKE_BACK, {"seqs": list(seqs)})
+    async def take_back(self, seqs: Sequence[int], pause: float) -> None:
+        """Take back attempts that were counted before an outage was detected.
+
+        Args:
+            pause: seconds until the handler is tried again.
+        """
+        await self._read(queries.TAKE_BACK, {"seqs": list(seqs), "seconds": pause})
 
     async def hurry(self, seqs: Sequence[int]) -> None:
         """Make messages due immediately."""
         await self._read(queries.HURRY, {"seqs": list(seqs)})
 
-    async def missed(self, seq: int, attempts: int, error: str, *, dead: bool, counts: bool = True) -> None:
+    async def missed(
+        self, seq: int, attempts: int, error: str, *, dead: bool, pause: float | None = None
+    ) -> None:
         """Record a failed attempt; schedule another, or make the message a dead letter.
 
         Args:
-            counts: whether the attempt counts; if not (an outage), other messages are tried first.
+            pause: seconds until the paused handler is tried again; the attempt does not count then.
         """
         given = {
-            "back": 0 if counts else 1,
+            "back": 0 if pause is None else 1,
             "seq": seq,
             "attempts": attempts,
             "state": "failed" if dead else "waiting",
             "error": error,
-            "seconds": self.seconds(attempts) if counts else LONGEST_SECONDS,
+            "seconds": self.seconds(attempts) if pause is None else pause,
         }
         await self._read(queries.MISSED, given)
 

@@ -107,13 +107,15 @@ class Settlement:
         policy = await self.breakers.judge(item, error, 1)
         last = policy == "dead_letter" or (policy == "retry" and self.plan.max_attempts <= 1)
         dead = last and self._has_copy(item.message, 1, text)
-        where = await self.receive([item], attempts=0 if policy == "outage" else 1, error=text, dead=dead)
+        pause = self.breakers.pause(item.handler) if policy == "outage" else None
+        attempts = 1 if pause is None else 0
+        where = await self.receive([item], attempts=attempts, error=text, dead=dead, pause=pause)
         if not where:
             await self.duplicates([item])
             return
         if policy != "dead_letter" and item.handler is not None:
             self.breakers.of(item.handler).blamed[item.message_id] = where[item.message_id]
-        self._failed(str(item.event), text, 1, dead=dead)
+        self._failed(str(item.event), text, attempts, dead=dead)
         self.counts.received += 1
 
     async def spoil(self, item: Item, error: Exception) -> None:
@@ -132,10 +134,11 @@ class Settlement:
         text = error_text(error)
         policy = await self.breakers.judge(item, error, attempts, seq)
         last = attempts >= self.plan.max_attempts or policy == "dead_letter"
-        dead = last and policy != "outage" and self._has_copy(item.message, attempts, text)
-        counts = policy != "outage"
-        await self.retry.run(lambda: self.inbox.missed(seq, attempts, text, dead=dead, counts=counts))
-        self._failed(f"the message {seq} of the inbox", text, attempts, dead=dead)
+        pause = self.breakers.pause(item.handler) if policy == "outage" else None
+        dead = last and pause is None and self._has_copy(item.message, attempts, text)
+        await self.retry.run(lambda: self.inbox.missed(seq, attempts, text, dead=dead, pause=pause))
+        counted = attempts if pause is None else 0
+        self._failed(f"the message {seq} of the inbox", text, counted, dead=dead)
 
     async def spoil_stored(self, seq: int, attempts: int, item: Item, error: Exception) -> None:
         """As `spoil`, of a message of the inbox."""
@@ -152,7 +155,8 @@ class Settlement:
         message, error = found
         dead = self._has_copy(message, attempts, error)
         await self.retry.run(lambda: self.inbox.missed(seq, attempts, error, dead=dead))
-        self._failed(f"the message {seq} of the inbox", error, attempts, dead=dead)
+        if dead:
+            self._failed(f"the message {seq} of the inbox", error, attempts, dead=True)
 
     def _has_copy(self, message: Any, attempts: int, error: str) -> bool:
         """Return whether a message can become a dead letter: its copy, if configured, is sent."""
@@ -171,8 +175,10 @@ class Settlement:
         self.counts.dead_letters += dead
         if dead:
             _LOG.error("%s is a dead letter after %d attempts: %s", what, attempts, error)
-        else:
+        elif attempts:
             _LOG.warning("%s was not handled in attempt %d: %s", what, attempts, error)
+        else:
+            _LOG.warning("%s was not handled, and no attempt counts: %s", what, error)
 
 
 def not_among(items: Sequence[Item], where: Mapping[uuid.UUID, int]) -> list[Item]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _CONSUMER = "outbox/consumer"
 # A message that has waited for longer than all of its attempts take is late.
 _LATE_SECONDS = 900.0
+_MOST_PAUSED = 5
 
 _INBOX: Final = """\
 Events that consumers have received and not yet handled: events of slow handlers, and those
@@ -173,6 +174,7 @@ def _verdict(backlogs: list["Backlog"]) -> dict[str, Any]:
         f"{each.source}: {each.waiting:,} waiting"
         + (f" for up to {each.oldest_seconds:,.0f} s" if each.oldest_seconds is not None else "")
         + (f", {counted(each.dead_letters, 'dead letter')}" if each.dead_letters else "")
+        + "".join(f", paused: {it.event_type} ({it.error})" for it in each.paused[:_MOST_PAUSED])
         for each in backlogs
     ]
     return {

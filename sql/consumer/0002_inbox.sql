@@ -32,6 +32,7 @@ BEGIN
         attempts int NOT NULL DEFAULT 0, -- begun, so that one that ends the process counts too
         next_attempt_at timestamptz NOT NULL DEFAULT now(),
         last_error text,
+        paused_since timestamptz, -- its handler was paused at its last attempt, which does not count, since then
         processed_at timestamptz -- or discarded
     );
     -- Whether a key is free, and the first message of each key; empty as long as no handler fails. Not the key itself:

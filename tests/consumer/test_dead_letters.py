@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import Event
+from outbox_pipelines.consumer import consumer_sql as queries
 from tests.conftest import either, wait_until
 from tests.consumer.place import Place, at_work, effect, running, uuid7
 from tests.schema.servers import Database
@@ -182,6 +183,17 @@ def test_status_tells_the_backlog(place: Place, operator: Database) -> None:
     assert re.fullmatch(r"billing: 3 waiting, oldest (9|1\d)\d s; 1 dead letter\n", told.output)
     [inbox] = json.loads(operator.outbox("consumer", "status", "--json").output)["inboxes"]
     assert (inbox["source"], inbox["waiting"], inbox["dead_letters"]) == ("billing", 3, 1)
+    assert inbox["paused"] == []
+    paused = (
+        "UPDATE inbox SET paused_since = now() - interval '300 s', last_error = %s, "
+        "next_attempt_at = now() + make_interval(secs => %s) WHERE seq = %s"
+    )
+    place.rows(paused, "OutageError: tax", 20, 1)
+    # What is being tried: its row says what would have to be said if the process ended.
+    place.rows(paused, queries.ENDED, 300, 3)
+    shown = operator.outbox("consumer", "status").output
+    says = r"\n  the handler of order.placed is paused for 3\d\d s, next try in (20|1\d) s: OutageError: tax"
+    assert re.search(says, shown), shown
 
 
 def test_without_tables_it_says_how_to_make_them(place: Place, operator: Database) -> None:

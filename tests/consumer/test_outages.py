@@ -116,7 +116,8 @@ def test_events_that_are_to_blame_do_not_hold_the_others(place: Place) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("how", either("said", "by its class"))
-def test_an_outage_that_is_reported(place: Place, how: str) -> None:
+def test_an_outage_that_is_reported(place: Place, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against a pause that `outbox consumer status` hides, and a log of attempts that do not count."""
     place.load(3, keys=3)
     handler = Dependent(error=OutageError if how == "said" else ConnectionResetError)
     consumer = place.bare(max_attempts=1, on_error={ConnectionError: "outage"})
@@ -124,9 +125,17 @@ def test_an_outage_that_is_reported(place: Place, how: str) -> None:
     with running(consumer) as run:
         wait_until(lambda: place.uncommitted() == 0 and len(handler.tried) >= 4, what="some tries")
         assert place.inbox() == {"waiting": 3}
+        [paused] = consumer.backlog()[0].paused
+        assert (paused.event_type, paused.error) == ("order.placed", f"{handler.error.__name__}: 503")
+        # Since the first try, and until the next one: that is not the five minutes of an attempt that counts.
+        assert paused.seconds > 0
+        assert paused.next_seconds <= 0.1
         handler.healed = True
         wait_until(lambda: place.effects() == 3, what="all effects")
+        assert consumer.backlog()[0].paused == ()
         assert run.end().dead_letters == 0
+    assert "no attempt counts" in caplog.text
+    assert "in attempt" not in caplog.text
 
 
 def test_what_is_not_worth_another_attempt_is_dead_at_once(place: Place) -> None:

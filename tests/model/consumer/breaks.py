@@ -317,14 +317,14 @@ BREAKS: Final[dict[str, Break]] = {
         "an attempt counts although the handler's service was unavailable",
         *("consumer-outage", "blame"),
         *(Settlement, "fail_stored"),
-        'counts = policy != "outage"',
-        "counts = True",
+        "text, dead=dead, pause=pause)",
+        "text, dead=dead)",
     ),
     "an outage kills": _one(
         "the last attempt makes a dead letter although the handler's service was unavailable",
         *("consumer-outage", "blame"),
         *(Settlement, "fail_stored"),
-        'last and policy != "outage" and self._has_copy',
+        "last and pause is None and self._has_copy",
         "last and self._has_copy",
     ),
     "held events are passed over": _one(

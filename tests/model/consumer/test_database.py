@@ -140,10 +140,11 @@ class Real:
         return bool(drive(self.inbox.finish(self.connection, seq, begun)))
 
     def _missed(self, seq: int, begun: int, is_dead: bool, counts: bool) -> None:
-        drive(self.inbox.missed(seq, begun, "an error", dead=is_dead, counts=counts))
+        pause = None if counts else 30.0
+        drive(self.inbox.missed(seq, begun, "an error", dead=is_dead, pause=pause))
 
     def _take_back(self, seqs: tuple[int, ...]) -> None:
-        drive(self.inbox.take_back(seqs))
+        drive(self.inbox.take_back(seqs, 30.0))
 
     def _hurry(self, seqs: tuple[int, ...]) -> None:
         drive(self.inbox.hurry(seqs))
