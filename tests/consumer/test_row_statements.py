@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final
@@ -106,7 +107,7 @@ def test_which_message_an_attempt_is_about(
     rows.put(more, {"seq": 9, "key": "b"})
     with rows.connection.transaction(force_rollback=True):
         found = rows.changed(queries.CLAIM, **_OURS)
-        assert found == ({1: ("waiting", 3, "after", 60, False, UUID(int=1))} if claims else {})
+        assert found == ({1: ("waiting", 3, queries.ENDED, 60, False, UUID(int=1))} if claims else {})
     with rows.connection.transaction(force_rollback=True):
         assert len(rows(queries.READ, **_OURS)) == reads
     with rows.connection.transaction(force_rollback=True):
@@ -185,6 +186,7 @@ def test_messages_that_are_received(rows: _Rows) -> None:
         **{"headers": ["[]"] * 3, "sent_at": ["2026-03-01Z"] * 3, "contents": [""] * 3},
     }
     given = {"source": "billing", "state": "waiting", "attempts": 1, "seconds": 60, "error": "why"}
+    given["paused"] = False
     found = rows(queries.RECEIVE, **many, **given)
     assert [name for _, name in sorted(found)] == [str(UUID(int=9)), str(UUID(int=8))]
     shown = rows(
@@ -192,11 +194,13 @@ def test_messages_that_are_received(rows: _Rows) -> None:
         "FROM inbox ORDER BY seq"
     )
     assert shown == [(5, 60, 1, "why"), (6, 60, 1, "why")]
+    assert rows("SELECT count(paused_since) FROM inbox") == [(0,)]
     assert rows(queries.RECEIVE, **many, **given) == []
     # One of them is new.
     ids = [UUID(int=n) for n in (8, 9, 6)]
-    found = rows(queries.RECEIVE, **many | {"ids": ids, "kept_ids": ids}, **given)
+    found = rows(queries.RECEIVE, **many | {"ids": ids, "kept_ids": ids}, **given | {"paused": True})
     assert [name for _, name in found] == [str(UUID(int=6))]
+    assert rows("SELECT count(paused_since) FROM inbox") == [(1,)]
     order = rows("SELECT right(event_id::text, 1) FROM processed_events_other ORDER BY ctid")
     assert order == [("8",), ("9",), ("6",)]
     one = {"id": UUID(int=7), "source": "billing", "bucket": -1, "content": None}
@@ -225,14 +229,20 @@ def test_the_mark_of_a_handler_ends_with_its_transaction(rows: _Rows) -> None:
 
 
 def test_attempts_that_are_taken_back(rows: _Rows) -> None:
-    """Guards against an outage that counts, and a dead letter that is tried again."""
+    """Guards against an outage that counts or waits long, and a dead letter that is tried again."""
     rows.put(*({"seq": n, "state": state} for n, state in enumerate(_STATES, 1)), {"seq": 5, "attempts": 0})
-    given = {"seqs": [1, 2, 3, 4, 5]}
+    given: dict[str, Any] = {"seqs": [1, 2, 3, 4, 5]}
     rows.put({"seq": 7})
-    assert {seq: row[1] for seq, row in rows.changed(queries.TAKE_BACK, **given).items()} == {1: 1}
-    rows.connection.execute("UPDATE inbox SET next_attempt_at = now() + interval '1 hour'")
+    taken = rows.changed(queries.TAKE_BACK, **given, seconds=60)
+    assert {seq: (row[1], row[3]) for seq, row in taken.items()} == {1: (1, 0)}
+    rows.connection.execute(
+        "UPDATE inbox SET next_attempt_at = now() + interval '1 hour', paused_since = now()"
+    )
     rows.put({"seq": 6, "due": _HOUR})
+    taken = rows.changed(queries.TAKE_BACK, **given, seconds=60)
+    assert {seq: (row[1], row[3]) for seq, row in taken.items()} == {1: (0, 60), 5: (0, 60)}
     assert {seq: row[3] for seq, row in rows.changed(queries.HURRY, **given).items()} == {1: 0, 5: 0}
+    assert rows("SELECT seq FROM inbox WHERE paused_since IS NULL ORDER BY seq") == [(1,), (5,), (6,)]
 
 
 def test_a_handler_that_failed_after_its_own_commit(rows: _Rows) -> None:
@@ -371,7 +381,33 @@ def test_how_far_a_source_is_behind(rows: _Rows) -> None:
         {"seq": 7, "source": "done", "state": "discarded"},
         {"seq": 8, "source": "zone"},
     )
-    assert rows(queries.STATUS) == [("accounts", 0, 1, None), ("billing", 2, 1, 7200), ("zone", 1, 0, 3600)]
+    none = "[]"
+    assert rows(queries.STATUS) == [
+        ("accounts", 0, 1, None, none),
+        ("billing", 2, 1, 7200, none),
+        ("zone", 1, 0, 3600, none),
+    ]
+
+
+def test_which_handlers_are_paused(rows: _Rows) -> None:
+    """Guards against a pause that ends with each try, has a crash's reason, or stays after an attempt."""
+
+    def paused() -> object:
+        [(*_, shown)] = rows(queries.STATUS)
+        return json.loads(shown)
+
+    rows.put({"seq": 1}, {"seq": 2})
+    given = _OURS | {"state": "waiting"}
+    rows(queries.MISSED, **given)
+    assert paused() == [["x", 0, 60, "after"]]
+    rows("UPDATE inbox SET paused_since = now() - interval '1 hour', next_attempt_at = now() WHERE seq = 1")
+    # While it is tried.
+    assert rows(queries.CLAIM, **given | {"attempts": 1})
+    assert paused() == [["x", 3600, 0, None]]
+    rows(queries.MISSED, **given)
+    assert paused() == [["x", 3600, 60, "after"]]
+    rows(queries.MISSED, **given | {"attempts": 1, "back": 0})
+    assert paused() == []
 
 
 def test_what_is_shown_of_a_message(rows: _Rows) -> None:
