@@ -231,7 +231,7 @@ def test_a_failed_event_is_settled_by_what_its_failure_means(policy: str, attemp
         SimpleNamespace(run=run),  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
         inbox,  # type: ignore[arg-type]
-        SimpleNamespace(judge=judge, of=lambda handler: blamed),  # type: ignore[arg-type]
+        SimpleNamespace(judge=judge, of=lambda _: blamed, pause=lambda _: 7.0),  # type: ignore[arg-type]
         counts,
         Types(()),
     )
@@ -241,5 +241,6 @@ def test_a_failed_event_is_settled_by_what_its_failure_means(policy: str, attemp
     is_dead = policy == "dead_letter" or (policy == "retry" and attempts == 1)
     [received] = inbox.received
     assert (received["dead"], received["attempts"]) == (is_dead, int(policy != "outage"))
+    assert received["pause"] == (7.0 if policy == "outage" else None)
     assert (counts.failures, counts.dead_letters, counts.received) == (1, int(is_dead), 1)
     assert bool(blamed.blamed) == (policy != "dead_letter")
