@@ -250,14 +250,19 @@ SELECT CAST(%(source)s AS text), CAST(%(group)s AS text), topic, partition, CAST
 FROM {_PLACES} ORDER BY topic, partition
 ON CONFLICT (source, consumer_group, topic, partition)"""
 
-# Partitions without an owner become ours; those that another process left come back. Again: the same answer.
+# Partitions without an owner become ours, and those whose owners have crashed at most so often. Those that
+# another process left come back, and whether they are ours now. Again: the same answer.
 OWN_FREE: Final = f"""
-WITH ours AS ({_NEW_OWNER} DO NOTHING)
-SELECT topic, partition FROM partition_owners JOIN {_PLACES} USING (topic, partition)
-WHERE source = %(source)s AND consumer_group = %(group)s AND owner <> CAST(%(owner)s AS uuid)"""
+WITH ours AS ({_NEW_OWNER} DO UPDATE
+    SET owner = excluded.owner, owned_since = now(), crashes = partition_owners.crashes + 1
+    WHERE partition_owners.owner <> excluded.owner AND partition_owners.crashes < CAST(%(crashes)s AS int))
+SELECT topic, partition, owner = CAST(%(owner)s AS uuid) OR crashes < CAST(%(crashes)s AS int)
+FROM partition_owners JOIN {_PLACES} USING (topic, partition)
+WHERE source = %(source)s AND consumer_group = %(group)s
+    AND (owner <> CAST(%(owner)s AS uuid) OR crashes > 0)"""
 
 # Taken over from the previous owner: none of the events that it was processing crashes the process.
-OWN: Final = f"{_NEW_OWNER} DO UPDATE SET owner = excluded.owner, owned_since = now()"
+OWN: Final = f"{_NEW_OWNER} DO UPDATE SET owner = excluded.owner, owned_since = now(), crashes = 0"
 
 DISOWN: Final = f"""
 DELETE FROM partition_owners USING {_PLACES}

@@ -99,9 +99,14 @@ class Deliveries:
                 assert each.event is not None
                 await self.inbox.attempt(Waiting(seq, 0, readable(each.event.type)))
                 self.counts.received += self.counts.handled + self.counts.duplicates == before
-                place = place_of(each.message)
-                if self.guard.passed(place):
-                    await self.retry.run(partial(self.guard.own, place))
+                await self._passed([each])
+
+    async def _passed(self, items: Sequence[Item]) -> None:
+        """Count new items of partitions whose last owner crashed."""
+        for each in items if self.guard.is_unsure else ():
+            place = place_of(each.message)
+            if self.guard.passed(place):
+                await self.retry.run(partial(self.guard.own, place))
 
     async def _one(self, item: Item, following: Item | None = None) -> None:
         if self.breakers.is_paused(item.handler):
@@ -119,7 +124,7 @@ class Deliveries:
                 await self.settlement.fail(item, error)
             return
         if done == "handled":
-            await self.settlement.handled([item])
+            await self._handled([item])
             self._remember([item])
         elif done == "duplicate":
             await self.settlement.duplicates([item])
@@ -144,7 +149,7 @@ class Deliveries:
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
             await self._failed(items, error)
             return
-        await self.settlement.handled(new)
+        await self._handled(new)
         if len(new) < len(items):
             others = {id(each) for each in (*new, *behind)}
             await self.settlement.duplicates([each for each in items if id(each) not in others])
@@ -169,6 +174,10 @@ class Deliveries:
     async def _one_by_one(self, items: Sequence[Item]) -> None:
         for each in items:
             await self._one(each)
+
+    async def _handled(self, items: Sequence[Item]) -> None:
+        await self.settlement.handled(items)
+        await self._passed(items)
 
     def _remember(self, items: Sequence[Item]) -> None:
         if self.plan.cache is not None:

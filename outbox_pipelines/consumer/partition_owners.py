@@ -4,6 +4,8 @@ Invariants:
 - While another process owns a partition's row in `partition_owners`, its new events go through the inbox,
   where attempts are counted before they begin. This process takes the row if it is free, or after as many
   events as its owner can have been processing when it crashed.
+- After the first crash within batches this process takes the row at once and handles events together; the row
+  counts the crash until as many events have passed. After another one before that, they go through the inbox.
 - A clean end, or the revocation of a partition, removes this process's rows. A lost row costs one more crash,
   never an event; a stale row costs time.
 """
@@ -29,13 +31,18 @@ class CrashGuard:
         self._database = database
         self._same = {"source": source, "group": group, "owner": str(uuid.uuid4())}
         self._owned: set[Place] = set()
-        # How many more events of a partition go through the inbox.
+        # How many more events of a partition can crash the process; through the inbox if it is not owned.
         self._suspect: dict[Place, int] = {}
 
     @property
+    def is_unsure(self) -> bool:
+        """Whether there are partitions of which it has to know what has `passed`."""
+        return bool(self._suspect)
+
+    @property
     def suspects(self) -> Collection[Place]:
-        """Partitions whose events can crash the process."""
-        return self._suspect.keys()
+        """Partitions whose events go through the inbox."""
+        return self._suspect.keys() - self._owned if self._suspect else ()
 
     async def assigned(self, places: Collection[Place], events: int) -> None:
         """Own partitions, except those that another process left.
@@ -43,21 +50,25 @@ class CrashGuard:
         Args:
             events: how many events it can have been processing when it crashed.
         """
-        left = {(topic, partition) for topic, partition in await self._run(queries.OWN_FREE, places)}
-        for place in sorted(left):
+        # What is handled alone is found at once.
+        rows = await self._run(queries.OWN_FREE, places, crashes=int(events > 1))
+        left = {(topic, partition): is_ours for topic, partition, is_ours in rows}
+        for place, is_ours in sorted(left.items()):
+            how = "if the next one does not either, " if is_ours else ""
             _LOG.info(
-                "%s %d: its last owner did not end cleanly; up to %d events are handled one at a time",
+                "%s %d: its last owner did not end cleanly; %sup to %d events are handled one at a time",
                 *place,
+                how,
                 events,
             )
         self._suspect |= dict.fromkeys(left, events)
-        self._owned |= set(places) - left
+        self._owned |= {place for place in places if left.get(place, True)}
 
     def passed(self, place: Place) -> bool:
-        """Record that a new event of a suspect partition went through the inbox.
+        """Record that a new event of a partition did not crash the process.
 
         Returns:
-            Whether it was the last one: own the partition now.
+            Whether it was the last one that can: own the partition now.
         """
         if place in self._suspect:
             self._suspect[place] -= 1
@@ -71,9 +82,10 @@ class CrashGuard:
 
     async def give_up(self, places: Collection[Place]) -> None:
         """Remove this process's rows of partitions that move to another member."""
-        if ours := self._owned.intersection(places):
+        # A mark stays.
+        if ours := self._owned.intersection(places) - self._suspect.keys():
             await self._run(queries.DISOWN, ours)
-        self._owned -= ours
+        self._owned.difference_update(places)
         for place in places:
             self._suspect.pop(place, None)
 
@@ -84,12 +96,13 @@ class CrashGuard:
         except Exception as error:  # noqa: BLE001 - by any driver
             _LOG.info("the next owner handles its first events one at a time: %s", type(error).__name__)
 
-    async def _run(self, query: str, places: Collection[Place]) -> Rows:
+    async def _run(self, query: str, places: Collection[Place], **more: int) -> Rows:
         ordered = sorted(places)
         given: dict[str, Any] = {
             **self._same,
             "topics": [topic for topic, _ in ordered],
             "partitions": [partition for _, partition in ordered],
+            **more,
         }
         async with self._database.transaction() as transaction:
             return await self._database.rows(transaction, query, given)

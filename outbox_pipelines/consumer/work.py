@@ -3,8 +3,9 @@
 Invariants:
 - An offset is committed only after its event is committed in the database, and in its synchronous standbys:
   handled, or in the inbox.
-- After a crash, as many events of a partition as can have been in progress go through the inbox, where
-  attempts are counted before they begin: this detects an event that crashes the process; see `CrashGuard`.
+- After a crash, within batches after the second, as many events of a partition as can have been in progress
+  go through the inbox, where attempts are counted before they begin: this detects an event that crashes the
+  process; see `CrashGuard`.
 """
 
 from __future__ import annotations

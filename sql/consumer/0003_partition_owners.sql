@@ -14,6 +14,7 @@ BEGIN
         topic text NOT NULL,
         partition int NOT NULL,
         owner uuid NOT NULL, -- one run of one process
+        crashes int NOT NULL DEFAULT 0, -- of owners, since the first events of one have passed
         owned_since timestamptz NOT NULL DEFAULT now(),
         PRIMARY KEY (source, consumer_group, topic, partition)
     );

@@ -30,13 +30,15 @@ CONNECTED = (
 )
 
 
-def leave(place: Place) -> None:
-    """All partitions are left by a process that crashed."""
+def leave(place: Place, crashes: int = 1) -> None:
+    """All partitions are left by a process that crashed, and so did another one before if `crashes` is 1."""
     place.rows(
-        "INSERT INTO partition_owners SELECT 'billing', %s, %s, nth, %s FROM generate_series(0, 3) AS nth",
+        "INSERT INTO partition_owners (source, consumer_group, topic, partition, owner, crashes) "
+        "SELECT 'billing', %s, %s, nth, %s, %s FROM generate_series(0, 3) AS nth",
         f"{place.topic}-billing",
         place.topic,
         uuid.uuid4(),
+        crashes,
     )
 
 
@@ -107,12 +109,13 @@ def _insert(events: list[Any]) -> Any:
 
 
 @pytest.mark.extended
-def test_an_owner_that_was_careful_for_too_few_events_leaves_the_partition_suspect(place: Place) -> None:
+@pytest.mark.parametrize("crashes", [0, 1])
+def test_an_owner_of_too_few_events_leaves_the_partition_suspect(place: Place, crashes: int) -> None:
     """Guards against a short run between two crashes that makes the next one careless."""
     place.load(PARTITIONS, keys=PARTITIONS)
-    leave(place)
+    leave(place, crashes)
     run_through(place, PARTITIONS)
-    assert sum(one_at_a_time(place).values()) == PARTITIONS
+    assert sum(one_at_a_time(place).values()) == crashes * PARTITIONS
     assert place.value("SELECT count(*) FROM partition_owners") == PARTITIONS
 
 
@@ -159,7 +162,7 @@ def test_a_handler_that_exits_leaves_its_partitions_suspect(place: Place) -> Non
     def exits(events: Any, connection: Connection) -> None:
         raise SystemExit(3)
 
-    for _ in range(2):
+    for _ in range(3):
         with running(consumer) as run, pytest.raises(SystemExit):
             run.wait()
     assert place.value("SELECT count(*) FROM partition_owners") == PARTITIONS
@@ -231,9 +234,12 @@ def test_how_a_process_ends_decides(place: Place, how: str) -> None:
     finally:
         process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGTERM)
         process.wait(600)
-    place.load(200, first=40)
-    run_through(place, 240, kafka={"group.instance.id": "one"})
-    assert bool(one_at_a_time(place)) == (how == "killed")
+    assert bool(place.value("SELECT count(*) FROM partition_owners")) == (how == "killed")
+    place.load(400, first=40)
+    batches = run_through(place, 440, kafka={"group.instance.id": "one"})
+    # Also after a crash: only another one within so many events would be one too many.
+    assert (max(batches.sizes), one_at_a_time(place)) == (BATCH, {})
+    assert place.value("SELECT count(*) FROM partition_owners") == 0
 
 
 def test_an_event_that_ends_the_process_within_a_batch_is_found(place: Place) -> None:
@@ -248,9 +254,9 @@ def test_an_event_that_ends_the_process_within_a_batch_is_found(place: Place) ->
         if process.poll() is None:
             process.terminate()
         deaths += process.wait(600) == -signal.SIGKILL
-        assert deaths <= 4
-    # In a batch, and then `attempts` times alone.
-    assert 2 <= deaths <= 3
+        assert deaths <= 5
+    # Twice in a batch, and then `attempts` times alone.
+    assert 3 <= deaths <= 4
     process = service(place, 117)
     try:
         # The process before may have made the last effects: this one is signaled once it is at work.

@@ -321,9 +321,18 @@ def test_who_owns_partitions(rows: _Rows) -> None:
             owner=theirs,
         )
     others = rows(owned)
-    assert rows(queries.OWN_FREE, **given, owner=ours) == []
-    assert rows(queries.OWN_FREE, **given, owner=ours) == []
-    assert rows(queries.OWN_FREE, **given, owner=theirs) == [("t", 0), ("u", 1)]
+    for _ in range(2):
+        assert rows(queries.OWN_FREE, **given, owner=ours, crashes=1) == []
+    assert rows(queries.OWN_FREE, **given, owner=theirs, crashes=0) == [("t", 0, False), ("u", 1, False)]
+    with rows.connection.transaction(force_rollback=True):
+        for _ in range(2):
+            # Those of the first crash are theirs now.
+            found = rows(queries.OWN_FREE, **given, owner=theirs, crashes=1)
+            assert found == [("t", 0, True), ("u", 1, True)]
+        assert rows(queries.OWN_FREE, **given, owner=ours, crashes=1) == [("t", 0, False), ("u", 1, False)]
+        rows(queries.OWN, **given, owner=ours)
+        assert rows(queries.OWN_FREE, **given, owner=ours, crashes=1) == []
+        assert rows(queries.OWN_FREE, **given, owner=theirs, crashes=1)[0][2]
     rows(queries.DISOWN, **given, owner=theirs)
     assert len(rows(owned)) == len(others) + 2
     rows(queries.OWN, **given, owner=theirs)

@@ -378,6 +378,13 @@ BREAKS: Final[dict[str, Break]] = {
         "queries.OWN_FREE",
         "queries.OWN",
     ),
+    "each crash is the first": _one(
+        "a partition that another process left is ours although its owners have crashed twice",
+        *("consumer-kills", "liveness"),
+        *(Database, "_own_free"),
+        "owner, crashes + 1",
+        "owner, 0",
+    ),
     # The cache.
     "the cache is believed": _one(
         "what the cache knows is not looked up in the database",

@@ -61,6 +61,8 @@ class Database:
         # By seq: event, state, attempts, whether it is due.
         self.inbox: dict[int, list[Any]] = {}
         self.owners: dict[int, int] = {}
+        # Of the owners of a partition, if there were any.
+        self.crashes: dict[int, int] = {}
         self.sessions: list[Session] = []
 
     def run(self, session: Session, owner: int, name: str, *given: Any) -> Any:
@@ -219,19 +221,28 @@ class Database:
                 raise Blocked(("row", seq))
         return [self.inbox[seq] for seq in waiting]
 
-    def _own_free(self, session: Session, owner: int, rest: Any, places: Sequence[int]) -> tuple[int, ...]:
-        left = tuple(each for each in places if self.owners.get(each, owner) != owner)
+    def _own_free(
+        self, session: Session, owner: int, rest: Any, places: Sequence[int], most: int
+    ) -> tuple[tuple[int, bool], ...]:
+        left = []
         for each in places:
-            self.owners.setdefault(each, owner)
-        return left
+            its, crashes = self.owners.setdefault(each, owner), self.crashes.get(each, 0)
+            if its != owner or crashes:
+                left.append((each, its == owner or crashes < most))
+            if its != owner and crashes < most:
+                self.owners[each], self.crashes[each] = owner, crashes + 1
+        return tuple(left)
 
     def _own(self, session: Session, owner: int, rest: Any, places: Sequence[int]) -> None:
         self.owners.update(dict.fromkeys(places, owner))
+        for each in places:
+            self.crashes.pop(each, None)
 
     def _disown(self, session: Session, owner: int, rest: Any, places: Sequence[int]) -> None:
         for each in places:
             if self.owners.get(each) == owner:
                 del self.owners[each]
+                self.crashes.pop(each, None)
 
     # What operators and time do.
 

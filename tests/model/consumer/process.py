@@ -297,7 +297,7 @@ class Run:
         if name == "READ":
             return [("an error", *self._stored(answer))] if answer is not None else []
         if name == "OWN_FREE":
-            return [(TOPIC, each) for each in answer]
+            return [(TOPIC, *each) for each in answer]
         return []
 
     def _stored(self, nth: int) -> tuple[Any, ...]:
@@ -584,7 +584,9 @@ def _request(name: str, given: Mapping[str, Any]) -> tuple[Any, ...]:
         return given["seq"], given["attempts"], given["state"], given["back"]
     if name in ("TAKE_BACK", "HURRY"):
         return (tuple(given["seqs"]),)
-    if name in ("OWN_FREE", "OWN", "DISOWN"):
+    if name == "OWN_FREE":
+        return tuple(given["partitions"]), given["crashes"]
+    if name in ("OWN", "DISOWN"):
         return (tuple(given["partitions"]),)
     return (given["seq"],)
 

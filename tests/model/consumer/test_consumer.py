@@ -139,7 +139,7 @@ def test_a_process_goes_from_top_to_top() -> None:
     for request, answer in (
         (TOP, True),
         (("poll", ()), ((("assign", 0),), ((0, 0, 0),))),
-        (("OWN_FREE", (0,)), ()),
+        (("OWN_FREE", (0,), 0), ()),
         (("stay",), ()),
         (("stay",), ()),
         (("RECORD", 0), True),

@@ -149,9 +149,9 @@ class Real:
     def _hurry(self, seqs: tuple[int, ...]) -> None:
         drive(self.inbox.hurry(seqs))
 
-    def _own_free(self, places: tuple[int, ...]) -> list[int]:
-        rows = drive(self.guard._run(queries.OWN_FREE, [(TOPIC, each) for each in places]))
-        return sorted(partition for _, partition in rows)
+    def _own_free(self, places: tuple[int, ...], most: int) -> list[tuple[int, bool]]:
+        rows = drive(self.guard._run(queries.OWN_FREE, [(TOPIC, each) for each in places], crashes=most))
+        return sorted((partition, is_ours) for _, partition, is_ours in rows)
 
     def _own(self, places: tuple[int, ...]) -> None:
         drive(self.guard._run(queries.OWN, [(TOPIC, each) for each in places]))
@@ -287,7 +287,8 @@ class Both:
             lambda: ("KNOWN", ids),
             lambda: ("TAKEN", ids),
             lambda: ("HEADS",),
-            lambda: (chance.choice(["OWN_FREE", "OWN", "DISOWN"]), places),
+            lambda: (chance.choice(["OWN", "DISOWN"]), places),
+            lambda: ("OWN_FREE", places, chance.randint(0, 1)),
         ]
         if self.model.inbox:
             seq = chance.choice([*self.model.inbox])
@@ -364,8 +365,9 @@ class Both:
         assert [each for each in real if each[1] in is_open] == [
             each for each in model if each[1] in is_open
         ], self.told
-        owners = self.operator.execute("SELECT partition, owner FROM partition_owners").fetchall()
-        assert {place: self.owners.index(owner) for place, owner in owners} == self.model.owners, self.told
+        owners = self.operator.execute("SELECT partition, owner, crashes FROM partition_owners").fetchall()
+        assert {place: self.owners.index(owner) for place, owner, _ in owners} == self.model.owners, self.told
+        assert {place: crashes for place, _, crashes in owners if crashes} == self.model.crashes, self.told
 
 
 @pytest.fixture(scope="module")

@@ -678,6 +678,7 @@ class Consumers:
         same = (
             more,
             *self.database.key()[:2],
+            tuple(sorted(self.database.crashes.items())),
             tuple(self.offsets),
             self.is_service_up,
             tuple(self.effects),
