@@ -111,9 +111,4 @@ QUOTES: Final = (
             ("erasure", "two members decrypted", "µs"),
         ),
     ),
-    Quote(
-        "docs/consuming-failures.md",
-        "as many as a batch, {} × as fast as single events",
-        (("starts", "consumer after a kill -9, batch=500", "single events"),),
-    ),
 )
