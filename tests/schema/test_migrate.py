@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.core import scripts
-from outbox_pipelines.database import schema
+from outbox_pipelines.database import schema, schema_sql
 from outbox_pipelines.errors import UnavailableError
 from tests.conftest import wait_until
 from tests.schema.events import insert
@@ -138,8 +138,8 @@ INSERT INTO outbox_migrations (name) VALUES ('0010_more')"""
 
 
 @pytest.fixture
-def upgrade(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The package has a further file."""
+def upgrade(database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The package has a further file; that of the database's template does not."""
     (tmp_path / "0010_more.sql").write_text(UPGRADE)
     every = [*scripts.files(), tmp_path / "0010_more.sql"]
     monkeypatch.setattr(schema, "files", lambda: every)
@@ -196,7 +196,7 @@ def test_writers_do_not_wait_for_the_comparison(database: Database, monkeypatch:
 @pytest.mark.usefixtures("upgrade")
 def test_an_upgrade_gives_up_and_changes_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a deployment that hangs behind a forgotten transaction."""
-    monkeypatch.setattr(schema, "PATIENCE", 0.0)
+    monkeypatch.setattr(schema_sql, "PATIENCE", 0.0)
     before = database.rows(RECORDS)
     with (
         _idle_writer(database),
