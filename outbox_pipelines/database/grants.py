@@ -19,7 +19,7 @@ from psycopg import sql
 
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.database.schema import LOCK, PATIENTLY
+from outbox_pipelines.database.schema_sql import LOCK, PATIENTLY
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import OutboxSettings
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-import zlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,176 +28,14 @@ from outbox_pipelines.core import scripts, sequence
 from outbox_pipelines.core.scripts import files
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.table_locks import is_reading
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import Connection, connect, schema_sql
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import DaySettings, OutboxSettings
 
 _LOG = logging.getLogger(__name__)
 _OLDEST_SERVER: Final = 140000
-
-# One line for each object that the migrations create. The search_path is the schema, so that every name is
-# printed relative to it. Days are left out, because they are created from the table, except for disabled
-# triggers. The server's version decides which function generates ids (0001), and how definitions are printed;
-# the form says which version of this query printed them.
-_DESCRIBE: Final = """
-WITH here AS (
-    SELECT oid AS schema, quote_ident(nspname) AS name FROM pg_namespace WHERE nspname = %(schema)s
-),
-relations AS (
-    SELECT c.* FROM pg_class c, here
-    WHERE c.relnamespace = here.schema AND c.relname LIKE 'outbox%%'
-      AND NOT c.relispartition AND c.relname !~ '^outbox_(restored_)?[0-9]{8}$'
-),
-lines AS (
-    SELECT format('server %%s form %%s',
-                  current_setting('server_version_num')::int / 10000, %(form)s::text) AS line
-    UNION ALL
-    SELECT format('table %%s%%s', r.relname, CASE r.relpersistence WHEN 'u' THEN ' (unlogged)' END)
-    FROM relations r WHERE r.relkind IN ('r', 'p')
-    UNION ALL
-    SELECT format('row security of %%s: %%s', r.relname,
-                  CASE WHEN r.relrowsecurity OR r.relforcerowsecurity THEN 'on' ELSE 'off' END)
-    FROM relations r WHERE r.relkind IN ('r', 'p')
-    UNION ALL
-    SELECT format('rules of %%s: %%s', r.relname,
-                  coalesce(string_agg(w.rulename, ', ' ORDER BY w.rulename), 'none'))
-    FROM relations r LEFT JOIN pg_rewrite w ON w.ev_class = r.oid WHERE r.relkind IN ('r', 'p')
-    GROUP BY r.relname
-    UNION ALL
-    -- A day that is attached is described by its name alone: see above.
-    SELECT format('partition %%s.%%s%%s', r.relname, c.relname,
-                  CASE WHEN c.oid = p.partdefid THEN ', the default: it prevents that days are dropped' END)
-    FROM relations r JOIN pg_inherits i ON i.inhparent = r.oid JOIN pg_class c ON c.oid = i.inhrelid
-    LEFT JOIN pg_partitioned_table p ON p.partrelid = r.oid
-    WHERE c.relkind IN ('r', 'p', 'f') AND (c.relname !~ '^outbox_[0-9]{8}$' OR c.oid = p.partdefid)
-    UNION ALL
-    SELECT format('foreign key %%s of %%s to %%s', o.conname, o.conrelid::regclass, r.relname)
-    FROM relations r JOIN pg_constraint o ON o.confrelid = r.oid AND o.contype = 'f' AND o.conparentid = 0
-    WHERE o.conrelid NOT IN (SELECT oid FROM relations)
-    UNION ALL
-    SELECT format('trigger %%s.%%s', t.tgrelid::regclass, t.tgname)
-    FROM pg_trigger t JOIN pg_inherits leaf ON leaf.inhrelid = t.tgrelid
-    WHERE leaf.inhparent IN (SELECT oid FROM relations) AND t.tgparentid = 0 AND NOT t.tgisinternal
-      AND t.tgname NOT IN ('outbox_no_truncate', 'outbox_closed')
-    UNION ALL
-    SELECT format('column %%s.%%s %%s%%s%%s%%s%%s', r.relname, a.attname,
-                  format_type(a.atttypid, a.atttypmod),
-                  CASE WHEN a.attnotnull THEN ' not null' END,
-                  CASE WHEN a.attidentity <> '' THEN ' identity' END,
-                  CASE WHEN a.attgenerated <> '' THEN ' generated' END,
-                  ' default ' || replace(pg_get_expr(d.adbin, d.adrelid), 'outbox_uuidv7()', 'uuidv7()'))
-    FROM relations r
-    JOIN pg_attribute a ON a.attrelid = r.oid AND a.attnum > 0 AND NOT a.attisdropped
-    LEFT JOIN pg_attrdef d ON d.adrelid = r.oid AND d.adnum = a.attnum
-    WHERE r.relkind IN ('r', 'p')
-    UNION ALL
-    SELECT format('constraint %%s.%%s %%s', r.relname, o.conname, pg_get_constraintdef(o.oid, true))
-    FROM relations r JOIN pg_constraint o ON o.conrelid = r.oid WHERE o.contype <> 'n'
-    UNION ALL
-    SELECT format('index %%s %%s', x.relname, pg_get_indexdef(i.indexrelid, 0, true))
-    FROM relations r JOIN pg_index i ON i.indrelid = r.oid JOIN pg_class x ON x.oid = i.indexrelid
-    UNION ALL
-    SELECT format('trigger %%s.%%s%%s %%s', coalesce(r.relname, t.tgrelid::regclass::text), t.tgname,
-                  CASE t.tgenabled WHEN 'D' THEN ' (disabled)' WHEN 'R' THEN ' (replica only)' END,
-                  pg_get_triggerdef(t.oid, true))
-    FROM pg_trigger t
-    LEFT JOIN relations r ON r.oid = t.tgrelid
-    LEFT JOIN pg_inherits leaf ON leaf.inhrelid = t.tgrelid AND t.tgenabled IN ('D', 'R')
-    -- `outbox adopt back` makes that one.
-    WHERE t.tgname <> 'adopted_returned'
-      AND (r.oid IS NOT NULL AND NOT t.tgisinternal OR leaf.inhparent IN (SELECT oid FROM relations))
-    UNION ALL
-    SELECT format('sequence %%s %%s increment %%s cache %%s%%s', r.relname, s.seqtypid::regtype,
-                  s.seqincrement, s.seqcache, CASE WHEN s.seqcycle THEN ' cycle' END)
-    FROM relations r JOIN pg_sequence s ON s.seqrelid = r.oid
-    UNION ALL
-    SELECT format('view %%s %%s', r.relname, md5(pg_get_viewdef(r.oid)))
-    FROM relations r WHERE r.relkind = 'v'
-    UNION ALL
-    SELECT format('function %%s(%%s) %%s', p.proname, pg_get_function_arguments(p.oid), md5(concat_ws(
-               ' ', pg_get_function_result(p.oid), p.prolang, p.prokind, p.provolatile, p.proparallel,
-               p.proisstrict, p.prosecdef, p.prosrc,
-               pg_get_function_sqlbody(p.oid),
-               (SELECT string_agg(CASE WHEN c = format('search_path=pg_catalog, %%s, pg_temp', here.name)
-                                       THEN 'search_path' ELSE c END, ' ' ORDER BY c)
-                FROM unnest(p.proconfig) c))))
-    FROM pg_proc p, here WHERE p.pronamespace = here.schema AND p.proname LIKE 'outbox%%'
-    UNION ALL
-    -- What runs with the owner's rights, or as a trigger, is called by those alone who were granted it. Every
-    -- role may call outbox_may_write, but need not in a hardened database.
-    SELECT format('function %%s may be called by every role', p.proname)
-    FROM pg_proc p, here WHERE p.pronamespace = here.schema AND p.proname LIKE 'outbox%%'
-      AND (p.prosecdef OR p.prorettype = 'trigger'::regtype OR p.proname = 'outbox_unrestricted')
-      AND p.proname <> 'outbox_may_write'
-      AND (p.proacl IS NULL OR EXISTS (SELECT FROM aclexplode(p.proacl) WHERE grantee = 0))
-)
-SELECT line FROM lines ORDER BY 1
-"""
-_FORM: Final = f"{zlib.crc32(_DESCRIBE.encode()):08x}"
-
-# A role that may create objects in the schema could have its own called instead of PostgreSQL's: PostgreSQL
-# chooses the function or operator that fits a call best, wherever in the search_path it is.
-_OPEN_TO_ALL: Final = """
-SELECT quote_ident(n.nspname) FROM pg_namespace n
-WHERE n.nspname = %(schema)s AND has_schema_privilege('public', n.oid, 'CREATE')"""
-_SHADOWS: Final = """
-SELECT 'function ' || p.oid::regprocedure::text FROM pg_proc p
-JOIN pg_namespace n ON n.oid = p.pronamespace AND n.nspname = %(schema)s
-JOIN pg_roles r ON r.oid = p.proowner
-WHERE NOT r.rolsuper AND p.proowner NOT IN (n.nspowner, current_user::regrole)
-  AND EXISTS (SELECT FROM pg_proc o
-              WHERE o.pronamespace = 'pg_catalog'::regnamespace AND o.proname = p.proname)
-  AND NOT EXISTS (SELECT FROM pg_depend d
-                  WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e')
-UNION ALL
-SELECT 'operator ' || p.oid::regoperator::text FROM pg_operator p
-JOIN pg_namespace n ON n.oid = p.oprnamespace AND n.nspname = %(schema)s
-JOIN pg_roles r ON r.oid = p.oprowner
-WHERE NOT r.rolsuper AND p.oprowner NOT IN (n.nspowner, current_user::regrole)
-  AND EXISTS (SELECT FROM pg_operator o
-              WHERE o.oprnamespace = 'pg_catalog'::regnamespace AND o.oprname = p.oprname)
-  AND NOT EXISTS (SELECT FROM pg_depend d
-                  WHERE d.classid = 'pg_operator'::regclass AND d.objid = p.oid AND d.deptype = 'e')
-ORDER BY 1"""
-_HAS_SCHEMA: Final = "SELECT 1 FROM pg_namespace WHERE nspname = %(schema)s"
-_APPLIED: Final = """
-SELECT name, needs FROM outbox_migrations ORDER BY name"""
-_IS_THERE: Final = "SELECT to_regclass('outbox_migrations') IS NOT NULL"
-_RECORD: Final = """
-UPDATE outbox_migrations SET description = %(lines)s
-WHERE name = (SELECT max(name) FROM outbox_migrations) AND description IS DISTINCT FROM %(lines)s"""
-# Without the position of a shard, its events would count as published: relays pass over them, and days close.
-_SHARDS: Final = "SELECT count(*) = max(shards) FROM outbox_shards"
-_HIDDEN: Final = """
-SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.relname), current_user::text
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = %(schema)s AND c.relname LIKE 'outbox%%' AND row_security_active(c.oid)"""
-_RECORDED: Final = "SELECT description FROM outbox_migrations ORDER BY name DESC LIMIT 1"
-_ENSURE_PARTITIONS: Final = "SELECT outbox_ensure_partitions(%(days)s)"
-# Until the day before yesterday, where it begins: none (0005).
-_NO_DAYS: Final = "SET LOCAL outbox.first_days = -2"
-# Of the session: it lasts over the transactions of a migration.
-LOCK: Final = "SELECT pg_advisory_lock(hashtext('outbox migrate'))"
-# Roles that a REVOKE, or the owner of the schema, has left without the schema: for them no table or function
-# exists.
-_WITHOUT_SCHEMA: Final = """
-SELECT DISTINCT r.rolname FROM pg_namespace n
-JOIN pg_class c ON c.relnamespace = n.oid AND c.relname LIKE 'outbox%%'
-CROSS JOIN LATERAL (
-    SELECT grantee FROM aclexplode(c.relacl)
-    UNION
-    SELECT a.grantee FROM pg_attribute
-    CROSS JOIN LATERAL aclexplode(attacl) a WHERE attrelid = c.oid
-) granted
-JOIN pg_roles r ON r.oid = granted.grantee
-WHERE n.nspname = %(schema)s AND NOT has_schema_privilege(r.oid, n.oid, 'USAGE')
-ORDER BY 1"""
-# Seconds for which a migration tries to get its locks, and between two tries. Others wait behind a try for
-# 50 ms.
-PATIENCE: Final = 60.0
+# Seconds between two tries to get the locks of a migration.
 _PAUSE: Final = 1.0
-PATIENTLY: Final = f"SET lock_timeout = '{PATIENCE:g}s'"
-_BRIEFLY: Final = "SET LOCAL lock_timeout = '50ms'"
 
 
 def migrate(settings: DaySettings, to: str | None = None) -> list[str]:
@@ -215,7 +52,7 @@ def migrate(settings: DaySettings, to: str | None = None) -> list[str]:
     with _session(settings) as connection:
         name = {"schema": settings.db_schema}
         # IF NOT EXISTS would need the CREATE privilege even if the schema exists.
-        if connection.execute(_HAS_SCHEMA, name).fetchone() is None:
+        if connection.execute(schema_sql.HAS_SCHEMA, name).fetchone() is None:
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(settings.db_schema)))
         if dangers := _dangers(connection, settings.db_schema):
             raise SetupError(f"{'; '.join(dangers)}; nothing was changed")
@@ -232,8 +69,8 @@ def migrate(settings: DaySettings, to: str | None = None) -> list[str]:
             applied = [file for file in files() if file in known or file in missing]
             _require_equal(connection, settings.db_schema, applied, done)
         if to is None:
-            connection.execute(_ENSURE_PARTITIONS, {"days": settings.partitions_ahead})
-        connection.execute(_RECORD, {"lines": _describe(connection, settings.db_schema)})
+            connection.execute(schema_sql.ENSURE_PARTITIONS, {"days": settings.partitions_ahead})
+        connection.execute(schema_sql.RECORD, {"lines": _describe(connection, settings.db_schema)})
     return [file.stem for file in missing]
 
 
@@ -288,19 +125,19 @@ def _apply(connection: Connection, missing: Iterable[Path]) -> None:
 
 def _apply_briefly(connection: Connection, missing: list[Path]) -> None:
     """Apply these in one transaction, as soon as no lock has to be waited for."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + schema_sql.PATIENCE
     while missing:
         try:
-            connection.execute(_BRIEFLY)
+            connection.execute(schema_sql.BRIEFLY)
             _apply(connection, missing)
             connection.commit()
         except psycopg.errors.LockNotAvailable as error:
             connection.rollback()
             if time.monotonic() >= until:
                 raise UnavailableError(
-                    f"{first_line(error)}: a transaction has kept a lock on the outbox for {PATIENCE:g} s; "
-                    "nothing was changed. End it (SELECT * FROM pg_stat_activity ORDER BY xact_start LIMIT 3 "
-                    "finds it), and run `outbox migrate` again"
+                    f"{first_line(error)}: a transaction has kept a lock on the outbox for "
+                    f"{schema_sql.PATIENCE:g} s; nothing was changed. End it (SELECT * FROM pg_stat_activity "
+                    "ORDER BY xact_start LIMIT 3 finds it), and run `outbox migrate` again"
                 ) from None
             time.sleep(_PAUSE)
         else:
@@ -331,7 +168,7 @@ def drift(settings: OutboxSettings) -> list[str]:
             found += [
                 f"role {role} has rights on the outbox and none on its schema: the owner of the schema runs "
                 f"GRANT USAGE ON SCHEMA {settings.db_schema} TO {role}"
-                for (role,) in connection.execute(_WITHOUT_SCHEMA, {"schema": settings.db_schema})
+                for (role,) in connection.execute(schema_sql.WITHOUT_SCHEMA, {"schema": settings.db_schema})
             ]
             return found or sequence_problems(connection)
         finally:
@@ -367,9 +204,9 @@ def require_schema(settings: OutboxSettings) -> None:
             _LOG.warning("%s, which runs with it: install the version that made it", newer)
         # A role that may not read the positions relays nothing, and closes no day.
         with suppress(psycopg.errors.InsufficientPrivilege):
-            if connection.execute(_SHARDS).fetchone() != (True,):
+            if connection.execute(schema_sql.SHARDS).fetchone() != (True,):
                 raise no_position(settings.db_schema)
-        hidden = connection.execute(_HIDDEN, {"schema": settings.db_schema}).fetchone()
+        hidden = connection.execute(schema_sql.HIDDEN, {"schema": settings.db_schema}).fetchone()
         if hidden is not None and hidden[0]:
             tables, role = hidden
             raise SetupError(
@@ -377,11 +214,11 @@ def require_schema(settings: OutboxSettings) -> None:
                 f"as the owner of the tables, or ALTER ROLE {role} BYPASSRLS, or ALTER TABLE … DISABLE ROW "
                 "LEVEL SECURITY"
             )
-        row = connection.execute(_RECORDED).fetchone()
+        row = connection.execute(schema_sql.RECORDED).fetchone()
         recorded = set(row[0] or ()) if row else set()
         # Another major version of the server, or another version of ours, prints some definitions
         # differently; the next `outbox migrate` records them.
-        is_comparable = f"server {connection.info.server_version // 10000} form {_FORM}" in recorded
+        is_comparable = f"server {connection.info.server_version // 10000} form {schema_sql.FORM}" in recorded
         described = _describe(connection, settings.db_schema)
         if is_comparable and (lost := recorded - set(described)):
             first = min(lost)
@@ -412,15 +249,15 @@ def _session(settings: OutboxSettings) -> Iterator[Connection]:
         connection.autocommit = False
         try:
             if not is_reading():
-                connection.execute(PATIENTLY)
-            connection.execute(LOCK)
+                connection.execute(schema_sql.PATIENTLY)
+            connection.execute(schema_sql.LOCK)
             yield connection
         except psycopg.errors.LockNotAvailable as error:
             if is_reading():
                 raise
             raise UnavailableError(
-                f"{first_line(error)}: waited {PATIENCE:g} s for another session, such as another `outbox "
-                "migrate`; nothing was changed: run it again"
+                f"{first_line(error)}: waited {schema_sql.PATIENCE:g} s for another session, such as another "
+                "`outbox migrate`; nothing was changed: run it again"
             ) from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise SetupError(
@@ -445,10 +282,10 @@ def _require_utf8(connection: Connection) -> None:
 
 def _applied(connection: Connection) -> dict[str, str | None]:
     """Return the version that each applied file needs, by its name."""
-    row = connection.execute(_IS_THERE).fetchone()
+    row = connection.execute(schema_sql.IS_THERE).fetchone()
     if row is None or not row[0]:
         return {}
-    return dict(connection.execute(_APPLIED).fetchall())
+    return dict(connection.execute(schema_sql.APPLIED).fetchall())
 
 
 def _dangers(connection: Connection, schema: str) -> list[str]:
@@ -456,12 +293,12 @@ def _dangers(connection: Connection, schema: str) -> list[str]:
     found = [
         f"every role may create objects in the schema {name}, and so have its code run with your rights: "
         f"run REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"
-        for (name,) in connection.execute(_OPEN_TO_ALL, {"schema": schema})
+        for (name,) in connection.execute(schema_sql.OPEN_TO_ALL, {"schema": schema})
     ]
     return found + [
         f"{what} of another role has the name of a built-in one: drop it, or name another schema in "
         "OUTBOX_SCHEMA"
-        for (what,) in connection.execute(_SHADOWS, {"schema": schema})
+        for (what,) in connection.execute(schema_sql.SHADOWS, {"schema": schema})
     ]
 
 
@@ -473,7 +310,7 @@ def _differences(connection: Connection, schema: str, applied: list[Path]) -> li
         name = sql.Identifier(scratch)
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
         connection.execute(sql.SQL("SET LOCAL search_path = {}, pg_temp").format(name))
-        connection.execute(_NO_DAYS)
+        connection.execute(schema_sql.NO_DAYS)
         _apply(connection, applied)
         wanted = set(_describe(connection, scratch))
     return [f"missing: {line}" for line in sorted(wanted - present)] + [
@@ -482,4 +319,7 @@ def _differences(connection: Connection, schema: str, applied: list[Path]) -> li
 
 
 def _describe(connection: Connection, schema: str) -> list[str]:
-    return [line for (line,) in connection.execute(_DESCRIBE, {"schema": schema, "form": _FORM})]
+    return [
+        line
+        for (line,) in connection.execute(schema_sql.DESCRIBE, {"schema": schema, "form": schema_sql.FORM})
+    ]
