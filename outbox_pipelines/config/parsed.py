@@ -21,6 +21,11 @@ def mapping(settings: fields.Outbox) -> Mapping | None:
     return read_mapping(settings.table) if settings.table else None
 
 
+def table_named(settings: fields.Outbox, name: str) -> dict[str, Any]:
+    """Return the description of the existing table under another name."""
+    return {**settings.table, "name": name}
+
+
 def refuse_existing_table(settings: fields.Outbox) -> None:
     """Raise `SetupError` if the settings are those of an existing table.
 

@@ -56,7 +56,10 @@ def read(settings: RelaySettings) -> Checked:
     """
     mapping = open_mapping(settings, has_slot=True)
     with connect(settings, name="outbox: table") as connection:
-        followed = adoption.followed(connection, mapping)
+        try:
+            followed = adoption.followed(connection, mapping)
+        except SetupError as error:
+            return Checked(str(mapping), [Finding(str(error))])
         examined = examine(connection, followed)
         findings = [
             *of_settings(connection, settings, mapping),

@@ -81,7 +81,7 @@ class DeadLetterRows:
         """Yield a session, the statements and their parameters; refuse what the table does not record."""
         mapping = open_mapping(self._settings)
         with connect(self._settings, name="outbox dead-letters") as connection:
-            mapping = adoption.followed(connection, mapping)
+            mapping = adoption.followed(connection, mapping, has_ended=True)
             types = examine.check(connection, mapping).types
             _require(mapping, given)
             ids = list(given.get("ids") or ()) or None

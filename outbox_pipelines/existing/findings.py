@@ -73,10 +73,7 @@ def unsuitable(place: Place) -> Finding | None:
         what = _RELATIONS.get(place.kind, "something different")
         remedy = "name the table that has the events"
         if place.kind == "v":
-            remedy += (
-                ", or, if `outbox adopt` has made it a view, set OUTBOX_SCHEMA to the schema of the "
-                "append-only outbox"
-            )
+            remedy += "; if `outbox adopt` has made it a view, relay the append-only outbox, without [table]"
         return Finding(f"{place.spelled} is not a table but {what}", remedy)
     return None
 

@@ -55,7 +55,7 @@ def _read(settings: RelaySettings) -> Measurements:
     with connect(settings, name="outbox: status") as connection:
         connection.execute(PLAN_EACH)
         connection.execute(existing_sql.FOR_A_WHILE)
-        mapping = adoption.followed(connection, mapping)
+        described, mapping = mapping, adoption.followed(connection, mapping)
         found = examine.check(connection, mapping)
         has_ages = "created_at" in mapping.columns
         statements = Statements(mapping, found.types, max_attempts=settings.max_attempts, with_time=False)
@@ -63,6 +63,11 @@ def _read(settings: RelaySettings) -> Measurements:
         ((backlog, oldest),) = connection.execute(statements(existing_sql.BACKLOG), cap).fetchall()
         retried = connection.execute(statements(existing_sql.RETRIED), cap).fetchall()
         ((failed,),) = connection.execute(statements(existing_sql.FAILURES), cap).fetchall()
+        if mapping.table != described.table and not (backlog or failed):
+            raise SetupError(
+                f"every row of {mapping} is published, and new events of {described} wait: run `outbox adopt "
+                "drain`"
+            )
         reasons: list[tuple[str, int]] = []
         if failed and statements.writes_errors:
             reasons = connection.execute(statements(existing_sql.REASONS), cap).fetchall()

@@ -75,9 +75,9 @@ class TableOwnership(Ownership):
         self._connection.execute(PLAN_EACH)
         refuse_standby(self._connection)
         require_own_session(self._settings, self._connection)
-        described = open_mapping(self._settings)
-        findings.refuse(of_settings(self._connection, self._settings, described))
-        self.mapping = adoption.followed(self._connection, described)
+        self._described = open_mapping(self._settings)
+        findings.refuse(of_settings(self._connection, self._settings, self._described))
+        self.mapping = adoption.followed(self._connection, self._described)
         found = examine.check(self._connection, self.mapping)
         for warning in found.warnings:
             _LOG.warning("%s", warning)
@@ -187,6 +187,12 @@ class TableOwnership(Ownership):
             return
         if found != [(self.pid,)]:
             raise ShardLostError(f"the session of table {self.mapping} is not the one that took it")
+        if self.mapping.table != self._described.table:
+            # After `drain` nothing is left for this relay. The next attempt says what to do instead.
+            try:
+                adoption.followed(self._connection, self._described)
+            except SetupError as error:
+                raise ShardLostError(str(error)) from None
 
     def show_kafka(self, breaker: Breaker) -> None:
         """Show in the log and in the session's name what the relay waits for."""

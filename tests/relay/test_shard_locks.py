@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
 import pytest
 
 from outbox_pipelines.config.table_mapping import Mapping
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import adoption, relay_sql
 from tests.conftest import Outbox, wait_until
 
@@ -180,9 +181,22 @@ def test_a_table_that_is_adopted(outbox: Outbox) -> None:
             "INSERT INTO outbox_adopted (relation, schema, name, kept_as) "
             "VALUES (1, 'public', 'events', 'events_before')"
         )
+        connection.execute(
+            "CREATE FUNCTION adopted_insert() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; "
+            "CREATE VIEW events AS SELECT 1 AS n; CREATE TRIGGER adopted_insert INSTEAD OF INSERT ON events "
+            "FOR EACH ROW EXECUTE FUNCTION adopted_insert()"
+        )
         for state in ("prepared", "draining", "adopted", "returning", "finished"):
             connection.execute("UPDATE outbox_adopted SET state = %s", [state])
             assert (adoption.draining(connection) is not None) is (state == "draining")
-            kept = "events_before" if state in ("draining", "adopted") else "events"
-            found = [adoption.followed(connection, each).table for each in mappings]
-            assert found == [kept, "others", "events"]
+            for has_ended in (False, True):
+                found = []
+                for each in mappings:
+                    with suppress(SetupError):
+                        found.append(adoption.followed(connection, each, has_ended=has_ended).table)
+                if state == "draining" or (state == "adopted" and has_ended):
+                    assert found == ["events_before", "others", "events"]
+                elif state in ("adopted", "finished"):
+                    assert found == ["others", "events"]
+                else:
+                    assert found == ["events", "others", "events"]

@@ -126,13 +126,11 @@ ORDER BY 1 LIMIT 5"""
 
 # --- state ----------------------------------------------------------------------------------------------
 
-IS_THERE: Final = "SELECT to_regclass('outbox_adopted') IS NOT NULL"
+# By a column: the adopted table itself may be called like this.
+IS_THERE: Final = """
+SELECT EXISTS (SELECT FROM pg_attribute
+               WHERE attrelid = to_regclass('outbox_adopted') AND attname = 'kept_as')"""
 MAY_USE: Final = "SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %(schema)s"
-# The schema of the outbox behind a view that a switch has made.
-ADOPTED_BY: Final = """
-SELECT n.nspname::text
-FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace
-WHERE g.tgrelid = to_regclass(%(name)s) AND g.tgname = 'adopted_insert'"""
 STATE: Final = """
 SELECT relation::bigint, schema::text, name::text, kept_as::text, state, accepted, switched_at,
        returned::text, file, proven_at, slot::text, switched_lsn::text

@@ -22,6 +22,7 @@ from outbox_pipelines.existing import existing_sql as marked
 from outbox_pipelines.existing.adopt import adopt_sql
 from outbox_pipelines.existing.check import open_mapping
 from outbox_pipelines.existing.table_statements import Statements
+from outbox_pipelines.relay import adoption
 from outbox_pipelines.settings import OutboxSettings, RelaySettings
 
 
@@ -267,8 +268,8 @@ def require_state(connection: Connection, mapping: Mapping, settings: OutboxSett
 
 def _refuse_elsewhere(connection: Connection, mapping: Mapping, settings: OutboxSettings) -> None:
     """Raise `SetupError` if the table was adopted with another OUTBOX_SCHEMA."""
-    name = sql.Identifier(mapping.schema or "", mapping.table).as_string(connection)
-    row = connection.execute(adopt_sql.ADOPTED_BY, {"name": name}).fetchone()
+    given = {"schema": mapping.schema, "name": mapping.table}
+    row = connection.execute(adoption.BEHIND_VIEW, given).fetchone()
     if row is not None and row[0] != settings.db_schema:
         raise SetupError(
             f"{mapping} is a view of the append-only outbox in schema {row[0]}: set OUTBOX_SCHEMA={row[0]}"

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from psycopg import sql
 
+from outbox_pipelines.config import parsed
 from outbox_pipelines.config.table_mapping import METADATA, Mapping
 from outbox_pipelines.core.text import counted, size
 from outbox_pipelines.database import Connection, slot_reader
@@ -75,8 +76,11 @@ def drain_marks(table: Table, *, until: float, say: Say) -> int:
     """
     settings, connection, found, state = table.settings, table.connection, table.found, table.state
     kept, published = replace(table.mapping, table=state.kept_as), 0
+    # By its name of now: under the other one relays are refused once the table is adopted.
+    named = parsed.table_named(settings, str(kept))
+    given = settings.model_copy(update={"delivery": "at_least_once", "table": named})
     while adopted_table.exists(connection, kept, settings, found):
-        published += publish_due(settings.model_copy(update={"delivery": "at_least_once"}), until, say)
+        published += publish_due(given, until, say)
         if time.monotonic() > until:
             left = adopted_table.count(connection, kept, found, settings, marked.BACKLOG)
             wait = "; new events wait for them" if state.state == "draining" else ""

@@ -87,7 +87,7 @@ def find_target(connection: Connection, settings: DaySettings) -> Target:
         )
     for problem in problems(settings, mapping):
         raise SetupError(problem)
-    if adoption.followed(connection, mapping).table != mapping.table:
+    if adoption.followed(connection, mapping, has_ended=True).table != mapping.table:
         raise SetupError(
             f"{mapping} is a view of the append-only outbox, whose days are dropped by `outbox partitions "
             "drop`; `outbox adopt finish` removes the old table"

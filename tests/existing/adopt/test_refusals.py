@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing.adopt import steps
+from outbox_pipelines.relay import service
+from tests.conftest import wait_until
 from tests.existing import guides
 from tests.existing.adopt.conftest import Adopted, Make
 
@@ -203,6 +208,47 @@ def test_a_relay_waits_for_the_old_rows(make: Make) -> None:
     adopted.drain()
     adopted.relay()
     assert adopted.numbers() == {KEY: [0, 1]}
+
+
+def test_the_configuration_of_before(make: Make) -> None:
+    """Guards G8: a relay and a status by [table] that are green while events wait in the outbox."""
+    adopted = make(guides.A)
+    adopted.run("adopt", "prepare")
+    adopted.write((KEY, 0))
+    adopted.switch()
+    stop = threading.Event()
+    # A relay by [table] publishes the rest, and ends once the table is drained.
+    words = "was adopted by the append-only outbox in schema box"
+    with ThreadPoolExecutor(1) as pool:
+        relay = pool.submit(service.relay, adopted.table.with_(lease_seconds=1).settings, stop=stop)
+        try:
+            wait_until(lambda: adopted.numbers() == {KEY: [0]})
+            assert "run `outbox adopt drain`" in adopted.refuse("status", "--check")[1]
+            adopted.drain()
+            wait_until(relay.done)
+        finally:
+            stop.set()
+        with pytest.raises(SetupError, match=words):
+            relay.result()
+    adopted.write((KEY, 1))
+    for schema in ("box", "public"):
+        for command in (("relay",), ("status", "--check"), ("dead-letters", "list")):
+            done = adopted.table.outbox.outbox(*command, **adopted.environment | {"OUTBOX_SCHEMA": schema})
+            if command[0] == "dead-letters":
+                assert (done.returncode, done.stdout) == (0, "none\n")
+            else:
+                assert (done.returncode, words in done.stderr) == (2, True), (command, done)
+                assert "remove [table] (OUTBOX_TABLE), and set OUTBOX_SCHEMA=box" in done.stderr
+        checked = adopted.table.outbox.outbox(
+            "table", "check", **adopted.environment | {"OUTBOX_SCHEMA": schema}
+        )
+        assert (checked.returncode, words in checked.stdout) == (1, True)
+    assert "set OUTBOX_SCHEMA=box" in adopted.refuse("adopt", "drain", OUTBOX_SCHEMA="public")[1]
+    adopted.back()
+    adopted.write((KEY, 2))
+    adopted.relay(table=True)
+    assert adopted.numbers() == {KEY: [0, 1, 2]}
+    assert "table public.outbox" in adopted.run("status", "--check")
 
 
 @pytest.mark.extended
