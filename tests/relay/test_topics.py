@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import topic_lookups
+from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin
 from outbox_pipelines.relay.kafka.topic_lookups import Topics
 from outbox_pipelines.relay.kafka.topic_state import Change, Topic, TopicUnavailableError
@@ -68,6 +70,16 @@ def _admin(bootstrap: str) -> AdminClient:
 
 def _make(bootstrap: str, name: str, partitions: int = 2) -> None:
     create(bootstrap, name, partitions)
+
+
+def test_a_broker_that_does_not_answer_about_the_first_topic(name: str) -> None:
+    """Guards against an outage right after the start that is noticed after OUTBOX_BREAKER_SECONDS."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        producer = IdempotentProducer(load_settings(kafka=address, breaker_seconds=0.5))
+        with pytest.raises(UnavailableError, match=r"no broker has answered within 0\.5 s about topic"):
+            producer.lookups.find(name)
+        producer.close()
 
 
 def test_a_topic_is_found_with_its_partitions_and_its_limit(strict: Kafka, name: str) -> None:

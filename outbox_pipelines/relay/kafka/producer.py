@@ -71,7 +71,8 @@ class IdempotentProducer:
         ).encode
         self._router = Router(settings)
         self._observe = observer(settings)
-        self._topics = Topics(settings)
+        # No event is in flight during the first look-up, so the breaker's own clock does not run.
+        self._topics = Topics(settings, answer_seconds=settings.breaker_seconds)
         self._routes: dict[tuple[str, str], tuple[str, int, bool]] = {}
         """By aggregate type and event type: topic, payload beyond doubt, whether all partitions are begun."""
         self._begun = FirstAcknowledgments()

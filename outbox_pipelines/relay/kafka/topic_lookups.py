@@ -59,14 +59,22 @@ class Topics:
 
     Args:
         creation_seconds: how long a topic that the broker may be creating does not count as missing.
+        answer_seconds: how long to wait for the first answer about a topic.
 
     Attributes:
         changed: every observed change of a number of partitions, in order.
     """
 
-    def __init__(self, settings: MessageSettings, *, creation_seconds: float = _CREATION_SECONDS) -> None:
+    def __init__(
+        self,
+        settings: MessageSettings,
+        *,
+        creation_seconds: float = _CREATION_SECONDS,
+        answer_seconds: float = _ANSWER_SECONDS,
+    ) -> None:
         self.changed: list[Change] = []
         self._creation_seconds = creation_seconds
+        self._answer_seconds = min(answer_seconds, _ANSWER_SECONDS)
         self._admin = TopicAdmin(settings)
         self._patience = Patience()
         # Guards all of the following; only whether a topic is known is read without it.
@@ -263,7 +271,7 @@ class Topics:
             is_away = self._outages > outages or self._failure is not None or self._end
             return search is None or bool(search.reason) or is_away
 
-        self._word.wait_for(is_told, _ANSWER_SECONDS)
+        self._word.wait_for(is_told, self._answer_seconds)
         begun = time.monotonic()
         search = self._searches.get(name)
         if search is not None and search.reason and not (is_spent and search.is_waited_for):
@@ -278,7 +286,7 @@ class Topics:
         search = self._searches.get(name)
         if search is None or not search.reason:
             raise UnavailableError(
-                self._outage or f"no broker has answered within {_ANSWER_SECONDS:.0f} s about topic {name}"
+                self._outage or f"no broker has answered within {self._answer_seconds:g} s about topic {name}"
             )
         raise TopicUnavailableError(name, search.reason)
 
