@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from outbox_pipelines.config import types
 from outbox_pipelines.config.rules import Rule, Rules, check_format, check_formats, check_names
+from outbox_pipelines.config.thresholds import check_order
 from outbox_pipelines.core.secret import Secret
 
 
@@ -344,6 +345,12 @@ class Checks(BaseModel):
         description="Address of the page [Operating](operating.md), for links. If not set, failing checks in "
         "Dagster contain the chapter.",
     )
+
+    @field_validator("error_at")
+    @classmethod
+    def _is_after_the_warning(cls, value: dict[str, float | str], info: ValidationInfo) -> object:
+        check_order(info.data.get("warn_at", {}), value)
+        return value
 
 
 class Consumer(BaseModel):

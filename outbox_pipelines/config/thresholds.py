@@ -29,6 +29,8 @@ CHECKS: Final = (
     "keys",
 )
 """The names of `quality.rules.RULES`, which settings cannot import."""
+LEAST: Final = frozenset(("partitions_ahead",))
+"""Those of which low values are bad."""
 
 
 def read_thresholds(given: Any) -> dict[str, float | None]:
@@ -38,6 +40,17 @@ def read_thresholds(given: Any) -> dict[str, float | None]:
         ValueError: a name is unknown, or a limit is not a number.
     """
     return each_checked(as_table(given).items(), _limit)
+
+
+def check_order(warn: dict[str, Any], error: dict[str, Any]) -> None:
+    """Raise `ValueError` if a warning would begin after the error of the same check."""
+    for name in sorted(warn.keys() & error.keys()):
+        first, then = _limit(name, warn[name]), _limit(name, error[name])
+        if first is not None and then is not None and (first < then if name in LEAST else first > then):
+            raise ValueError(
+                f"{name}={error[name]} is reached before the warning, {name}={warn[name]} in OUTBOX_WARN_AT: "
+                "exchange them, or turn one off"
+            )
 
 
 def _limit(name: str, limit: Any) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.config.thresholds import CHECKS, read_thresholds
+from outbox_pipelines.config.thresholds import CHECKS, LEAST, read_thresholds
 from outbox_pipelines.debezium.connector_state import Connector, Task
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.measurements import CAP, Late, Measurements, OpenReplay, ShardStatus
@@ -232,3 +232,16 @@ def test_limits_that_mean_nothing_are_refused(text: str, says: str) -> None:
 def test_thresholds_know_every_check() -> None:
     """Guards against a check whose thresholds cannot be set."""
     assert tuple(rule.name for rule in RULES) == CHECKS
+    assert {rule.name for rule in RULES if rule.is_least} == LEAST
+
+
+def test_a_warning_comes_before_the_error() -> None:
+    """Guards against a warning that is never seen."""
+    for warn, error in (("lag=100", "lag=5"), ("partitions_ahead=1", "partitions_ahead=2")):
+        with pytest.raises(
+            SetupError, match=f"OUTBOX_ERROR_AT.*{error} is reached before the warning, {warn}"
+        ):
+            load_settings(warn_at=warn, error_at=error)
+        load_settings(warn_at=error, error_at=warn)
+        load_settings(warn_at=warn, error_at=warn)
+    load_settings(warn_at="lag=100", error_at="lag=off,keys=1")
