@@ -26,6 +26,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 _PROTOCOL: Final[dict[bool, dict[str, Any]]] = {False: {}, True: {"replication": "database"}}
 _DIRECT = "; a slot needs a direct connection: name the server itself instead of a pooler"
 _OURS = re.compile(r"^permission denied for \w+ outbox_")
+_NO_OUTBOX = re.compile(r"^(relation|function) \"?outbox.* does not exist")
 _STANDBY = (
     "{} leads to a standby, where nothing can be relayed or changed: name the primary, or all hosts "
     "including the primary"
@@ -150,6 +151,8 @@ def refusal(error: psycopg.Error) -> str:
             f"{said}. The owner of the outbox grants what a role needs: SELECT outbox_grant_relay('…') for a "
             "relay, outbox_grant_operator('…') for a person"
         )
+    if _NO_OUTBOX.search(said):
+        return f"{said}: run `outbox migrate`, or set OUTBOX_SCHEMA to the schema of the outbox"
     return said
 
 

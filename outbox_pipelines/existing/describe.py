@@ -50,7 +50,7 @@ _MAYBE: Final = {
     "next_attempt_at": "the time of the next attempt after a refusal, which the relay writes",
 }
 _MOST_VALUES: Final = 20
-_PART: Final = r'(?:"(?:[^"]|"")+"|[^".]+)'
+_PART: Final = r'(?:"(?:[^"]|"")+"|[^".][^.]*)'
 _USUAL: Final = {"pending": "PENDING", "processed": "PROCESSED", "failed": "FAILED"}
 
 

@@ -104,7 +104,7 @@ def lacks(problem: str, right: str, user: str) -> Finding:
 
 def missing_table(connection: Connection, mapping: Mapping) -> Finding:
     problem = f"table {mapping} does not exist (OUTBOX_TABLE)"
-    remedy = "correct `table` in the file"
+    remedy = "correct `name` in [table]"
     if others := elsewhere(connection, mapping.table):
         return Finding(problem, f"{remedy}; there is {', '.join(others)}")
     return Finding(

@@ -137,6 +137,9 @@ def test_the_schema_is_missing(outbox: Outbox) -> None:
     with fresh_database(outbox.settings.dsn) as dsn:
         _refuses(outbox, "relay", OUTBOX_DSN=dsn, says="run `outbox migrate`")
         _refuses(outbox, "status", OUTBOX_DSN=dsn, says="run `outbox migrate`")
+        # All other commands, in one place.
+        for command in ("dead-letters list", "delayed list", "shards"):
+            _refuses(outbox, *command.split(), OUTBOX_DSN=dsn, says="run `outbox migrate`")
 
 
 def test_the_schema_has_drifted(outbox: Outbox) -> None:
