@@ -214,7 +214,7 @@ def _line_of_relay(row: DeadLetterRow) -> str:
     return (
         f"{f'{when:%Y-%m-%d %H:%M:%S}' if when else '-'}  {row.id}  {short(row.event_type)}  "
         f"{short(row.aggregate_type)} {short(row.aggregate_id)}  "
-        f"{counted(row.attempts, 'attempt')}  {row.error}"
+        f"{'-' if row.attempts is None else counted(row.attempts, 'attempt')}  {row.error}"
     )
 
 

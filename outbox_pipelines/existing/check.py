@@ -84,6 +84,11 @@ def _of_rows(connection: Connection, mapping: Mapping, columns: dict[str, Column
                 remedy = "if no publisher works on them, and they must be"
                 update = f"UPDATE {place.spelled} SET {name} = {pending} WHERE {name} = {literal(value)}"
                 findings.append(Finding(problem, remedy, (update,), is_error=False))
+    if mapping.remembers_failures and "last_error" not in mapping.columns:
+        problem = f"{mapping} has no last_error: why an event was refused is only in the relay's log"
+        remedy = "name the column in [table.columns], if necessary after"
+        add = f"ALTER TABLE {place.spelled} ADD COLUMN last_error text"
+        findings.append(Finding(problem, remedy, (add,), is_error=False))
     findings += _of_an_earlier_publisher(connection, mapping, place, columns)
     published = columns.get(mapping.columns.get("published_at", ""))
     for flag in flags(columns.values()):

@@ -274,14 +274,14 @@ SELECT count(*), extract(epoch FROM clock_timestamp()
 FROM (SELECT {time} AS at FROM {table} AS t WHERE {pending} ORDER BY {order} LIMIT %(cap)s) AS waiting"""
 # Those of them that were rejected, and are tried again: the reasons, with their counts and the count of all.
 RETRIED: Final = """
-SELECT coalesce(reason, 'no reason'), count(*), sum(count(*)) OVER ()
+SELECT coalesce(reason, {no_reason}), count(*), sum(count(*)) OVER ()
 FROM (SELECT {reason} AS reason, {attempts} AS attempts
       FROM {table} AS t WHERE {pending} ORDER BY {order} LIMIT %(cap)s) AS waiting
 WHERE reason IS NOT NULL OR attempts > 0
 GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 3"""
 # Why they failed, the most frequent first.
 REASONS: Final = """
-SELECT coalesce(reason, 'no reason'), count(*)
+SELECT coalesce(reason, {no_reason}), count(*)
 FROM (SELECT {reason} AS reason FROM {table} AS t WHERE {failed} LIMIT %(cap)s) AS failed
 GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 3"""
 FAILURES: Final = "SELECT count(*) FROM (SELECT FROM {table} AS t WHERE {failed} LIMIT %(cap)s) AS failed"
@@ -298,11 +298,11 @@ _MEANT: Final = """{failed}
     AND (%(since)s::timestamptz IS NULL OR {failure} >= %(since)s)
     AND (%(until)s::timestamptz IS NULL OR {failure} <= %(until)s)"""
 COUNT_DEAD_LETTERS: Final[LiteralString] = f"""
-SELECT coalesce({{reason}}, ''), count(*) FROM {{table}} AS t WHERE {_MEANT}
+SELECT coalesce({{reason}}, {{no_reason}}), count(*) FROM {{table}} AS t WHERE {_MEANT}
 GROUP BY 1 ORDER BY 2 DESC, 1"""
 LIST_DEAD_LETTERS: Final[LiteralString] = f"""
 SELECT {{id}}::text, NULL, {{aggregate_type}}::text, {{aggregate_id}}::text, {{event_type}}::text, 'failed',
-       {{attempts}}, {{failure}}::timestamptz, {{time}}::timestamptz, coalesce({{reason}}, '')
+       {{tries}}, {{failure}}::timestamptz, {{time}}::timestamptz, coalesce({{reason}}, {{no_reason}})
 FROM {{table}} AS t WHERE {_MEANT}
 ORDER BY {{failure}} DESC NULLS LAST, {{time}} DESC NULLS LAST LIMIT %(limit)s"""
 # All columns, as PostgreSQL prints them: what the application added may be the reason.

@@ -68,9 +68,7 @@ def _read(settings: RelaySettings) -> Measurements:
                 f"every row of {mapping} is published, and new events of {described} wait: run `outbox adopt "
                 "drain`"
             )
-        reasons: list[tuple[str, int]] = []
-        if failed and statements.writes_errors:
-            reasons = connection.execute(statements(existing_sql.REASONS), cap).fetchall()
+        reasons = connection.execute(statements(existing_sql.REASONS), cap).fetchall() if failed else []
         return Measurements(
             shards=[_shard(connection, found.oid, backlog, oldest or 0.0, has_ages=has_ages)],
             parked=0,

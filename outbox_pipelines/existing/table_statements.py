@@ -30,6 +30,7 @@ COUNTED: Final = "outbox: "
 """The beginning of `last_error` in a row whose attempts a relay has counted."""
 DEAD: Final = "outbox: dead letter: "
 """The same in a dead letter, if no status and no `failed_at` says so."""
+_NOT_KEPT: Final = "unknown: the table has no last_error; see the relay's log"
 _FIRST: Final = -(2**62)
 
 
@@ -156,6 +157,8 @@ class Statements:
             "fitting": sql.SQL(FITTING_ANY_ID if mapping.order == "seq" else FITTING),
             "due_in": _due_in(columns),
             "reason": _reason(columns),
+            "no_reason": sql.Literal("no reason" if "last_error" in columns else _NOT_KEPT),
+            "tries": _tries(columns),
             "set_reason": _set_reason(targets | columns, types),
             "time": columns.get("created_at", sql.SQL("NULL::timestamptz")),
             "processed": _processed(mapping, targets),
@@ -333,6 +336,13 @@ def _attempts(columns: dict[str, sql.Composable], max_attempts: int) -> sql.Comp
         # The relay would have made a dead letter of a row with so many.
         is_ours = sql.SQL("{retry_count} < {most}").format(**columns, most=sql.Literal(max_attempts))
     return sql.SQL("CASE WHEN {} THEN coalesce({retry_count}, 0)::int ELSE 0 END").format(is_ours, **columns)
+
+
+def _tries(columns: dict[str, sql.Composable]) -> sql.Composable:
+    """Return the attempts of a dead letter; NULL if the row does not tell."""
+    if "last_error" in columns:
+        return columns["attempts"]
+    return columns.get("retry_count", sql.SQL("NULL"))
 
 
 def _reason(columns: dict[str, sql.Composable]) -> sql.Composable:

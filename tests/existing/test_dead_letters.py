@@ -37,8 +37,11 @@ _ROWS = {
 
 
 def _run(table: Table, *arguments: str) -> subprocess.CompletedProcess[str]:
-    file = {"OUTBOX_TABLE": json.dumps(table.settings.table)}
-    return table.outbox.outbox("dead-letters", *arguments, **file)
+    return table.outbox.outbox("dead-letters", *arguments, **_table(table))
+
+
+def _table(table: Table) -> dict[str, str]:
+    return {"OUTBOX_TABLE": json.dumps(table.settings.table)}
 
 
 @pytest.mark.extended
@@ -49,7 +52,7 @@ def test_a_run_until_empty_counts_those_of_earlier_runs(make_table: Make, shape:
     table = make_table(ddl, mapping)
     with table.connect() as connection:
         connection.execute(insert.encode())
-    file = {"OUTBOX_TABLE": json.dumps(table.settings.table)}
+    file = _table(table)
     for published in ("1 event", "0 events"):
         run = table.outbox.outbox("relay", "--until-empty", **file)
         assert run.returncode == 1, run.stderr
@@ -111,5 +114,20 @@ def test_what_the_table_cannot_do_is_refused(make_table: Make) -> None:
     for text in ("", "large"):
         with pytest.raises(SetupError, match="has no last_error, so --error cannot select"):
             DeadLetterRows(without.settings).find({"error": text}, limit=1, discarded=False)
+    with without.connect() as connection:
+        connection.execute(
+            "INSERT INTO outbox_events (aggregate_id, event_type, event_data, status, retry_count) "
+            "VALUES ('1', 'order.created', '{}', 'FAILED', 7)"
+        )
+    # Why it failed is not recorded, and that is said.
+    listed = _run(without, "list").stdout
+    assert listed.count("unknown: the table has no last_error; see the relay's log") == 2
+    assert "  7 attempts  " in listed
+    assert (
+        "1 × unknown: the table has no last_error"
+        in without.outbox.outbox("status", **_table(without)).stdout
+    )
+    checked = without.outbox.outbox("table", "check", **_table(without)).stdout
+    assert "has no last_error: why an event was refused is only in the relay's log" in checked
     forgetful = make_table(guides.E.ddl, guides.E.mapping)
     assert "so its dead letters are not recorded" in _run(forgetful, "list").stderr

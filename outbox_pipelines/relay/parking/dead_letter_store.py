@@ -48,9 +48,9 @@ class DeadLetterRow:
     aggregate_id: str
     event_type: str
     state: str
-    attempts: int
+    attempts: int | None
+    """None in an existing table without such a column; so are `failed_at` and `created_at`."""
     failed_at: datetime | None
-    """None in an existing table without such a column; so is `created_at`."""
     created_at: datetime | None
     error: str
 
