@@ -60,7 +60,8 @@ def followed(connection: Connection, mapping: Mapping, *, has_ended: bool = Fals
         return dataclasses.replace(mapping, table=kept)
     raise SetupError(
         f"{mapping} was adopted by the append-only outbox in schema {schema}, whose relay publishes its "
-        f"events: remove [table] (OUTBOX_TABLE), and set OUTBOX_SCHEMA={schema}"
+        "events: remove [table] (OUTBOX_TABLE), which only `outbox adopt` needs, and set "
+        f"OUTBOX_SCHEMA={schema}"
     )
 
 

@@ -238,7 +238,7 @@ def test_the_configuration_of_before(make: Make) -> None:
                 assert (done.returncode, done.stdout) == (0, "none\n")
             else:
                 assert (done.returncode, words in done.stderr) == (2, True), (command, done)
-                assert "remove [table] (OUTBOX_TABLE), and set OUTBOX_SCHEMA=box" in done.stderr
+                assert "which only `outbox adopt` needs, and set OUTBOX_SCHEMA=box" in done.stderr
         checked = adopted.table.outbox.outbox(
             "table", "check", **adopted.environment | {"OUTBOX_SCHEMA": schema}
         )
