@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator, model_validator
@@ -163,6 +163,7 @@ class Router:
     """Topics: of the event type, or of the aggregate type, or by the template for all others."""
 
     def __init__(self, settings: Ruled) -> None:
+        self._types = {"", *settings.aggregate_types}, {"", *settings.event_types}
         self._default = TopicTemplate(settings.topic)
         self._by_event_type, self._by_aggregate_type = (
             {name: TopicTemplate(topic) for name, topic in rules.items()} for rules in own(settings, "topic")
@@ -183,6 +184,14 @@ class Router:
             return self.topic(aggregate_type, event_type)
         except IllegalTopicError:
             return ""
+
+    def topics(self, aggregate_types: Iterable[str], event_types: Iterable[str]) -> set[str]:
+        """Return the topics of these types, of those with a rule, and of a template without types."""
+        ones, others = (
+            self._types[0].union(aggregate_types),
+            self._types[1].union(event_types),
+        )
+        return {self.topic_or_empty(one, other) for one in ones for other in others} - {""}
 
     @property
     def patterns(self) -> list[str]:

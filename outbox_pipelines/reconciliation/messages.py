@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -149,6 +149,43 @@ def find(
             topic.doubt = "an open transaction delays the end of the topic"
         if _is_compacted(admin, name):
             topic.doubt = "the topic is compacted"
+    return found
+
+
+def partitions(settings: OutboxSettings, kafka: Consumer) -> dict[str, list[int]]:
+    """Return the partitions of each topic that the role sees.
+
+    Raises:
+        UnavailableError: no broker answers.
+    """
+    try:
+        topics = kafka.list_topics(timeout=_SECONDS).topics
+    except KafkaException as error:
+        raise _no_answer(settings, error) from None
+    return {name: sorted(each.partitions) for name, each in topics.items() if each.error is None}
+
+
+def spans(
+    settings: RelaySettings, topics: Mapping[str, Sequence[int]], day_ms: int
+) -> dict[str, dict[int, tuple[int, int, int]]]:
+    """Return of topics with messages since a day, by partition: the first offset, that of the day, the end.
+
+    A partition that does not answer is left out.
+    """
+    places = [TopicPartition(name, number) for name, numbers in topics.items() for number in numbers]
+    if not places:
+        return {}
+    admin = AdminClient(client.consumer_config(settings), logger=client.LOG)
+    answers = [
+        admin.list_offsets(dict.fromkeys(places, spec), request_timeout=_SECONDS)
+        for spec in (_FIRST, OffsetSpec.for_timestamp(day_ms - SLACK_MS), _LAST)
+    ]
+    found: dict[str, dict[int, tuple[int, int, int]]] = {}
+    for place in places:
+        with suppress(KafkaException, TimeoutError):
+            first, start, end = (answer[place].result(_SECONDS + 5).offset for answer in answers)
+            if 0 <= start < end:
+                found.setdefault(place.topic, {})[place.partition] = (first, start, end)
     return found
 
 

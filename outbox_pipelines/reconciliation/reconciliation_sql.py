@@ -44,6 +44,10 @@ SELECT unnest(events) AS seq FROM outbox_audit WHERE action = 'replay' AND at >=
 # By the primary key of each day that is attached.
 KNOWN: Final = "SELECT id::text FROM outbox WHERE id = ANY (%(ids)s::uuid[])"
 
+# What decides about the topics of events; NULL stands for any.
+GRANTED: Final = "SELECT DISTINCT unnest(aggregate_types) FROM outbox_writers"
+TYPES_OF: Final = "SELECT DISTINCT aggregate_type, event_type FROM outbox WHERE id = ANY (%(ids)s)"
+
 # Other days whose events the table does not show: whether they are archived, and whether they are beside this
 # one.
 OTHERS: Final[LiteralString] = f"""

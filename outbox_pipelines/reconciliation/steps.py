@@ -31,7 +31,15 @@ import pyarrow as pa
 from outbox_pipelines.config.consumers import Consumer
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.reconciliation import day_events, ids, messages, processed, reconciliation_sql, report
+from outbox_pipelines.reconciliation import (
+    day_events,
+    ids,
+    messages,
+    own_topics,
+    processed,
+    reconciliation_sql,
+    report,
+)
 from outbox_pipelines.reconciliation.day_events import Events
 from outbox_pipelines.reconciliation.exchange import Exchange
 from outbox_pipelines.reconciliation.messages import Part, Topic
@@ -72,6 +80,8 @@ class Day:
     """Number, aggregate type, event type, and the number of the topic."""
     topics: list[Topic]
     consumers: list[str]
+    notes: list[str]
+    """About topics that are not read."""
 
     @property
     def readers(self) -> list[str]:
@@ -135,7 +145,8 @@ def begin(
     routed = messages.route(settings, kinds)
     start, _ = ids.bounds(day)
     with closing(messages.consumer(settings)) as kafka:
-        topics = messages.find(settings, kafka, sorted(set(routed.values())), start, progress)
+        own, notes = own_topics.find(settings, kafka, start, kinds, processed.chosen(settings, ()))
+        topics = messages.find(settings, kafka, sorted({*routed.values(), *own}), start, progress)
     numbers = {topic.name: topic.number for topic in topics}
     found = Day(
         day,
@@ -145,6 +156,7 @@ def begin(
         [(kind, *types, numbers.get(routed.get(kind, ""))) for kind, *types in kinds],
         topics,
         [each.name for each in wanted],
+        notes,
     )
     exchange.finish(DAY, **{**dataclasses.asdict(found), "day": str(day)})
     return found
@@ -293,7 +305,7 @@ def merge(settings: Settings, exchange: Exchange) -> Report:
             notes = own + notes
         sides.append(Side(name, compared, report.merged(position == 0, findings), notes))
     notes = [] if of.events.is_over else ["the day is not over: the result is preliminary"]
-    notes += _notes(of, _kept_from(of, exchange)) + of_topics
+    notes += of.notes + _notes(of, _kept_from(of, exchange)) + of_topics
     read = sum(exchange.note(step)["messages"] for step in of.of_topics)
     source = "archive" if of.events.is_archived else "table"
     seconds = round(time.time() - of.started_ms / 1000, 3)

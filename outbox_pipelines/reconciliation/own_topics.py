@@ -1,0 +1,120 @@
+"""Find topics of the outbox that no event of the day names: all events of a type may be lost.
+
+Invariants:
+- A topic is the outbox's own if its settings, grants or consumers name it, or if it has an event of the
+  outbox, of any day, that belongs there. A name that merely matches OUTBOX_TOPIC can be another outbox's.
+- A note names the topics with messages since that day of which this is unknown: none is skipped silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from typing import Any, Final
+from uuid import UUID
+
+import confluent_kafka
+import pyarrow as pa
+
+from outbox_pipelines.config.consumers import Consumer
+from outbox_pipelines.config.rules import Router
+from outbox_pipelines.core.text import counted
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.reconciliation import messages, reconciliation_sql
+from outbox_pipelines.reconciliation.messages import Part, Topic
+from outbox_pipelines.settings import RelaySettings
+
+# Of each partition, at the day's start and at the end.
+_SAMPLE: Final = 50
+# Each takes a moment; a template of fields alone matches every topic of the brokers.
+_MOST: Final = 100
+_SHOWN: Final = 5
+
+
+def find(
+    settings: RelaySettings,
+    kafka: confluent_kafka.Consumer,
+    day_ms: int,
+    kinds: Sequence[tuple[int, str, str]],
+    consumers: Sequence[Consumer],
+) -> tuple[set[str], list[str]]:
+    """Return existing topics to read, also those of the day's events, and notes about others.
+
+    Args:
+        day_ms: the start of the day.
+        kinds: of the day's events: number, aggregate type, event type.
+        consumers: all of the settings.
+
+    Raises:
+        UnavailableError: the database or Kafka does not answer.
+    """
+    router = Router(settings)
+    partitions = messages.partitions(settings, kafka)
+    with connect(settings, name="outbox reconcile: topics") as connection:
+        granted = [name for (name,) in connection.execute(reconciliation_sql.GRANTED)]
+        own = router.topics([*granted, *(each for _, each, _ in kinds)], (each for *_, each in kinds))
+        for each in consumers:
+            if not each.handles_others:
+                own |= {topic for topic in each.topics if _matches(router, topic)}
+        own &= partitions.keys()
+        others = {
+            name: numbers
+            for name, numbers in partitions.items()
+            if name not in own and not name.startswith("__") and _matches(router, name)
+        }
+        busy = messages.spans(settings, others, day_ms)
+        unknown = []
+        for number, (name, spans) in enumerate(sorted(busy.items())):
+            if number < _MOST and _is_own(settings, kafka, connection, router, name, spans):
+                own.add(name)
+            else:
+                sent = sum(end - start for _, start, end in spans.values())
+                unknown.append(f"{name} ({counted(sent, 'message')})")
+    if not unknown:
+        return own, []
+    more = f" and {len(unknown) - _SHOWN:,} more" if len(unknown) > _SHOWN else ""
+    return own, [
+        "not read, since no event, grant or setting shows that they are of this outbox: "
+        f"{', '.join(unknown[:_SHOWN])}{more}; if one is, name it as the topic of [aggregate_types.TYPE]"
+    ]
+
+
+def _matches(router: Router, topic: str) -> bool:
+    return any(fnmatchcase(topic, pattern) for pattern in router.patterns)
+
+
+def _is_own(
+    settings: RelaySettings,
+    kafka: confluent_kafka.Consumer,
+    connection: Connection,
+    router: Router,
+    name: str,
+    spans: Mapping[int, tuple[int, int, int]],
+) -> bool:
+    """Return whether a topic has an event of the outbox that belongs there, among those of a sample."""
+    around = (
+        {
+            number: Part(max(first, start - _SAMPLE), start, False)
+            for number, (first, start, _) in spans.items()
+        },
+        {number: Part(max(first, end - _SAMPLE), end, False) for number, (first, _, end) in spans.items()},
+    )
+    for parts in around:
+        found: list[Any] = []
+
+        def add(batch: pa.Table, found: list[Any] = found) -> None:
+            found += batch.column("id").to_pylist()
+
+        # One that the role may not read is not its outbox's.
+        with suppress(SetupError):
+            messages.read(settings, kafka, [Topic(0, name, parts)], add, lambda _: None)
+        ids = []
+        for id in found:
+            with suppress(ValueError):
+                ids.append(UUID(id or ""))
+        types = connection.execute(reconciliation_sql.TYPES_OF, {"ids": ids}).fetchall() if ids else []
+        if any(router.topic_or_empty(*each) == name for each in types):
+            return True
+    return False

@@ -1,0 +1,76 @@
+"""Topics of types of which the day has lost every event."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from outbox_pipelines.days.partitions.calendar import leaf_of
+from outbox_pipelines.reconciliation import own_topics
+from outbox_pipelines.reconciliation import reconcile as days
+from outbox_pipelines.reconciliation.report import Report
+from outbox_pipelines.settings import Settings
+from tests.reconciliation.place import DAY, START_MS, Place, found, new_id
+from tests.relay.topic import create_topic
+
+
+def _lose(place: Place, aggregate_type: str) -> None:
+    """As a failover to an asynchronous replica does."""
+    leaf = leaf_of(DAY)
+    place.rows(f"ALTER TABLE {leaf} DISABLE TRIGGER USER")
+    place.rows(f"DELETE FROM {leaf} WHERE aggregate_type = %s", aggregate_type)
+
+
+def _reconcile(place: Place, **changed: Any) -> Report:
+    settings: Settings = place.settings
+    return days.reconcile(settings.model_validate({**settings.model_dump(), **changed}), DAY)
+
+
+def test_a_type_that_has_lost_all_events_of_the_day_is_not_passed_over(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against "all present" after a failover, and against findings in topics of other outboxes."""
+    invoices, others, copies = (place.outbox.topic(each) for each in ("invoice", "others", "copies"))
+    for each in ("invoice", "others", "copies"):
+        create_topic(place.outbox, 2, of=each)
+    (known,) = place.write(1)
+    place.write(2, aggregate_type="invoice")
+    place.relay()
+    place.send(new_id(), "no id", topic=others, at_ms=START_MS + 1000)
+    # Another program has copied an event of ours: that does not make its topic ours.
+    place.send(known, new_id(), topic=copies, at_ms=START_MS + 1000)
+    _lose(place, "invoice")
+    report = place.reconcile()
+    assert (report.messages, found(report.sides[0])) == (1, {})
+    (note,) = report.notes
+    assert note.startswith("not read, since no event, grant or setting shows that they are of this outbox: ")
+    assert f"{copies} (2 messages), {invoices} (2 messages), {others} (2 messages); if one is," in note
+
+    # What names it: a rule, a grant, a consumer, an event of another day.
+    assert found(_reconcile(place, aggregate_types={"invoice": {"topic": invoices}}).sides[0]) == {
+        "phantom": 2
+    }
+    place.rows("INSERT INTO outbox_writers VALUES ('billing', '{invoice}')")
+    assert found(place.reconcile().sides[0]) == {"phantom": 2}
+    place.rows("DELETE FROM outbox_writers")
+    consumer = {"topics": [invoices], "group": invoices}
+    place.name(**consumer)
+    assert found(place.reconcile().sides[0]) == {"phantom": 2}
+    place.name(**consumer, handles_others=True)
+    assert found(place.reconcile().sides[0]) == {}
+    place.write(1, aggregate_type="invoice", day=DAY + timedelta(1))
+    place.relay()
+    assert found(place.reconcile().sides[0]) == {"phantom": 2}
+    # No more than so many are examined.
+    monkeypatch.setattr(own_topics, "_MOST", 1)
+    assert found(place.reconcile().sides[0]) == {}
+
+
+def test_a_topic_of_all_types_is_read_when_all_events_are_lost(place: Place) -> None:
+    place.write(3)
+    place.relay()
+    _lose(place, "order")
+    report = _reconcile(place, topic=place.topic)
+    assert (report.events, found(report.sides[0])) == (0, {"phantom": 3})
