@@ -106,6 +106,9 @@ def query(
         from outbox_pipelines.days.archive.question import refusal
 
         raise refusal(error) from None
+    # After the result: a query that needs such a file may have failed, and that error is one line.
+    for doubt in archive.doubts():
+        click.echo(plain(f"outbox: {doubt}"), err=True)
 
 
 @click.command("report")

@@ -5,6 +5,8 @@ Ids that belong to an event of another day are found too, since they are not pha
 Invariants:
 - An event and its state are read in the same snapshot; for an archived event, its current state is read.
 - The table is queried again, with all its days, so that events written since are known too.
+- A file in the archive is compared with its manifest, and that with its digest in the database, before it is
+  read: a file that has lost events would hide that messages have no event.
 - Days that are not in the table are read from the archive if the ids can belong to them. The manifests show
   their ranges of ids, because a backfilled event has an id of another day.
 """
@@ -63,25 +65,26 @@ def read(
 
     Raises:
         SetupError: the outbox has no such day, or it has not begun; its events are neither in the table nor
-            in the archive.
+            in the archive, or its file has changed.
         UnavailableError: the database or the archive does not answer.
     """
     with connect(settings, name=f"outbox reconcile: {day}") as connection:
-        state, *_ = require_day(connection, day)
+        known = require_day(connection, day)
         ((is_attached, is_readable, today),) = connection.execute(
             reconciliation_sql.WHERE_IT_IS, {"leaf": leaf_of(day)}
         )
     if day > today:
         raise SetupError(f"{day} has not begun: choose a past day, or today")
     start, stop = map(sql.Literal, bounds_of(day))
-    query = reconciliation_sql.OPEN_EVENTS if state == "open" else reconciliation_sql.CLOSED_EVENTS
+    query = reconciliation_sql.OPEN_EVENTS if known.state == "open" else reconciliation_sql.CLOSED_EVENTS
     found = Events(is_archived=not (is_attached or is_readable), is_over=day < today)
     with reading(settings.require_dsn(), settings.db_schema) as rows:
         # An interrupted drop detached the partition; the rows still exist.
         table = sql.Identifier("outbox" if is_attached else leaf_of(day))
         of_table = sql.SQL(query).format(start=start, stop=stop, table=table)
         with exchange.writing(space, step, "written", reconciliation_sql.SCATTER_EVENTS, slices) as out:
-            for batch in _of_archive(settings, day) if found.is_archived else rows(of_table):
+            of_archive = _of_archive(settings, day, known.manifest_sha256)
+            for batch in of_archive if found.is_archived else rows(of_table):
                 space.add(reconciliation_sql.ADD_KINDS, batch)
                 out.add(batch)
                 _count(found, space, batch, progress)
@@ -116,20 +119,27 @@ def archived_spans(settings: DaySettings, days: set[date]) -> dict[date, tuple[s
 def archived_ids(settings: DaySettings, day: date) -> Iterator[pa.RecordBatch]:
     """Return the ids of an archived day; none if the archive does not have it."""
     from outbox_pipelines.days.archive.data_set import Archive
+    from outbox_pipelines.days.archive.question import refusing
 
     archive = Archive(Store(named(settings)))
     if day in archive.manifests:
-        yield from archive.of_days([day], columns=["id"]).to_arrow_reader(_ROWS)
+        for difference in archive.differing([day]):
+            raise SetupError(difference)
+        with refusing():
+            yield from archive.of_days([day], columns=["id"]).to_arrow_reader(_ROWS)
 
 
-def _of_archive(settings: DaySettings, day: date) -> Iterator[pa.RecordBatch]:
+def _of_archive(settings: DaySettings, day: date, manifest_sha256: str | None) -> Iterator[pa.RecordBatch]:
+    from outbox_pipelines.days.archive import proof
     from outbox_pipelines.days.archive.data_set import Archive
+    from outbox_pipelines.days.archive.question import refusing
 
     if not settings.archives:
         raise SetupError(
             f"{day} is not in the table, and no archive is configured: set OUTBOX_ARCHIVE to its location"
         )
-    archive = Archive(Store(settings.archive))
+    store = Store(settings.archive)
+    archive = Archive(store)
     archive.require([day])
     if day not in archive.manifests:
         raise SetupError(f"{day} is neither in the table nor in {settings.archive} (OUTBOX_ARCHIVE)")
@@ -139,9 +149,11 @@ def _of_archive(settings: DaySettings, day: date) -> Iterator[pa.RecordBatch]:
             f"{events} of {day} were removed by retention on {removed[-1].at:%Y-%m-%d}: the day cannot be "
             "reconciled"
         )
-    for batch in archive.of_days([day], columns=_COLUMNS).to_arrow_reader(_ROWS):
-        states = [_STATES[status] for status in batch.column("status").to_pylist()]
-        yield batch.drop_columns(["status"]).append_column("state", pa.array(states))
+    proof.require_unchanged(store, day, manifest_sha256)
+    with refusing():
+        for batch in archive.of_days([day], columns=_COLUMNS).to_arrow_reader(_ROWS):
+            states = [_STATES[status] for status in batch.column("status").to_pylist()]
+            yield batch.drop_columns(["status"]).append_column("state", pa.array(states))
 
 
 def forget(settings: DaySettings, day: date, side: str, space: Workspace) -> list[str]:

@@ -17,7 +17,7 @@ import json
 import shutil
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from functools import cached_property, partial
 from pathlib import Path
@@ -117,6 +117,27 @@ class Archive:
         for day in days:
             if day in self._damaged:
                 raise SetupError(self._damaged[day])
+
+    def differing(self, days: Iterable[date]) -> Iterator[str]:
+        """Yield what is wrong with the files of these days, as far as their sizes tell.
+
+        In a bucket nothing is asked: a file of another size cannot be read there.
+        """
+        for day in days if self._store.root is not None else ():
+            manifest = self.manifests[day]
+            size = self._store.size(key(day, manifest.file))
+            if size != manifest.size:
+                found = "is missing" if size is None else f"has {size:,} bytes, not {manifest.size:,}"
+                yield f"{manifest.file} of {day} {found}: run `outbox archive verify {day}`"
+
+    def doubts(self) -> Iterator[str]:
+        """Yield why queries may return wrong or too few events, as far as sizes and names of files tell."""
+        yield from self.differing(self.manifests)
+        for day in sorted(self._store.days_of_files() - {*self.days}):
+            yield (
+                f"{day} has a file and no manifest, so its events are left out: run "
+                f"`outbox archive verify {day}`"
+            )
 
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:

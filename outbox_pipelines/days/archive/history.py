@@ -68,7 +68,8 @@ def history(settings: DaySettings, aggregate_type: str, aggregate_id: str) -> li
     """Return the events of one aggregate, by `seq`; an empty list if it has none.
 
     Raises:
-        SetupError: the archive does not have all dropped days, or OUTBOX_ARCHIVE is not set.
+        SetupError: the archive does not have all dropped days, a file cannot be read or has another size, or
+            OUTBOX_ARCHIVE is not set.
         UnavailableError: the database or the archive does not answer.
     """
     require_schema(settings)
@@ -126,6 +127,7 @@ def _archived(
 ) -> list[tuple[Any, ...]]:
     """Return the rows of days that are not in the table."""
     from outbox_pipelines.days.archive.data_set import Archive
+    from outbox_pipelines.days.archive.question import refusing
 
     if settings.archive in ("", NO_ARCHIVE):
         if required:
@@ -139,13 +141,16 @@ def _archived(
         raise SetupError(f"{_some(missing)} not in the table, and not in {settings.archive} (OUTBOX_ARCHIVE)")
     if not (days := [day for day in archive.manifests if day not in attached]):
         return []
-    rows = archive.of_days(
-        days,
-        columns=_STORED,
-        aggregate_type=aggregate["aggregate_type"],
-        aggregate_id=aggregate["aggregate_id"],
-    )
-    return [tuple(_utc(value) for value in row) for row in rows.fetchall()]
+    for difference in archive.differing(days):
+        raise SetupError(difference)
+    with refusing():
+        rows = archive.of_days(
+            days,
+            columns=_STORED,
+            aggregate_type=aggregate["aggregate_type"],
+            aggregate_id=aggregate["aggregate_id"],
+        )
+        return [tuple(_utc(value) for value in row) for row in rows.fetchall()]
 
 
 def _utc(value: Any) -> Any:

@@ -211,8 +211,11 @@ def verify(store: Store, day: date, manifest_sha256: str | None) -> Proof:
     return Proof(day, manifest.rows, (*differences, *_file(store, manifest)[1]), manifest.changes)
 
 
-def require_unchanged(store: Store, day: date, manifest_sha256: str) -> Manifest:
+def require_unchanged(store: Store, day: date, manifest_sha256: str | None) -> Manifest:
     """Return the manifest of a day whose file has the size and the sha256 that it names.
+
+    Args:
+        manifest_sha256: as in `prove`.
 
     Raises:
         SetupError: manifest or file are missing or have changed.

@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import duckdb
+import pyarrow as pa
 
 from outbox_pipelines.catalog.document import Catalog
 from outbox_pipelines.catalog.schemas import followed
@@ -59,7 +61,17 @@ def require(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         raise SetupError("only a single SELECT is allowed: the archive is read-only")
 
 
-def refusal(error: duckdb.Error) -> SetupError:
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Convert an error of reading the archive into that of `refusal`."""
+    try:
+        yield
+    # What DuckDB finds while rows are read is an error of pyarrow.
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        raise refusal(error) from None
+
+
+def refusal(error: Exception) -> SetupError:
     """Return an error of a query for an operator; `UnavailableError` if the bucket does not answer."""
     # DuckDB wraps an error that its file reader raises, with a stack trace.
     if away := re.search(r"^UnavailableError: (.*)$", str(error), re.MULTILINE):
@@ -77,7 +89,8 @@ def refusal(error: duckdb.Error) -> SetupError:
     if "Function with name decrypted does not exist" in said:
         return SetupError("there is no function decrypted: set OUTBOX_KEYS_DSN and a master key")
     # What the decompression and the parts of a file raise names no file.
-    if isinstance(error, duckdb.IOException | duckdb.SerializationException) or type(error) is duckdb.Error:
+    damaged = duckdb.IOException | duckdb.SerializationException | pa.ArrowException | OSError
+    if isinstance(error, damaged) or type(error) is duckdb.Error:
         return SetupError(
             "a file of the archive cannot be read: run `outbox archive verify DAY` for each day that the "
             f"query reads: {said}"

@@ -93,6 +93,16 @@ class Store:
             found = threads.map(lambda day: self.read(manifest_key(day)), days)
             return {day: stored for day, stored in zip(days, found, strict=True) if stored is not None}
 
+    def days_of_files(self) -> set[date]:
+        """Return the days that have a directory with files."""
+        with self._errors():
+            if self.root is None:
+                found = obstore.list_with_delimiter(self._bucket, EVENTS)["common_prefixes"]
+                names = [each.rsplit("/", 1)[-1] for each in found]
+            else:
+                names = [each.parent.name for each in (self.root / EVENTS).glob("*/*.parquet")]
+        return set(filter(None, (_day_of(f"{name.partition('=')[2]}.json") for name in names)))
+
     def _names(self, directory: str) -> list[str]:
         """Return the names of the objects in a directory."""
         with self._errors():

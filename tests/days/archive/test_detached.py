@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date
+from pathlib import Path
 
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from outbox_pipelines.days.archive import day as days
@@ -66,6 +69,48 @@ def test_nothing_of_an_archived_day_is_left_out(database: Database, settings: Se
         database.rows(f"SELECT outbox_grant_operator('{role}')")
         operator = settings.model_copy(update={"dsn": f"{settings.require_dsn()} user={role}"})
         assert reconciled(operator, day) == ("archive", counted[1])
+
+
+def test_a_file_that_has_changed_is_refused(database: Database, settings: Settings) -> None:
+    """Guards against "all present" by a file that has lost events, and against stack traces."""
+    day = past_day(database)
+    archived = days.archive(settings, day)
+    file = Path(archived.address)
+    content = file.read_bytes()
+    database.rows(f"DROP TABLE {calendar.leaf_of(day)}")
+    database.rows("UPDATE outbox_days SET state = 'dropped' WHERE day = %s", day)
+    remedy = f"run `outbox archive verify {day}`"
+    table = pq.read_table(file)
+    file.chmod(0o600)
+
+    def write(changed: pa.Table) -> None:
+        pq.write_table(changed, file)
+
+    def flip() -> None:
+        file.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+
+    flip()
+    with pytest.raises(SetupError, match=remedy):
+        reconciled(settings, day)
+    damages: list[Callable[[], object]] = [
+        lambda: write(table.slice(1)),
+        lambda: write(table.drop_columns(["seq"])),
+        lambda: file.write_bytes(content[:-100]),
+        # As large as before: only the reader finds it.
+        lambda: file.write_bytes(bytes(len(content))),
+        file.unlink,
+    ]
+    for damage in damages:
+        damage()
+        with pytest.raises(SetupError, match=remedy):
+            reconciled(settings, day)
+        with pytest.raises(SetupError, match=remedy):
+            history(settings, "order", "42")
+        # For events of a day beside it.
+        with pytest.raises(SetupError, match=remedy):
+            list(day_events.archived_ids(settings, day))
+    file.write_bytes(content)
+    assert reconciled(settings, day)[0] == "archive"
 
 
 def test_a_day_that_is_nowhere_is_named(database: Database, settings: Settings) -> None:

@@ -80,7 +80,7 @@ def test_what_is_too_old_goes(database: Database, dropped: Settings) -> None:
     with pytest.raises(
         SetupError, match=rf"2 events of {OLDER} were removed by retention on \d.*: the day cannot be"
     ):
-        next(day_events._of_archive(dropped, OLDER))
+        next(day_events._of_archive(dropped, OLDER, None))
 
 
 def test_a_day_that_cannot_be_read_does_not_stop_others(database: Database, dropped: Settings) -> None:

@@ -166,6 +166,21 @@ def test_a_missing_file_is_one_line(root: Path) -> None:
     assert "2013-01-02" in done.stderr
 
 
+def test_what_a_query_would_not_notice_is_a_warning(root: Path) -> None:
+    """Guards against counts of a file that was replaced, and of days of which one is left out."""
+    assert ask(root, COUNTS).stderr == ""
+    (root / "_outbox" / "manifests" / "2013-01-01.json").unlink()
+    file = next((root / "events" / "event_date=2013-01-02").glob("*.parquet"))
+    table = pq.read_table(file).slice(1)
+    file.chmod(0o600)
+    pq.write_table(table, file)
+    done = ask(root, "SELECT count(*) FROM events")
+    assert (done.exit_code, "19" in done.stdout) == (0, True)
+    replaced, left_out = done.stderr.splitlines()
+    assert f"{file.name} of 2013-01-02 has " in replaced
+    assert "2013-01-01 has a file and no manifest, so its events are left out" in left_out
+
+
 @pytest.mark.parametrize("damage", ["whole", "part"])
 def test_a_damaged_file_is_one_line(root: Path, damage: str) -> None:
     """Guards against an error of a library that leads nowhere."""
