@@ -117,12 +117,15 @@ def close_days(settings: Settings, day: date | None, as_json: bool) -> None:
 
 @partitions.command("reopen")
 @click.argument("day", type=DAY)
-@click.confirmation_option(prompt="Relays restart, and the day accepts inserts again. Reopen it?")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
-def reopen_day(settings: Settings, day: date) -> None:
+def reopen_day(settings: Settings, day: date, yes: bool) -> None:
     """Reopen a closed day that is not archived yet, for example one that a fast clock closed too early."""
     from outbox_pipelines.days.partitions import close
 
+    close.require_reopenable(settings, day)
+    if not yes:
+        click.confirm("Relays restart, and the day accepts inserts again. Reopen it?", abort=True)
     close.reopen(settings, day)
     click.echo(f"{day} is open")
 

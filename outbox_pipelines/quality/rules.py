@@ -175,7 +175,8 @@ RULES: Final = (
         why="An insert into a day without a partition fails, and the business transaction with it. The "
         "hourly job maintain_partitions creates OUTBOX_PARTITIONS_AHEAD days; fewer mean that it has "
         "failed for days.",
-        help="Run `outbox partitions ensure` or the job maintain_partitions; its error names the cause",
+        help="Run `outbox partitions ensure` or the job maintain_partitions; its error names the cause. If "
+        "`outbox partitions list` shows a detached day, run `outbox partitions attach DAY`",
         error=float(FEW_AHEAD),
         is_least=True,
     ),
@@ -191,9 +192,10 @@ RULES: Final = (
     Rule(
         "days_archived",
         lambda found: found.days_late.to_archive,
-        "{} day{s} not archived in time",
+        "{} day{s} not archived or not proven in time",
         why="A closed day still has no file one day after it could have been archived. The table keeps "
-        "growing; nothing is lost, because no day is dropped without its archive.",
+        "growing; nothing is lost, because no day is dropped without its archive. Or the last proof of an "
+        "archived day has failed.",
         help="The failed run of archive_day, or `outbox archive day DAY`, names the cause",
         error=1.0,
     ),

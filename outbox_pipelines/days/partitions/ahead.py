@@ -53,7 +53,7 @@ def ensure(settings: DaySettings, days: int | None = None, since: date | None = 
 
     Raises:
         SetupError: this role does not own the table, another table has the name of a partition, a day
-            since then is closed, or it is more than ten years ago.
+            since then is closed, or it is in the future or more than ten years ago.
         UnavailableError: the database does not answer, or its table stayed locked through all tries.
     """
     require_schema(settings)
@@ -68,6 +68,8 @@ def _steps(connection: Connection, since: date | None) -> list[date | None]:
     if since is None:
         return [None]
     ((age, first, is_closed),) = connection.execute(partitions_sql.BACKFILL, {"since": since}).fetchall()
+    if age < 0:
+        raise SetupError(f"{since} is in the future: give a past day; --days creates days ahead")
     if age > _MOST_DAYS:
         raise SetupError(
             f"{since} is {age:,} days ago, and each day since then would have a partition: the earliest is "

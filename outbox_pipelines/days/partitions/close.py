@@ -73,6 +73,19 @@ def close(settings: DaySettings, day: date | None = None) -> list[Closing]:
         return [_close(connection, each) for each in over]
 
 
+def require_reopenable(settings: OutboxSettings, day: date) -> None:
+    """Raise `SetupError` if the day is archived or dropped, or was never closed."""
+    require_schema(settings)
+    with connect(settings, name="outbox partitions reopen") as connection:
+        _require_sealed(connection, day)
+
+
+def _require_sealed(connection: Connection, day: date) -> None:
+    row = require_day(connection, day)
+    if row.state not in ("open", "closed") or row.sealed_at is None:
+        raise SetupError(f"{day} is {row.state}: only a closed day that is not archived can be reopened")
+
+
 def reopen(settings: OutboxSettings, day: date) -> None:
     """Reopen a closed day that is not archived yet, such as one that a fast clock closed too early.
 
@@ -84,10 +97,7 @@ def reopen(settings: OutboxSettings, day: date) -> None:
     require_schema(settings)
     with working_at(settings, day) as connection, connection.transaction():
         connection.execute(partitions_sql.LOCK_CALENDAR)
-        row = require_day(connection, day)
-        state, sealed_at = row.state, row.sealed_at
-        if state not in ("open", "closed") or sealed_at is None:
-            raise SetupError(f"{day} is {state}: only a closed day that is not archived can be reopened")
+        _require_sealed(connection, day)
         # No writer waits behind this lock: the closed day rejects inserts.
         connection.execute("SET LOCAL lock_timeout = '2s'")
         connection.execute(partitions_sql.DECLARE_REBASE)

@@ -34,15 +34,18 @@ SELECT greatest(count(*) - 1, 0) FROM (
     JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD')) AND {ATTACHED}) day
 WHERE first = today"""
 
-# Days that ended more than a day ago: automatic maintenance has had enough time for them.
+# Days that ended more than a day ago: automatic maintenance has had enough time for them. Of an archived day
+# without the time of a proof the last one has failed, or has not run.
 LATE: Final = """
-SELECT count(*) FILTER (WHERE state = 'open') AS to_close,
-       count(*) FILTER (WHERE state = 'closed' AND %(archives)s) AS to_archive,
-       count(*) FILTER (WHERE state = 'archived' OR state = 'closed' AND %(drops_unarchived)s) AS to_drop
-FROM outbox_days
-WHERE (day + 1 + CASE WHEN state = 'archived' OR state = 'closed' AND %(drops_unarchived)s
-                      THEN %(retention)s ELSE 0 END)::timestamp AT TIME ZONE 'UTC'
-      < clock_timestamp() - interval '1 day'"""
+SELECT count(*) FILTER (WHERE is_late AND state = 'open') AS to_close,
+       count(*) FILTER (WHERE %(archives)s AND (is_late AND state = 'closed'
+                              OR state = 'archived' AND proven_at IS NULL
+                                 AND archived_at < clock_timestamp() - interval '1 day')) AS to_archive,
+       count(*) FILTER (WHERE is_late
+                        AND (state = 'archived' OR state = 'closed' AND %(drops_unarchived)s)) AS to_drop
+FROM (SELECT *, (day + 1 + CASE WHEN state = 'archived' OR state = 'closed' AND %(drops_unarchived)s
+                                THEN %(retention)s ELSE 0 END)::timestamp AT TIME ZONE 'UTC'
+                < clock_timestamp() - interval '1 day' AS is_late FROM outbox_days) late"""
 
 # Days whose rows are not visible through the outbox, except those that a session works on now: see DAY_LOCK.
 DETACHED: Final[LiteralString] = f"""

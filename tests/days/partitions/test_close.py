@@ -408,7 +408,7 @@ def test_a_day_closed_by_a_wrong_clock_is_opened_again(database: Database) -> No
         days.write(connection)
     days.relayed(database)
     assert close.close(database.settings, DAY)[0].closed
-    assert database.outbox("partitions", "reopen", str(TODAY), "--yes").exit_code == 2
+    assert database.outbox("partitions", "reopen", str(TODAY)).exit_code == 2
 
 
 @pytest.mark.extended
@@ -435,6 +435,9 @@ def test_no_day_is_made_behind_closed_ones(database: Database) -> None:
     with pytest.raises(SetupError, match="are closed"):
         ahead.ensure(database.settings, since=DAY - timedelta(1))
     assert ahead.ensure(database.settings, since=DAY + timedelta(1)).made == 0
+    assert ahead.ensure(database.settings, since=TODAY).made == 0
+    with pytest.raises(SetupError, match="is in the future"):
+        ahead.ensure(database.settings, since=TODAY + timedelta(1))
     shown = database.outbox("partitions", "ensure", "--since", str(DAY - timedelta(1)))
     assert shown.exit_code == 2
     assert "a closed day cannot change" in shown.output

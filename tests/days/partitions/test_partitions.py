@@ -221,5 +221,9 @@ def test_status_says_which_days_are_late(database: Database, tmp_path: Path) -> 
     assert outbox_measurements.read(settings).days_late == Late(0, 1, 1)
     longer = settings.model_copy(update={"retention_days": 30})
     assert outbox_measurements.read(longer).days_late == Late(0, 1, 0)
+    # As a proof leaves it that has failed.
+    database.rows("UPDATE outbox_days SET archived_at = archived_at - interval '2 days'")
+    assert outbox_measurements.read(longer).days_late == Late(0, 2, 0)
+    assert outbox_measurements.read(database.settings).days_late == Late(0, 0, 0)
     drop.drop(settings, days.DAY)
     assert outbox_measurements.read(settings).days_late == Late(0, 1, 0)
