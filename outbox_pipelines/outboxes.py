@@ -100,7 +100,9 @@ def _settings(config: ConfigFile, name: str, given: dict[str, Any]) -> Settings:
     values = values_of(config, name, given)
     if not values.mistakes and not values.values.get("dsn"):
         raise SetupError('names no database: add dsn = { env = "ORDERS_DSN" }')
-    return values.checked()
+    found = values.checked()
+    own = config.outboxes[name].values.keys() if len(config.outboxes) > 1 else values.values.keys()
+    return found.inheriting(values.values.keys() - own)
 
 
 def _tables(settings: OutboxSettings) -> tuple[object, ...]:

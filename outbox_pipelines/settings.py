@@ -13,12 +13,12 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from pydantic import ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import ConfigDict, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
 from outbox_pipelines.config import fields
 from outbox_pipelines.config.file import (
@@ -64,6 +64,18 @@ class OutboxSettings(fields.Lease, fields.Outbox):
     """What every part may know: the outbox and its servers."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    _inherited: frozenset[str] = PrivateAttr(frozenset())
+
+    @property
+    def inherited(self) -> frozenset[str]:
+        """The fields of one of several outboxes whose values are not of its own section."""
+        return self._inherited
+
+    def inheriting(self, names: Iterable[str]) -> Self:
+        """Return the same, with these fields as `inherited`."""
+        made = self.model_copy()
+        made._inherited = frozenset(names)
+        return made
 
     @field_validator("*", mode="before")
     @classmethod

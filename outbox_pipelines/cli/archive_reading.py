@@ -87,6 +87,8 @@ def query(
     """
     import duckdb
 
+    from outbox_pipelines.days.archive.data_set import doubts
+
     if form and parquet:
         raise click.UsageError("choose one of --csv, --json, --parquet")
     archive = _open(settings, beside)
@@ -107,7 +109,7 @@ def query(
 
         raise refusal(error) from None
     # After the result: a query that needs such a file may have failed, and that error is one line.
-    for doubt in archive.doubts():
+    for doubt in doubts(archive):
         click.echo(plain(f"outbox: {doubt}"), err=True)
 
 

@@ -163,7 +163,11 @@ class Router:
     """Topics: of the event type, or of the aggregate type, or by the template for all others."""
 
     def __init__(self, settings: Ruled) -> None:
-        self._types = {"", *settings.aggregate_types}, {"", *settings.event_types}
+        self.types = {
+            "aggregate_types": list(settings.aggregate_types),
+            "event_types": list(settings.event_types),
+        }
+        """The types that have a rule, by setting."""
         self._default = TopicTemplate(settings.topic)
         self._by_event_type, self._by_aggregate_type = (
             {name: TopicTemplate(topic) for name, topic in rules.items()} for rules in own(settings, "topic")
@@ -186,11 +190,8 @@ class Router:
             return ""
 
     def topics(self, aggregate_types: Iterable[str], event_types: Iterable[str]) -> set[str]:
-        """Return the topics of these types, of those with a rule, and of a template without types."""
-        ones, others = (
-            self._types[0].union(aggregate_types),
-            self._types[1].union(event_types),
-        )
+        """Return the topics of events of any two of these types; that of all events, if it is one."""
+        ones, others = {"", *aggregate_types}, {"", *event_types}
         return {self.topic_or_empty(one, other) for one in ones for other in others} - {""}
 
     @property

@@ -118,12 +118,12 @@ def archived_spans(settings: DaySettings, days: set[date]) -> dict[date, tuple[s
 
 def archived_ids(settings: DaySettings, day: date) -> Iterator[pa.RecordBatch]:
     """Return the ids of an archived day; none if the archive does not have it."""
-    from outbox_pipelines.days.archive.data_set import Archive
+    from outbox_pipelines.days.archive.data_set import Archive, differing
     from outbox_pipelines.days.archive.question import refusing
 
     archive = Archive(Store(named(settings)))
     if day in archive.manifests:
-        for difference in archive.differing([day]):
+        for difference in differing(archive, [day]):
             raise SetupError(difference)
         with refusing():
             yield from archive.of_days([day], columns=["id"]).to_arrow_reader(_ROWS)

@@ -1,7 +1,7 @@
 """Find topics of the outbox that no event of the day names: all events of a type may be lost.
 
 Invariants:
-- A topic is the outbox's own if its settings, grants or consumers name it, or if it has an event of the
+- A topic is the outbox's own if its own settings, grants or consumers name it, or if it has an event of the
   outbox, of any day, that belongs there. A name that merely matches OUTBOX_TOPIC can be another outbox's.
 - A note names the topics with messages since that day of which this is unknown: none is skipped silently.
 """
@@ -54,9 +54,16 @@ def find(
     partitions = messages.partitions(settings, kafka)
     with connect(settings, name="outbox reconcile: topics") as connection:
         granted = [name for (name,) in connection.execute(reconciliation_sql.GRANTED)]
-        own = router.topics([*granted, *(each for _, each, _ in kinds)], (each for *_, each in kinds))
+        # Rules and consumers that several outboxes share can be those of another one.
+        aggregate_types, event_types = (
+            types if name not in settings.inherited else () for name, types in router.types.items()
+        )
+        own = router.topics(
+            [*granted, *aggregate_types, *(each for _, each, _ in kinds)],
+            [*event_types, *(each for *_, each in kinds)],
+        )
         for each in consumers:
-            if not each.handles_others:
+            if not each.handles_others and "consumers" not in settings.inherited:
                 own |= {topic for topic in each.topics if _matches(router, topic)}
         own &= partitions.keys()
         others = {
@@ -74,10 +81,11 @@ def find(
                 unknown.append(f"{name} ({counted(sent, 'message')})")
     if not unknown:
         return own, []
+    section = f"outboxes.{settings.name}.aggregate_types" if settings.inherited else "aggregate_types"
     more = f" and {len(unknown) - _SHOWN:,} more" if len(unknown) > _SHOWN else ""
     return own, [
         "not read, since no event, grant or setting shows that they are of this outbox: "
-        f"{', '.join(unknown[:_SHOWN])}{more}; if one is, name it as the topic of [aggregate_types.TYPE]"
+        f"{', '.join(unknown[:_SHOWN])}{more}; if one is, name it as the topic of [{section}.TYPE]"
     ]
 
 

@@ -62,6 +62,7 @@ def test_an_outbox_wins_over_the_environment_and_that_over_the_file(loaded: Outb
     assert (orders.db_schema, billing.db_schema) == ("public", "billing")
     assert orders.retention_days == billing.retention_days == 3
     assert orders.connector == billing.connector == ""
+    assert "batch_events" in billing.inherited - orders.inherited
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,11 @@ def test_one_of_several_must_be_chosen(loaded: Outboxes) -> None:
         loaded.get()
     with pytest.raises(SetupError, match="does not list it; choose orders, billing"):
         loaded.get("order")
+
+
+def test_the_only_one_shares_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a rule of the only outbox that counts as one of others."""
+    assert not _load(FILE.partition("[outboxes.billing]")[0], tmp_path, monkeypatch).get().inherited
 
 
 def test_outboxes_of_the_same_tables_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,27 +118,6 @@ class Archive:
             if day in self._damaged:
                 raise SetupError(self._damaged[day])
 
-    def differing(self, days: Iterable[date]) -> Iterator[str]:
-        """Yield what is wrong with the files of these days, as far as their sizes tell.
-
-        In a bucket nothing is asked: a file of another size cannot be read there.
-        """
-        for day in days if self._store.root is not None else ():
-            manifest = self.manifests[day]
-            size = self._store.size(key(day, manifest.file))
-            if size != manifest.size:
-                found = "is missing" if size is None else f"has {size:,} bytes, not {manifest.size:,}"
-                yield f"{manifest.file} of {day} {found}: run `outbox archive verify {day}`"
-
-    def doubts(self) -> Iterator[str]:
-        """Yield why queries may return wrong or too few events, as far as sizes and names of files tell."""
-        yield from self.differing(self.manifests)
-        for day in sorted(self._store.days_of_files() - {*self.days}):
-            yield (
-                f"{day} has a file and no manifest, so its events are left out: run "
-                f"`outbox archive verify {day}`"
-            )
-
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
         """A separate in-memory DuckDB connection with the view `events`; you can register further tables.
@@ -364,6 +343,27 @@ def open_archive(
         archive.require(archive.days)
         raise SetupError(f"the archive {url} has no days yet: write one with `outbox archive day`")
     return archive
+
+
+def differing(archive: Archive, days: Iterable[date]) -> Iterator[str]:
+    """Yield what is wrong with the files of these days, as far as their sizes tell.
+
+    In a bucket nothing is asked: a file of another size cannot be read there.
+    """
+    for day in days if archive._store.root is not None else ():
+        manifest = archive.manifests[day]
+        size = archive._store.size(key(day, manifest.file))
+        if size != manifest.size:
+            found = "is missing" if size is None else f"has {size:,} bytes, not {manifest.size:,}"
+            yield f"{manifest.file} of {day} {found}: run `outbox archive verify {day}`"
+
+
+def doubts(archive: Archive) -> Iterator[str]:
+    """Yield why queries may return wrong or too few events, as far as sizes and names of files tell."""
+    yield from differing(archive, archive.manifests)
+    for day in sorted(archive._store.days_of_files() - {*archive.days}):
+        said = f"{day} has a file and no manifest, so its events are left out"
+        yield f"{said}: run `outbox archive verify {day}`"
 
 
 def _decrypted(keys: SubjectKeys, payloads: pa.ChunkedArray) -> pa.Array:

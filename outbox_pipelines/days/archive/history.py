@@ -126,7 +126,7 @@ def _archived(
     settings: DaySettings, attached: set[date], required: Sequence[date], aggregate: dict[str, str]
 ) -> list[tuple[Any, ...]]:
     """Return the rows of days that are not in the table."""
-    from outbox_pipelines.days.archive.data_set import Archive
+    from outbox_pipelines.days.archive.data_set import Archive, differing
     from outbox_pipelines.days.archive.question import refusing
 
     if settings.archive in ("", NO_ARCHIVE):
@@ -141,7 +141,7 @@ def _archived(
         raise SetupError(f"{_some(missing)} not in the table, and not in {settings.archive} (OUTBOX_ARCHIVE)")
     if not (days := [day for day in archive.manifests if day not in attached]):
         return []
-    for difference in archive.differing(days):
+    for difference in differing(archive, days):
         raise SetupError(difference)
     with refusing():
         rows = archive.of_days(
