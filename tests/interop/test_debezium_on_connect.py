@@ -317,7 +317,8 @@ def test_a_poisoned_event_is_found_and_named(shop: Shop) -> None:
     shop.write("1")
     shop.write("2", payload=json.dumps({"text": "x" * 50_000}))
     shop.write("3")
-    wait_until(lambda: read(shop.settings).problems, seconds=60, what="the failed task")
+    # A busy worker may not answer for a moment, which is a problem too.
+    wait_until(lambda: any("task" in each for each in read(shop.settings).problems), what="the failed task")
     shown = shop.run("debezium", "status")
     assert shown.returncode == 1
     (problem,) = [line for line in shown.stdout.splitlines() if line.startswith("!")]
@@ -339,7 +340,7 @@ def test_the_relay_takes_over_from_a_task_that_cannot_continue(shop: Shop) -> No
     shop.write("1")
     wait_until(lambda: shop.published() == ["1"], seconds=60, what="the first event")
     shop.write("1", aggregate_type="no topic!")
-    wait_until(lambda: read(shop.settings).problems, seconds=60, what="the failed task")
+    wait_until(lambda: any("task" in each for each in read(shop.settings).problems), what="the failed task")
     (problem,) = read(shop.settings).problems
     assert "no topic!" in problem
     shop.write("2")
