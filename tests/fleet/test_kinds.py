@@ -79,6 +79,11 @@ def test_a_table_that_was_renamed_has_its_lock(outboxes: list[Outbox], tmp_path:
         connection.execute("ALTER TABLE events RENAME TO events_kept")
         connection.execute("CREATE VIEW events AS SELECT * FROM events_kept")
         connection.execute(
+            "CREATE FUNCTION insert_event() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+            "CREATE TRIGGER adopted_insert INSTEAD OF INSERT ON events "
+            "FOR EACH ROW EXECUTE FUNCTION insert_event()"
+        )
+        connection.execute(
             "INSERT INTO outbox_adopted (relation, schema, name, kept_as, state) "
             "VALUES ('events_kept'::regclass, 'public', 'events', 'events_kept', 'draining')"
         )
