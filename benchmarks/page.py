@@ -46,7 +46,7 @@ def _table(parts: Mapping[str, Part], block: str) -> str:
         name, _, row = line.partition(": ")
         found = _row(parts, name, row)
         mark = r"\*" if parts[name].entered else ""
-        cells = (found.name + mark, ", ".join(map(str, found.figures)), ", ".join(map(str, found.ratios)))
+        cells = (found.name + mark, ", ".join(map(str, found.figures)), ", ".join(map(str, found.ratios[:3])))
         lines.append(f"|{'|'.join(cells)}|")
     return "\n".join(lines) + "\n"
 
