@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.core.text import counted, markdown
+from outbox_pipelines.core.text import counted, markdown, short
 from outbox_pipelines.defs import places, ticks
 from outbox_pipelines.defs.outbox import NAME, Outbox
 from outbox_pipelines.defs.pages import one_line
@@ -174,7 +174,10 @@ def _verdict(backlogs: list["Backlog"]) -> dict[str, Any]:
         f"{each.source}: {each.waiting:,} waiting"
         + (f" for up to {each.oldest_seconds:,.0f} s" if each.oldest_seconds is not None else "")
         + (f", {counted(each.dead_letters, 'dead letter')}" if each.dead_letters else "")
-        + "".join(f", paused: {it.event_type} ({it.error})" for it in each.paused[:_MOST_PAUSED])
+        + "".join(
+            f", paused: {short(it.event_type or '(no event)')} ({it.error or 'the first try has not ended'})"
+            for it in each.paused[:_MOST_PAUSED]
+        )
         for each in backlogs
     ]
     return {

@@ -115,7 +115,7 @@ def _is_own(
         def add(batch: pa.Table, found: list[Any] = found) -> None:
             found += batch.column("id").to_pylist()
 
-        # One that the role may not read is not its outbox's.
+        # One that the role may not read, or that does not answer, is unknown: the note names it.
         with suppress(SetupError):
             messages.read(settings, kafka, [Topic(0, name, parts)], add, lambda _: None)
         ids = []

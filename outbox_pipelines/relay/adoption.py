@@ -5,7 +5,7 @@ Invariants:
 - After the way back, no relay takes the table until the outbox's remaining events are published.
 - A relay finds the table under the name that it has now, whatever [table] in outbox.toml says, and whatever
   OUTBOX_SCHEMA: the view that has the table's name leads to the outbox that adopted it.
-- Once the table's rows are published, whoever names it by [table] is refused: nothing would be published.
+- Once the rows are published, a relay that names the table by [table] is refused: it would publish nothing.
 """
 
 from __future__ import annotations

@@ -124,6 +124,11 @@ def test_one_run_at_a_time_and_the_backlog_is_observed(
         ("UPDATE inbox SET state = 'failed'", False, "0 waiting, 12 dead letters"),
         ("UPDATE inbox SET state = 'discarded'", True, "0 waiting"),
         ("UPDATE inbox SET paused_since = now(), last_error = 'tax'", True, r"paused: [\w.]+ \(tax\)"),
+        (
+            "UPDATE inbox SET paused_since = now(), last_error = 'tax', event_type = repeat('x', 5000)",
+            True,
+            r"paused: x+… \(5,000 characters\) \(tax\)",
+        ),
     ],
 )
 def test_the_check_by_hand(database: Database, named: str, change: str, passed: bool, says: str) -> None:

@@ -125,7 +125,7 @@ def test_names_that_are_written_with_escapes(make_table: Make, tmp_path: Path) -
     )
     table = make_table(ddl, guides.D.mapping)
     description = describe.describe(table.settings, quoted)
-    # As it stands in the file, too.
+    # As the file has it, too.
     assert describe.describe(table.settings, name) == description
     assert _mapping(description).table == name
     assert r"un\nused (text), 100% (integer)" in description.text

@@ -45,7 +45,7 @@ def test_a_wheel_with_tests_is_refused(release: tuple[Path, Path], tmp_path: Pat
 
 @pytest.mark.extended
 def test_a_release_is_made_again_byte_for_byte(dist: Path, tmp_path: Path) -> None:
-    """Guards against files that nobody can make again, and a source archive that does not build the wheel."""
+    """Guards against files that cannot be made again, and a source archive that does not build the wheel."""
     again = make_again(dist, release_time(ROOT), tmp_path / "again")
     check_same(dist, again)
     for change in (lambda: (again / "licenses.txt").write_text("other"), (again / "licenses.txt").unlink):
