@@ -349,8 +349,8 @@ class SchemaRegistry:
         )
         self._registry = Registry(settings, seconds=timeout)
         # They need packages that others do not have.
-        from outbox_pipelines.avro import decoding as avro
-        from outbox_pipelines.protobuf import decoding as protobuf
+        from outbox_pipelines.formats.avro import decoding as avro
+        from outbox_pipelines.formats.protobuf import decoding as protobuf
 
         self._avro_reader, self._protobuf_reader = avro.reader, protobuf.reader
         self._url = settings.registry_url

@@ -14,8 +14,8 @@ import re
 from decimal import Decimal
 from typing import Any, Final
 
-from outbox_pipelines.avro.avro_schema import NO_SCHEMA, NULL, PRECISION, is_empty, parsed
 from outbox_pipelines.catalog.schemas import resolved
+from outbox_pipelines.formats.avro.avro_schema import NO_SCHEMA, NULL, PRECISION, is_empty, parsed
 
 # They describe parts of a payload in a way that no type of Avro has.
 _UNKNOWN: Final = (

@@ -21,7 +21,7 @@ from outbox_pipelines.registry import Subject
 from outbox_pipelines.settings import MessageSettings
 
 if TYPE_CHECKING:
-    from outbox_pipelines.protobuf.descriptors import File
+    from outbox_pipelines.formats.protobuf.descriptors import File
 
 _DRAFT_7: Final = "http://json-schema.org/draft-07/schema#"
 _DRAFT_2020_12: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -122,7 +122,7 @@ def _avro(subject: str, event_type: str, each: EventType) -> Subject:
 
 
 def _protobuf(subject: str, event_type: str, each: EventType) -> Subject:
-    from outbox_pipelines.protobuf import descriptors
+    from outbox_pipelines.formats.protobuf import descriptors
 
     assert each.protobuf is not None
     try:

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from outbox_pipelines.cli.main import cli
 from tests.catalog.conftest import Write
-from tests.protobuf.shop import descriptor_set
+from tests.formats.protobuf.shop import descriptor_set
 from tests.registry import FakeRegistry
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from outbox_pipelines.catalog.subjects import Subjects, document
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import make_settings
 from tests.catalog.conftest import Write
-from tests.protobuf.shop import MESSAGE, descriptor_set
+from tests.formats.protobuf.shop import MESSAGE, descriptor_set
 
 _ENTRY = "{description: x, producer: x, owner: x, aggregate_type: order, schema: {type: object}}"
 _EVENTS = f"""

@@ -20,19 +20,19 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.message_factory import GetMessageClass
 
-from outbox_pipelines.avro import encoding
 from outbox_pipelines.cli.main import cli
 from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, DedupeTable, Event, handler_breakers
 from outbox_pipelines.consumer.event_reading import Reader
 from outbox_pipelines.consumer.testing import handle, handle_async, make_event
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.protobuf import descriptors
+from outbox_pipelines.formats.avro import encoding
+from outbox_pipelines.formats.protobuf import descriptors
 from outbox_pipelines.registry import SchemaError, SchemaRegistry
 from outbox_pipelines.relay import service
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, either, wait_until
 from tests.consumer.place import Place, effect, running
-from tests.protobuf.shop import MESSAGE, descriptor_set
+from tests.formats.protobuf.shop import MESSAGE, descriptor_set
 from tests.registry import FakeRegistry
 
 _EVENTS = """

@@ -35,14 +35,14 @@ from outbox_pipelines.days.archive import manifest, store
 from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.defs.component import OutboxComponent
 from outbox_pipelines.defs.outbox import Outbox
-from outbox_pipelines.protobuf import descriptors
+from outbox_pipelines.formats.protobuf import descriptors
 from outbox_pipelines.relay.kafka.message import Encoder, Headers, Schema, Value
 from outbox_pipelines.relay.parking.prober import dead_letter
 from outbox_pipelines.relay.telemetry import exporter
 from outbox_pipelines.settings import Settings, load_settings, variable
 from outbox_pipelines.writer.bytes_payload import BytesPayload
 from tests.defs.conftest import EVERYTHING, OF_TABLE
-from tests.protobuf.shop import MESSAGE, descriptor_set
+from tests.formats.protobuf.shop import MESSAGE, descriptor_set
 
 FOLDER: Final = Path(__file__).parent
 _LISTED: Final = re.compile(r"^\.\. auto\w+:: ([\w.]+)\.(\w+)(?:\(\))?\n(   :members:.*\n)?", re.MULTILINE)

@@ -27,17 +27,17 @@ from outbox_pipelines.cli.main import cli
 from outbox_pipelines.consumer.event_reading import Reader
 from outbox_pipelines.consumer.event_values import framed
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.formats.protobuf import descriptors
 from outbox_pipelines.local import jars
-from outbox_pipelines.protobuf import descriptors
 from outbox_pipelines.registry import Registry, SchemaError, SchemaRegistry, Subject
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings, make_settings
 from outbox_pipelines.writer import emit
 from tests import kafka_clients
 from tests.conftest import Outbox
+from tests.formats.protobuf.shop import MESSAGE, descriptor_set
 from tests.interop import build
 from tests.interop.apicurio import Apicurio
-from tests.protobuf.shop import MESSAGE, descriptor_set
 from tests.relay.topic import create_topic
 
 pytestmark = pytest.mark.slow

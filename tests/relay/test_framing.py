@@ -20,13 +20,13 @@ from confluent_kafka.serialization import MessageField, SerializationContext, Se
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message_factory import GetMessageClass
 
-from outbox_pipelines.avro import decoding
 from outbox_pipelines.catalog.document import read_catalog
 from outbox_pipelines.catalog.subjects import Subjects
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.protobuf import descriptors
-from outbox_pipelines.protobuf.encoding import index_of
+from outbox_pipelines.formats.avro import decoding
+from outbox_pipelines.formats.protobuf import descriptors
+from outbox_pipelines.formats.protobuf.encoding import index_of
 from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.quality.status_text import render
 from outbox_pipelines.registry import Registry
@@ -39,7 +39,7 @@ from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
 from outbox_pipelines.writer.references import Reference
 from tests.conftest import Outbox, either, patience, read_topic, wait_until
-from tests.protobuf.shop import MESSAGE, descriptor_set
+from tests.formats.protobuf.shop import MESSAGE, descriptor_set
 from tests.registry import FakeRegistry
 from tests.relay.parked import parked_rows
 from tests.relay.slot.slots import make as make_slot

@@ -181,15 +181,15 @@ def _version(metadata: str) -> str | None:
 def _avro(encode: Encode, schema: str) -> Encode:
     """The same in Avro's binary form."""
     # It needs a package that others do not have.
-    from outbox_pipelines.avro.encoding import writer
+    from outbox_pipelines.formats.avro.encoding import writer
 
     return _converted(encode, writer(schema))
 
 
 def _protobuf(encode: Encode, schema: Schema) -> tuple[Encode, bytes]:
     """The same in Protobuf's binary form, and the index of the message in its file."""
-    from outbox_pipelines.protobuf.descriptors import message_of
-    from outbox_pipelines.protobuf.encoding import index_of, writer
+    from outbox_pipelines.formats.protobuf.descriptors import message_of
+    from outbox_pipelines.formats.protobuf.encoding import index_of, writer
 
     descriptor = message_of(schema.text, schema.imports, schema.message)
     return _converted(encode, writer(descriptor)), index_of(descriptor)

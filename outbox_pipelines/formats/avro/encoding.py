@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import fastavro
 
-from outbox_pipelines.avro.avro_schema import EPOCH, FIRST_DAY, NULL, is_recursive, parsed, plain
 from outbox_pipelines.core.misfits import (
     KINDS,
     TOO_DEEP,
@@ -27,6 +26,7 @@ from outbox_pipelines.core.misfits import (
     parse,
     too_deep,
 )
+from outbox_pipelines.formats.avro.avro_schema import EPOCH, FIRST_DAY, NULL, is_recursive, parsed, plain
 
 _Convert = Callable[[Any], Any]
 # Of an integer with an exponent, which could be of any length.

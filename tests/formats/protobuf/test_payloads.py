@@ -12,8 +12,8 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message_factory import GetMessageClass
 
 from outbox_pipelines.core.misfits import MisfitError
-from outbox_pipelines.protobuf import decoding, descriptors, encoding
-from tests.protobuf.shop import MESSAGE, descriptor_set
+from outbox_pipelines.formats.protobuf import decoding, descriptors, encoding
+from tests.formats.protobuf.shop import MESSAGE, descriptor_set
 
 FILE = descriptors.file_of(descriptor_set(), MESSAGE)
 IMPORTS = descriptors.texts_of(FILE)

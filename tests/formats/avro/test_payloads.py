@@ -14,10 +14,10 @@ import fastavro
 import pytest
 from fastavro._read_py import schemaless_reader as read_in_python
 
-from outbox_pipelines.avro import decoding, encoding
 from outbox_pipelines.catalog import avro_schemas
 from outbox_pipelines.catalog.avro_schemas import NoEquivalentError, document
 from outbox_pipelines.core.misfits import MisfitError
+from outbox_pipelines.formats.avro import decoding, encoding
 
 _ID = "5d1b7c1e-3a54-5c0e-9b61-0d2f6c1f8a77"
 _NODE = {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$ref": "#"}}}

@@ -21,8 +21,8 @@ from google.protobuf.message import DecodeError, EncodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from outbox_pipelines.core.misfits import MisfitError, deepest, exact_double, misfit, parse
-from outbox_pipelines.protobuf.descriptors import indexes_of
-from outbox_pipelines.protobuf.message_fields import (
+from outbox_pipelines.formats.protobuf.descriptors import indexes_of
+from outbox_pipelines.formats.protobuf.message_fields import (
     NOT_FINITE,
     NULL_VALUE,
     TEXTS,

@@ -21,7 +21,7 @@ import fastavro
 # Private: fastavro has no public name for its reader in Python, and no limit of depth in the one in C.
 from fastavro._read_py import schemaless_reader as read_in_python
 
-from outbox_pipelines.avro.avro_schema import (
+from outbox_pipelines.formats.avro.avro_schema import (
     EPOCH,
     FIRST_DAY,
     NO_SCHEMA,

@@ -17,8 +17,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message_factory import GetMessageClass
 
-from outbox_pipelines.protobuf import message_fields
-from outbox_pipelines.protobuf.descriptors import NoMessageError, message_of, parsed
+from outbox_pipelines.formats.protobuf import message_fields
+from outbox_pipelines.formats.protobuf.descriptors import NoMessageError, message_of, parsed
 
 _DEEPEST_INDEX: Final = 100
 _MOST_BITS: Final = 32

@@ -1,0 +1,1 @@
+"""Payloads in a format other than JSON, by a schema alone: no registry, no catalog, no network."""
