@@ -9,8 +9,8 @@ import pytest
 
 _RELAY = """
 import os, signal
-from outbox_pipelines.cli.relay import _until_signal
-with _until_signal() as stop:
+from outbox_pipelines.core.signals import until_signal
+with until_signal() as stop:
 """
 _CONSUMER = """
 import os, signal, threading

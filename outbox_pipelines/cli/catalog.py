@@ -129,10 +129,10 @@ def schemas(settings: Settings, directory: Path, is_check: bool) -> None:
 
     Files of other versions stay. In CI, --check finds a schema that changes without a new `version`.
     """
-    from outbox_pipelines.catalog import json_schemas
+    from outbox_pipelines.catalog import registration
     from outbox_pipelines.catalog.document import require_catalog
 
-    files = json_schemas.files(require_catalog(settings))
+    files = registration.files(require_catalog(settings))
     if not is_check:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def schemas(settings: Settings, directory: Path, is_check: bool) -> None:
         except OSError as error:
             raise SetupError(f"{directory} cannot be written ({error}): choose another directory") from None
         click.echo(f"{directory}: {counted(len(files), 'schema')}")
-    elif different := json_schemas.different(directory, files):
+    elif different := registration.different(directory, files):
         for name in different:
             why = (
                 "has another schema: give the type a new version"

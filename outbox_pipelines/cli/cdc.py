@@ -1,17 +1,18 @@
-"""The commands `outbox cdc …` and `outbox cutover`: change data capture."""
+"""Change data capture: the commands `outbox cdc …`, `outbox cutover` and `outbox debezium …`."""
 
 from __future__ import annotations
 
-import json as json_text
+import json
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from outbox_pipelines.cli.options import SECONDS
+from outbox_pipelines.cli.options import SECONDS, TEXT
 from outbox_pipelines.config import parsed
-from outbox_pipelines.core.text import plain
+from outbox_pipelines.core.text import plain, to_json
+from outbox_pipelines.debezium.connector_config import REFERENCE, reference
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def status_command(settings: Settings, as_json: bool) -> None:
             "problems": found.problems,
             "warnings": found.warnings,
         }
-        click.echo(json_text.dumps(shown, indent=2))
+        click.echo(json.dumps(shown, indent=2))
     else:
         _show(found)
     sys.exit(1 if found.problems else 0)
@@ -118,3 +119,87 @@ def _show(found: Slots) -> None:
 def _say(line: str) -> None:
     # It may name a session, whose name is of its own choice.
     click.echo(plain(line))
+
+
+def _reference(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    try:
+        return reference(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _place(command: Any) -> Any:
+    """Add the options that say how Debezium reaches the database, and what it reads there."""
+    options = (
+        click.option(
+            "--host", type=TEXT, help="Host under which the workers reach the database (default: OUTBOX_DSN)."
+        ),
+        click.option("--port", type=click.IntRange(1, 65535), help="Its port (default: OUTBOX_DSN)."),
+        click.option("--user", type=TEXT, help="Role that Debezium logs in as (default: OUTBOX_DSN)."),
+        click.option(
+            "--password",
+            metavar="REFERENCE",
+            default=REFERENCE,
+            show_default=True,
+            callback=_reference,
+            help="Where the workers find its password, by one of their config providers. The password "
+            "itself is never written; '' for a role without one.",
+        ),
+        click.option("--slot", type=TEXT, help="Name of the slot (default: debezium_DATABASE_SCHEMA)."),
+        click.option("--publication", type=TEXT, help="Name of the publication (default: that of the slot)."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group()
+def debezium() -> None:
+    """Configure and watch Debezium in Kafka Connect, which publishes the outbox instead of the relay."""
+
+
+@debezium.command("config")
+@_place
+@click.pass_obj
+def debezium_config(settings: Settings, /, **place: Any) -> None:
+    """Print the connector's configuration as JSON, which makes its messages equal to the relay's.
+
+    Send it with PUT to /connectors/NAME/config of Kafka Connect. Needs no Kafka Connect and no database. What
+    Debezium cannot make equal is refused.
+    """
+    click.echo(to_json(_config(settings, **place), indent=2))
+
+
+@debezium.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@click.pass_obj
+def debezium_status(settings: Settings, as_json: bool) -> None:
+    """Show connector, task and slot (OUTBOX_CONNECT), and each problem with its remedy.
+
+    Changes nothing. Exit 1 if a person must act.
+    """
+    from outbox_pipelines.debezium.connector_reading import read
+
+    found = read(settings)
+    if as_json:
+        click.echo(to_json(asdict(found) | {"problems": found.problems}, indent=2))
+    else:
+        for line in [*found.lines(), *(f"! {problem}" for problem in found.problems)]:
+            click.echo(plain(line))
+    sys.exit(1 if found.problems else 0)
+
+
+def _config(
+    settings: Settings, *, slot: str | None, publication: str | None, password: str, **where: Any
+) -> dict[str, str]:
+    from outbox_pipelines.debezium.connector_config import connector
+
+    name = slot or _slot(settings)
+    return connector(settings, slot=name, publication=publication or name, password=password, **where)
+
+
+def _slot(settings: Settings) -> str:
+    """Return the usual name of the slot."""
+    from outbox_pipelines.debezium.connector_config import database, slot_name
+
+    return slot_name(settings, database(settings))

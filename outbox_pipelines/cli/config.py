@@ -1,11 +1,11 @@
-"""The commands `outbox config …` and `outbox init`: what the settings are, and a first `outbox.toml`."""
+"""The commands of the first day: `outbox init`, `outbox config …` and `outbox migrate`."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -16,6 +16,7 @@ from outbox_pipelines.config.file import NAME, SECRET, config_path, entry_names,
 from outbox_pipelines.config.sections import RULES, SECTIONS, WHOLE
 from outbox_pipelines.config.tables import is_reference, is_secret
 from outbox_pipelines.core.secret import HIDDEN, redacted
+from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing.describe import candidates
@@ -164,3 +165,54 @@ def _masked(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[key] = HIDDEN if is_secret(f"{prefix}{key}", value) else value
     return found
+
+
+_HOW: Final = "-- As the owner: psql -v ON_ERROR_STOP=1 -f FILE, then `outbox migrate`."
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Change nothing; report differences and exit 1 if there are any.")
+@click.option(
+    "--print", "prints", is_flag=True, help="Change nothing; print the SQL of the missing migrations."
+)
+@click.option("--to", metavar="NAME", type=TEXT, help="The last migration to apply or print (default: all).")
+@click.option(
+    "--grants",
+    "grants_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TOML file of roles and their kinds: give these roles exactly these rights.",
+)
+@click.pass_obj
+def migrate(settings: Settings, check: bool, prints: bool, to: str | None, grants_file: Path | None) -> None:
+    """Create or update the outbox's tables in OUTBOX_SCHEMA (default: public)."""
+    from outbox_pipelines.database import grants, schema
+
+    if (prints or to) and (check or grants_file):
+        raise click.UsageError("--print and --to go without --check and --grants")
+    wanted = grants.read(grants_file) if grants_file else None
+    if check:
+        with reading_only():
+            differences = schema.drift(settings)
+            if wanted is not None and not any(line.startswith("not applied") for line in differences):
+                differences += grants.apply(settings, wanted, check=True)
+        for line in differences:
+            click.echo(plain(line))
+        if differences:
+            sys.exit(1)
+        click.echo("the schema is up to date")
+        return
+    if prints:
+        with reading_only():
+            statements = schema.pending(settings, to)
+        click.echo(_HOW if statements else "-- nothing to do")
+        for statement in statements:
+            click.echo(f"{statement};")
+        return
+    applied = schema.migrate(settings, to)
+    if applied:
+        click.echo(f"applied {', '.join(applied)}")
+    lines = grants.apply(settings, wanted) if wanted is not None else []
+    for line in lines:
+        click.echo(plain(line))
+    if not (applied or lines):
+        click.echo("nothing to do")

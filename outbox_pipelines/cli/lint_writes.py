@@ -14,8 +14,8 @@ import click
 
 from outbox_pipelines.core.text import counted, plain, to_json
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.lint.dual_write import Place, places
 from outbox_pipelines.lint.event_types import Documented
-from outbox_pipelines.lint.files import python_files
 from outbox_pipelines.lint.finding import (
     APART,
     DEFAULT,
@@ -26,8 +26,7 @@ from outbox_pipelines.lint.finding import (
     UNREADABLE,
     Finding,
 )
-from outbox_pipelines.lint.linter import Options, check, read_sources, sources_of
-from outbox_pipelines.lint.review import Place, places
+from outbox_pipelines.lint.linter import Options, check, python_files, read_sources, sources_of
 
 
 class _Codes(click.ParamType[frozenset[str]]):

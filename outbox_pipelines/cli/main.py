@@ -17,24 +17,19 @@ from outbox_pipelines.cli.adopt import adopt
 from outbox_pipelines.cli.archive import archive
 from outbox_pipelines.cli.bodies import bodies
 from outbox_pipelines.cli.catalog import catalog
-from outbox_pipelines.cli.cdc import cdc, cutover
-from outbox_pipelines.cli.config import config, init
+from outbox_pipelines.cli.cdc import cdc, cutover, debezium
+from outbox_pipelines.cli.config import config, init, migrate
 from outbox_pipelines.cli.consumer import consumer
-from outbox_pipelines.cli.dead_letters import dead_letters
-from outbox_pipelines.cli.debezium import debezium
-from outbox_pipelines.cli.delayed import delayed
+from outbox_pipelines.cli.dead_letters import dead_letters, delayed
 from outbox_pipelines.cli.keys import forget, generate, keys
 from outbox_pipelines.cli.lint_writes import lint_writes
 from outbox_pipelines.cli.local import local
-from outbox_pipelines.cli.migrate import migrate
 from outbox_pipelines.cli.options import add_to
 from outbox_pipelines.cli.partitions import partitions
-from outbox_pipelines.cli.quality import alerts, quality
-from outbox_pipelines.cli.reconcile import reconcile
+from outbox_pipelines.cli.quality import alerts, quality, reconcile
 from outbox_pipelines.cli.relay import relay
 from outbox_pipelines.cli.replay import replay
-from outbox_pipelines.cli.shards import shards
-from outbox_pipelines.cli.status import status
+from outbox_pipelines.cli.status import shards, status
 from outbox_pipelines.cli.table import describe, table
 from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.core.text import plain

@@ -138,9 +138,9 @@ def attach_day(settings: Settings, day: date) -> None:
 
     Writers do not wait. To bring back a dropped day, run `outbox archive restore DAY --attach`.
     """
-    from outbox_pipelines.days.partitions import attach
+    from outbox_pipelines.days.partitions import close
 
-    was_detached = attach.attach(settings, day)
+    was_detached = close.attach(settings, day)
     click.echo(f"{day}  {'attached' if was_detached else 'was already attached'}")
 
 

@@ -1,7 +1,8 @@
-"""The commands `outbox quality …` and `outbox alerts …`."""
+"""What is found in the data: the commands `outbox quality …`, `outbox alerts …`, `outbox reconcile DAY`."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from datetime import date
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outbox_pipelines.cli.options import DAY
+from outbox_pipelines.cli.options import DAY, TEXT
+from outbox_pipelines.core import log
+from outbox_pipelines.core.text import plain
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -64,11 +67,11 @@ def alerts() -> None:
 @click.pass_obj
 def test(settings: Settings) -> None:
     """Send a test message to every address. Exits with 1 if an address does not accept it."""
-    from outbox_pipelines.quality import alert_delivery
+    from outbox_pipelines.quality import alerts
     from outbox_pipelines.quality.alerts import Message, where
 
     title = f"{where(settings)}: a test"
-    outcomes = alert_delivery.send(
+    outcomes = alerts.send(
         settings, [Message(title, "Alerts of this outbox arrive here. No action is needed.", True)]
     )
     failed = [each for each in outcomes if each.unsent]
@@ -77,3 +80,43 @@ def test(settings: Settings) -> None:
     if failed:
         sys.exit(1)
     click.echo(f"sent to {len(outcomes)}")
+
+
+@click.command()
+@click.argument("day", type=DAY)
+@click.option(
+    "--consumer",
+    "names",
+    type=TEXT,
+    multiple=True,
+    help="Only this consumer (name from [consumers.NAME] in outbox.toml); repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--handled",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write when each consumer handled which event to this Parquet file.",
+)
+@click.option(
+    "--slices",
+    type=click.IntRange(1, 250),
+    default=1,
+    show_default=True,
+    help="Compare the day in this many parts, one after the other, to use less disk.",
+)
+@click.pass_obj
+def reconcile(
+    settings: Settings, day: date, names: tuple[str, ...], as_json: bool, handled: Path | None, slices: int
+) -> None:
+    """Compare a day's events with the topics and with what each consumer processed.
+
+    Finds missing, phantom, duplicated, out-of-order and lagging events, with at most ten examples of each.
+    DAY is a UTC day in the table or the archive. Changes nothing and does not affect consumers. Exits with 0
+    if all are equal, and with 1 if anything differs or cannot be verified.
+    """
+    from outbox_pipelines.reconciliation import steps as days
+
+    report = days.reconcile(settings, day, names, log.say, handled, slices)
+    click.echo(json.dumps(report.described(), indent=2) if as_json else "\n".join(map(plain, report.lines())))
+    if not report.equal:
+        sys.exit(1)

@@ -152,10 +152,10 @@ def _of_local_stack(settings: Settings) -> Refusals:
 
 
 def _of_alerts(settings: Settings) -> Refusals:
-    from outbox_pipelines.quality import alert_delivery
+    from outbox_pipelines.quality import alerts
 
     if settings.alerts:
-        for why in _said(alert_delivery.channels, settings):
+        for why in _said(alerts.channels, settings):
             yield ("alerts",), why
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from contextlib import closing
 from typing import Any
 
 import click
 
 from outbox_pipelines.cli.options import TEXT, chosen_list
 from outbox_pipelines.core import log
-from outbox_pipelines.core.signals import set_from_handler
+from outbox_pipelines.core.signals import until_signal
 from outbox_pipelines.core.text import counted
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.outboxes import Outboxes
@@ -112,31 +108,15 @@ def _relay_all(outboxes: Outboxes, names: list[str], changes: dict[str, Any]) ->
         for line in outboxes.shared_tables():
             click.echo(f"outbox: {line}", err=True)
     all_settings = [settings.model_copy(update=changes) for settings in wanted.values()]
-    try:
-        with _until_signal() as stop:
-            totals = relay_all.relay_all(
-                all_settings,
-                stop=stop,
-                errors=errors,
-                on_take=lambda outbox, shard: log.say(f"shard {shard} taken", shard=shard),
-                on_serve=lambda url: log.say(f"metrics at {url}", url=url),
-            )
-    finally:
-        observers.close()
+    with until_signal() as stop, closing(observers):
+        totals = relay_all.relay_all(
+            all_settings,
+            stop=stop,
+            errors=errors,
+            on_take=lambda outbox, shard: log.say(f"shard {shard} taken", shard=shard),
+            on_serve=lambda url: log.say(f"metrics at {url}", url=url),
+        )
     log.say(f"published {counted(totals.events, 'event')}", events=totals.events)
-
-
-@contextmanager
-def _until_signal() -> Iterator[threading.Event]:
-    """Yield what is set by Ctrl-C or SIGTERM."""
-    stop = threading.Event()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        set_from_handler(stop)
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
-    yield stop
 
 
 def _relay_one(settings: Settings, *, until_empty: bool, shard: int | None) -> None:
@@ -145,7 +125,8 @@ def _relay_one(settings: Settings, *, until_empty: bool, shard: int | None) -> N
 
     try:
         with (
-            _until_signal() as stop,
+            until_signal() as stop,
+            closing(observers),
             metrics.serving(settings, lambda url: log.say(f"metrics at {url}", url=url)) as counting,
         ):
             totals = service.relay(
@@ -159,8 +140,6 @@ def _relay_one(settings: Settings, *, until_empty: bool, shard: int | None) -> N
             )
     except service.ShardOwnedError as error:
         raise NotReadyError(str(error)) from None
-    finally:
-        observers.close()
     log.say(
         f"published {counted(totals.events, 'event')} in {totals.seconds:.1f} s",
         events=totals.events,

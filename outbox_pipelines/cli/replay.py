@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +14,7 @@ import click
 
 from outbox_pipelines.cli.options import TEXT, settings_of
 from outbox_pipelines.core import log
-from outbox_pipelines.core.signals import set_from_handler
+from outbox_pipelines.core.signals import until_signal
 from outbox_pipelines.core.text import counted, plain, short
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.settings import Settings
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from outbox_pipelines.replay.replay_record import Replay
     from outbox_pipelines.replay.replays import Counted
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _RATE: Final = 10_000
 _OPTIONS: Final = {
     **{name: f"--{name.replace('_', '-')}" for name in ("since", "until", "where", "to_topic", "same_topic")},
@@ -91,7 +88,7 @@ def replay(context: click.Context, /, **given: Any) -> None:
         raise SetupError("say why: --reason is required, it is recorded")
     from outbox_pipelines.cli.dead_letters import actor
 
-    with _stopping() as stop, _selecting():
+    with until_signal() as stop, _selecting():
         _end(
             replays.begin(
                 settings,
@@ -112,7 +109,7 @@ def _resume(context: click.Context, settings: Settings, given: dict[str, Any]) -
 
     if others := [name for name, value in given.items() if value and name not in ("resume", "rate")]:
         raise SetupError(f"--resume continues with what is recorded: omit {_OPTIONS[others[0]]}")
-    with _stopping() as stop, _selecting():
+    with until_signal() as stop, _selecting():
         _end(
             replays.resume(
                 settings, given["resume"], rate=given["rate"], is_stopped=stop.is_set, progress=_say
@@ -199,14 +196,3 @@ def _selecting() -> Iterator[None]:
         yield
     except NothingSelectedError as error:
         raise NotReadyError(str(error)) from None
-
-
-@contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: set_from_handler(stop)) for number in _SIGNALS}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 import sys
-import threading
-from typing import Final
 
 import click
 
-from outbox_pipelines.core.signals import set_from_handler
+from outbox_pipelines.core.signals import until_signal
 from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
-
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 @click.group()
@@ -80,13 +75,8 @@ def clean_table(settings: Settings, as_json: bool) -> None:
     """
     from outbox_pipelines.existing.cleaning.clean_up import clean
 
-    stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: set_from_handler(stop)) for number in _SIGNALS}
-    try:
+    with until_signal() as stop:
         cleaned = clean(settings, stop)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(cleaned), indent=2))
         return

@@ -1,4 +1,4 @@
-"""What a signal handler may do to a stop event.
+"""Stop events that signals set.
 
 Invariants:
 - Nothing waits for a lock in a handler: the code that it interrupted may hold it, in this thread.
@@ -7,7 +7,13 @@ Invariants:
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def set_from_handler(stop: threading.Event) -> None:
@@ -18,3 +24,15 @@ def set_from_handler(stop: threading.Event) -> None:
     """
     # Starting a `threading.Thread` takes a lock too.
     _thread.start_new_thread(stop.set, ())
+
+
+@contextmanager
+def until_signal() -> Iterator[threading.Event]:
+    """Yield what Ctrl-C or SIGTERM sets; at the end, the handlers of before are back."""
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda *_: set_from_handler(stop)) for number in _STOPPING}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
