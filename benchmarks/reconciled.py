@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from benchmarks import usage
 from outbox_pipelines.core import log
-from outbox_pipelines.reconciliation import reconcile as days
+from outbox_pipelines.reconciliation import steps as days
 from outbox_pipelines.settings import load_settings
 
 

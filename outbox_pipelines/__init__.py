@@ -5,7 +5,7 @@ __version__ = "0.1.0"
 # By name, the module of each of Dagster's components.
 _COMPONENTS = {
     "OutboxComponent": "outbox_pipelines.defs.component",
-    "OutboxesOverview": "outbox_pipelines.defs.overview_component",
+    "OutboxesOverview": "outbox_pipelines.defs.component",
 }
 
 

@@ -30,7 +30,7 @@ from obstore.exceptions import BaseError, InvalidPathError
 from obstore.store import LocalStore, from_url
 
 from outbox_pipelines import Error
-from outbox_pipelines.core.object_store import reason, sync
+from outbox_pipelines.core.files import reason, sync
 from outbox_pipelines.core.secret import redacted, register_variables
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.writer.content import LIMIT

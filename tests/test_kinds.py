@@ -40,4 +40,4 @@ def test_parts_receive_their_groups() -> None:
         if not (path := str(each.relative_to(PACKAGE))).startswith(entries) and whole.search(each.read_text())
     }
     # They compare consumers with days and messages, and load settings themselves.
-    assert found == {"reconciliation/reconcile.py", "reconciliation/steps.py", "existing/adopt/migrating.py"}
+    assert found == {"reconciliation/steps.py", "existing/adopt/migrating.py"}

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from outbox_pipelines.core import repeated_lines
-from outbox_pipelines.core.repeated_lines import RepeatedLines
+from outbox_pipelines.core import log
+from outbox_pipelines.core.log import RepeatedLines
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(repeated_lines, "time", clock)
+    monkeypatch.setattr(log, "time", clock)
     return clock
 
 

@@ -28,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from outbox_pipelines.catalog import protected_members
+from outbox_pipelines.catalog import schemas
 from outbox_pipelines.catalog.schemas import check_schema, checker, place
 from outbox_pipelines.config.topics import is_topic
 from outbox_pipelines.errors import SetupError
@@ -127,7 +127,7 @@ class EventType(BaseModel):
 
     @model_validator(mode="after")
     def _protects_plain_texts(self) -> EventType:
-        protected_members.check(self.protected, self.payload)
+        schemas.check(self.protected, self.payload)
         return self
 
     @model_validator(mode="after")

@@ -1,9 +1,13 @@
-"""Register the schemas of the event catalog in a schema registry, or say what it would refuse.
+"""Register the schemas of the event catalog in a schema registry, or say what it would refuse; their files.
 
 Invariants:
 - Everything is checked before anything is registered: an incompatible schema leaves the registry unchanged.
   Only a version behind one that is not registered yet is compared when it is registered.
 - What the registry has already stays: a second registration changes nothing, and finds the same ids.
+- A file is what a registry has (`subjects.document`), with an `$id` that names type and version. Two event
+  types, or versions, never share a file.
+- Files of versions that are not documented any more stay. A file of a version that is documented with
+  another schema is different.
 - An earlier version that is registered behind a newer one becomes the latest of its subject: it is said.
 """
 
@@ -11,10 +15,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Literal
+from urllib.parse import quote
 
+from outbox_pipelines.catalog.asyncapi import part_name
 from outbox_pipelines.catalog.changes import differences
-from outbox_pipelines.catalog.subjects import Subjects
+from outbox_pipelines.catalog.document import SCHEMA_ID, Catalog, EventType
+from outbox_pipelines.catalog.subjects import Subjects, document
 from outbox_pipelines.registry import Latest, Registry, Subject
 
 _LATE: Final = (
@@ -117,3 +125,38 @@ def _different(latest: Latest, subject: Subject) -> str:
         return "that version is no JSON Schema of an object"
     found = [f"payload{place}: {what}" for place, what in differences(old, json.loads(subject.text))]
     return "; ".join(found) or "look at both schemas"
+
+
+def files(catalog: Catalog) -> dict[str, str]:
+    """Return the text of each file by its name; retired types, and those without a schema, have none."""
+    return {
+        _file(event_type, each): _text(event_type, each)
+        for _, event_type, each in catalog.each_version()
+        if each.payload is not None and each.lifecycle != "retired"
+    }
+
+
+def different(directory: Path, found: dict[str, str]) -> list[str]:
+    """Return the names of files that a directory does not have, or has with another schema."""
+    return [name for name, text in found.items() if _read(directory / name) != text]
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _file(event_type: str, each: EventType) -> str:
+    name = part_name(event_type)
+    # No name has an @.
+    return f"{name}@{each.version}.json" if each.version else f"{name}.json"
+
+
+def _text(event_type: str, each: EventType) -> str:
+    schema = json.loads(document(event_type, each.payload or {}))
+    version = f":{each.version}" if each.version else ""
+    # A reference within the schema stays one: it refers to the document, whatever its name is.
+    named = {"$id": f"{SCHEMA_ID}{quote(event_type, safe='')}{version}", **schema}
+    return json.dumps(named, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

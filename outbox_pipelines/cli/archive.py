@@ -274,9 +274,9 @@ def expire_days(settings: Settings, dry_run: bool) -> None:
 @click.pass_obj
 def list_changes(settings: Settings, as_json: bool) -> None:
     """List what `redact` and `expire` have changed in archived days: when, by whom, why."""
-    from outbox_pipelines.days.archive import recorded_changes
+    from outbox_pipelines.days.archive import identity
 
-    found = recorded_changes.recorded(settings)
+    found = identity.recorded_changes(settings)
     if as_json:
         shown = [{**each._asdict(), "change": each.change.model_dump(mode="json")} for each in found]
         click.echo(json.dumps(shown, indent=2, default=str))

@@ -22,7 +22,7 @@ import click
 from outbox_pipelines.cli.options import DAY
 from outbox_pipelines.config import parsed
 from outbox_pipelines.core import log
-from outbox_pipelines.core.replaced_file import replacing, require_replaceable
+from outbox_pipelines.core.files import replacing, require_replaceable
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import counted, plain, plain_lines
 from outbox_pipelines.days.archive import rendering

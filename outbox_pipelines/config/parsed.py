@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from outbox_pipelines.config import fields
-from outbox_pipelines.config.archive_retention import read_retention
 from outbox_pipelines.config.consumers import Consumer, read_consumers
 from outbox_pipelines.config.file import Place
 from outbox_pipelines.config.kafka_config import read_config
 from outbox_pipelines.config.message_names import read_headers, read_members
 from outbox_pipelines.config.table_mapping import Mapping, read_mapping
 from outbox_pipelines.config.tables import EntriesError
-from outbox_pipelines.config.thresholds import read_thresholds
+from outbox_pipelines.config.thresholds import read_retention, read_thresholds
 from outbox_pipelines.errors import SetupError
 
 

@@ -17,8 +17,8 @@ from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.config import Plan
 from outbox_pipelines.consumer.consumer_database import Database, is_worth_a_repetition
 from outbox_pipelines.consumer.errors import ConsumerError, StoppedError, error_text
+from outbox_pipelines.core.log import RepeatedLines
 from outbox_pipelines.core.outages import is_outage, is_refused
-from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.errors import SetupError
 
 _LOG: Final = logging.getLogger(__name__)

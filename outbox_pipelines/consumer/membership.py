@@ -26,8 +26,8 @@ from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.consumer.kafka_clients import CLIENT_LOG
 from outbox_pipelines.consumer.kafka_messages import Place, place_of
+from outbox_pipelines.core.log import RepeatedLines
 from outbox_pipelines.core.outages import is_refused_by_kafka
-from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.errors import RefusedError, SetupError
 
 _LOG: Final = logging.getLogger(__name__)

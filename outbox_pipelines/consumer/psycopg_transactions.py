@@ -39,7 +39,7 @@ from outbox_pipelines.consumer.consumer_database import (
     cut_off,
     made,
 )
-from outbox_pipelines.core import pooler
+from outbox_pipelines.core import session
 from outbox_pipelines.core import session as sessions
 from outbox_pipelines.core.secret import check_dsn, register_dsn
 from outbox_pipelines.errors import SetupError
@@ -78,7 +78,7 @@ def dsn(conninfo: str, source: str) -> Callable[[], Connection]:
 
     def connect() -> Connection:
         connection = psycopg.connect(conninfo, **_options(source))
-        if pooler.is_between(connection):
+        if session.is_behind_pooler(connection):
             connection.prepare_threshold = None
         connection.execute(sessions.pin(sessions.SHARED))
         return connection
@@ -92,7 +92,7 @@ def async_dsn(conninfo: str, source: str) -> Callable[[], Awaitable[AsyncConnect
 
     async def connect() -> AsyncConnection:
         connection = await psycopg.AsyncConnection.connect(conninfo, **_options(source))
-        if await pooler.is_between_async(connection):
+        if await session.is_behind_pooler_async(connection):
             connection.prepare_threshold = None
         await connection.execute(sessions.pin(sessions.SHARED))
         return connection

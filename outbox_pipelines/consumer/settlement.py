@@ -22,7 +22,7 @@ from outbox_pipelines.consumer.handler_breakers import Breakers
 from outbox_pipelines.consumer.inbox import Arrival, Inbox, Waiting
 from outbox_pipelines.consumer.items import Item, unreadable
 from outbox_pipelines.consumer.processed_events import ProcessedEvents
-from outbox_pipelines.core.repeated_lines import RepeatedLines
+from outbox_pipelines.core.log import RepeatedLines
 
 _LOG: Final = logging.getLogger(__name__)
 _SPOILT: Final = "the handler committed part of its work and then failed, so the event is not tried again"

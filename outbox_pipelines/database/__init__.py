@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox_pipelines.core import pooler, session
+from outbox_pipelines.core import session
 from outbox_pipelines.core.outages import is_refused
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.table_locks import LOCK_PATIENCE, Session, is_reading
@@ -78,9 +78,9 @@ def connect(
         raise SetupError(f"{setting} is not a connection string: {first_line(error)}") from None
     try:
         # First: the settings would reach the sessions of the application.
-        if pooler.is_between(connection):
+        if session.is_behind_pooler(connection):
             with opened(connection) as other:
-                pooler.refuse(connection, other, setting)
+                session.refuse_pooler(connection, other, setting)
         connection.execute("; ".join(session.pin_own(settings.db_schema)))
         connection.limit_locks()
     except BaseException:
@@ -129,7 +129,7 @@ def reading_dsn(dsn: str) -> str:
 def require_own_session(settings: OutboxSettings, connection: Connection) -> None:
     """Raise `SetupError` if statements of this session may run in others: also where a pooler hides."""
     with connect(settings, name="outbox relay: pooler?", beside=connection) as other:
-        pooler.refuse(connection, other, "OUTBOX_DSN")
+        session.refuse_pooler(connection, other, "OUTBOX_DSN")
 
 
 def refuse_standby(connection: Connection) -> None:

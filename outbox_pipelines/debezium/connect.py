@@ -19,7 +19,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
-from outbox_pipelines.config.server_urls import connect_urls
+from outbox_pipelines.config.types import connect_urls
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 
 SECONDS: Final = 30.0

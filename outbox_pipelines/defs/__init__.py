@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from outbox_pipelines.defs.archive import ArchiveResource as ArchiveResource
     from outbox_pipelines.defs.component import OutboxComponent as OutboxComponent
+    from outbox_pipelines.defs.component import OutboxesOverview as OutboxesOverview
     from outbox_pipelines.defs.outbox import Outbox as Outbox
-    from outbox_pipelines.defs.overview_component import OutboxesOverview as OutboxesOverview
 
 _PLACES = {
     "ArchiveResource": "archive",

@@ -49,7 +49,7 @@ def alerts_sensor(outboxes: Sequence[Outbox]) -> dg.SensorDefinition:
 
 
 def _send(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: str | None) -> ticks.Tick:
-    from outbox_pipelines.quality import alert_delivery, alerts
+    from outbox_pipelines.quality import alerts
 
     outbox, settings = reading.outbox, reading.settings()
     if not settings.alerts:
@@ -79,7 +79,7 @@ def _send(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: s
         where=alerts.where(settings),
     )
     unsent = {address: [alerts.Message(**one) for one in ones] for address, ones in kept["unsent"].items()}
-    outcomes = alert_delivery.send(settings, messages, unsent) if messages or unsent else []
+    outcomes = alerts.send(settings, messages, unsent) if messages or unsent else []
     failed = [each for each in outcomes if each.unsent]
     for each in failed:
         if each.address not in kept["unsent"]:

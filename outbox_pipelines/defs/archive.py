@@ -1,15 +1,21 @@
-"""Closed days as Parquet files: the asset, its check, job and schedule, and the resource for others."""
+"""Closed days as Parquet files: the asset, its check, job and schedule, and the resource for others.
+
+Invariants:
+- The cost of a day's metadata is bounded: pictures are of at most 30 days, of fewer if their files are large.
+- Names of events are in tables and pictures, where they are escaped; none is Markdown.
+"""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import time
-from datetime import date
+from base64 import b64encode
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 from pydantic import Field
 
 from outbox_pipelines.core.text import counted, markdown, plain
-from outbox_pipelines.defs import archived_day, pages, places, ticks
+from outbox_pipelines.defs import pages, places, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import day_of, one_line
 from outbox_pipelines.defs.runs import requests
@@ -21,7 +27,6 @@ if TYPE_CHECKING:
 
     from outbox_pipelines.days.archive import Archive
     from outbox_pipelines.settings import Settings
-
 
 _ARCHIVE: Final = """\
 A Parquet file for each past day, in the directory or bucket of OUTBOX_ARCHIVE.
@@ -94,7 +99,7 @@ def archive(outbox: Outbox) -> dg.AssetsDefinition:
         if not done.written:
             context.log.info(f"{manifest.day} is already archived: left unchanged")
         try:
-            shown = archived_day.metadata(outbox.load_settings(), manifest.day)
+            shown = _metadata(outbox.load_settings(), manifest.day)
         except SetupError as error:
             # The day is archived all the same.
             context.log.warning(plain(f"no numbers of {manifest.day}: {error}"))
@@ -219,3 +224,59 @@ class ArchiveResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 f"{day} is not in the archive {self.url}: materialize the partition of its asset first"
             )
         return archive
+
+
+_DAYS: Final = 30
+_BYTES: Final = 1_000_000_000
+_TYPES: Final = 20
+
+
+def _metadata(settings: "Settings", day: date) -> dict[str, Any]:
+    """Return the metadata of an archived day: its numbers, which Dagster plots, its types, and pictures.
+
+    Raises:
+        SetupError: a file cannot be read.
+        UnavailableError: the archive does not answer.
+    """
+    from outbox_pipelines.days.archive import report, report_page
+    from outbox_pipelines.days.archive.store import named
+
+    archive = report.opened(named(settings))
+    found = report.read(archive, _first_pictured(archive, day), day)
+    total = found.by_period.get(day, report.Figures())
+    types = [(kind, each) for (period, kind), each in found.by_both.items() if period == day and kind]
+    types.sort(key=lambda one: -one[1].events)
+    lags = {"lag_median_seconds": total.lag_median, "lag_p99_seconds": total.lag_p99}
+    pictures = [b64encode(each.encode()).decode() for each in report_page.pictures(found, are_images=True)]
+    return {
+        "payload_megabytes": round(total.payload_bytes / 1e6, 3),
+        **{name: seconds for name, seconds in lags.items() if seconds is not None},
+        "dead_letters": total.dead_letters,
+        "discarded": total.discarded,
+        "event_types": pages.table(
+            [
+                {
+                    "event_type": kind,
+                    "events": each.events,
+                    "bytes": each.payload_bytes,
+                    "dead_letters": each.dead_letters,
+                }
+                for kind, each in types[:_TYPES]
+            ],
+            *("event_type", "events", "bytes", "dead_letters"),
+        ),
+        "pictures": dg.MetadataValue.md(
+            "\n\n".join(f"![of the last days](data:image/svg+xml;base64,{picture})" for picture in pictures)
+        ),
+    }
+
+
+def _first_pictured(archive: "Archive", day: date) -> date:
+    """Return the first day of the pictures."""
+    first, size = day, 0
+    for each in reversed([each for each in archive.manifests if day - timedelta(_DAYS) < each < day]):
+        size += archive.manifests[each].size
+        if size > _BYTES:
+            break
+        first = each
+    return first

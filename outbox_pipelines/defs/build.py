@@ -14,14 +14,9 @@ from outbox_pipelines.config.types import OUTBOX_NAME
 from outbox_pipelines.defs import (
     alerts,
     archive,
-    bodies,
     catalog,
-    connector,
     day_quality,
-    existing_table,
-    expiry,
     health,
-    iceberg,
     inbox,
     overview,
     partitions,
@@ -31,10 +26,11 @@ from outbox_pipelines.defs import (
     sources,
     storage,
     topics,
+    upkeep,
 )
 from outbox_pipelines.defs.outbox import ONLY, Outbox, Part
 from outbox_pipelines.defs.relay import assets as relay
-from outbox_pipelines.defs.relay import cutover_job, dead_letter_job, sensors
+from outbox_pipelines.defs.relay import dead_letter_job, sensors
 from outbox_pipelines.errors import SetupError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -56,28 +52,28 @@ JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
     "relay": [relay.relay_session, relay.relay_once],
     "partitions": [partitions.maintain_partitions],
     "archive": [archive.archive_day, partitions.drop_day],
-    "iceberg": [iceberg.register_days],
-    "expiry": [expiry.expire_archive],
-    "bodies": [bodies.sweep_bodies],
+    "iceberg": [upkeep.register_days],
+    "expiry": [upkeep.expire_archive],
+    "bodies": [upkeep.sweep_bodies],
     "replays": [replay_events.replay_events],
-    "clean_table": [existing_table.clean_table],
-    "make_months": [existing_table.make_months],
+    "clean_table": [upkeep.clean_table],
+    "make_months": [upkeep.make_months],
     "reconciliation": [reconciliation.reconcile_day],
     "catalog": [catalog.check_catalog],
     "checks": [health.check_health],
     "inbox": [inbox.drain_inbox],
     "dead_letters": [dead_letter_job.dead_letters_job],
-    "cutover": [cutover_job.cutover_job],
+    "cutover": [dead_letter_job.cutover_job],
     "history": [run_history.purge_history],
 }
 SCHEDULES: dict[Part, list[Callable[[Outbox], Any]]] = {
     "partitions": [partitions.maintain_partitions_schedule],
     "archive": [archive.archive_days, partitions.drop_days],
-    "iceberg": [iceberg.register_days_schedule],
-    "expiry": [expiry.expire_archive_schedule],
-    "bodies": [bodies.sweep_bodies_schedule],
-    "clean_table": [existing_table.clean_table_schedule],
-    "make_months": [existing_table.make_months_schedule],
+    "iceberg": [upkeep.register_days_schedule],
+    "expiry": [upkeep.expire_archive_schedule],
+    "bodies": [upkeep.sweep_bodies_schedule],
+    "clean_table": [upkeep.clean_table_schedule],
+    "make_months": [upkeep.make_months_schedule],
     "catalog": [catalog.check_catalog_schedule],
     "checks": [health.check_health_schedule],
     "history": [run_history.purge_history_schedule],
@@ -144,7 +140,7 @@ def _definitions(outbox: Outbox, *, resolves: bool) -> dg.Definitions:
         topics.events(outbox),
         relay.relay(outbox),
         *_made(outbox, _ASSETS),
-        *([connector.connector(outbox)] if has_connector else []),
+        *([health.connector(outbox)] if has_connector else []),
         *topics.topics(outbox),
     ]
     if outbox.map_spec is not None:

@@ -1,9 +1,10 @@
-"""An outbox as a component: `defs.yaml` in a folder of a Dagster project, or a subclass.
+"""An outbox as a component, `defs.yaml` in a folder of a Dagster project or a subclass; the overview of them.
 
 Invariants:
 - A component that cannot be read does not keep the code location from loading: its outbox reports the reason
   in its sensors and runs.
 - `dg check yaml` and editors know every attribute.
+- The overview defines the asset `outboxes` and its sensor only; each outbox stays with its component.
 """
 
 # No postponed annotations here: Dagster reads those of the fields as written.
@@ -20,7 +21,7 @@ import dagster as dg
 from dagster.components.scaffold.scaffold import Scaffolder, ScaffoldRequest
 from pydantic import BaseModel, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
 
-from outbox_pipelines.defs import sources
+from outbox_pipelines.defs import overview, sources
 from outbox_pipelines.defs.outbox import ONLY, PARTS, Automation, Outbox, Part
 from outbox_pipelines.errors import SetupError
 
@@ -273,3 +274,32 @@ def _first_of(context: dg.ComponentLoadContext, name: str) -> Path | None:
         # It was moved, and this process has loaded the project before.
         first = _loaded[context.project_root, name] = context.path
     return None if first == context.path else first.relative_to(context.project_root)
+
+
+class OverviewScaffolder(Scaffolder[Any]):
+    """Writes `defs.yaml` for `dg scaffold defs`."""
+
+    def scaffold(self, request: ScaffoldRequest[Any]) -> None:
+        """Write the file into the new folder."""
+        request.target_path.mkdir(parents=True, exist_ok=True)
+        (request.target_path / "defs.yaml").write_text(
+            f"type: {request.type_name}\n\n"
+            "attributes:\n"
+            "  automation: running  # the sensor starts with the code location\n"
+        )
+
+
+@dg.scaffold_with(OverviewScaffolder)
+@dataclass
+class OutboxesOverview(dg.Component, dg.Resolvable):
+    """The asset `outboxes`: a row for each `OutboxComponent` of the project, the worst first."""
+
+    automation: Automation = "stopped"
+    """Whether the sensor starts with the code location."""
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """Return the asset and its sensor."""
+        outboxes = outboxes_of(context.component_tree)
+        is_running = self.automation == "running"
+        status = dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED
+        return dg.Definitions(assets=overview.assets(outboxes), sensors=overview.sensors(outboxes, status))

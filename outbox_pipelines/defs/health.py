@@ -1,4 +1,4 @@
-"""The health of the outbox: the asset, a check for each rule, the sensor that reports them, and a job."""
+"""The health of the outbox, and of Debezium's connector: assets, a check for each rule, sensor and job."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as written.
 import json
@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import dagster as dg
 
 from outbox_pipelines.core.text import markdown, plain
-from outbox_pipelines.defs import connector, pages, places, ticks
+from outbox_pipelines.defs import pages, places, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line, said
-from outbox_pipelines.defs.reports import HOUR, Reported, correct, status_of
+from outbox_pipelines.defs.ticks import HOUR, Reported, correct, status_of
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import OF_CONNECTOR, OF_TABLES, RULES, Rule, Status, judge
 from outbox_pipelines.relay import kinds
 
 if TYPE_CHECKING:
+    from outbox_pipelines.debezium.connector_state import Connector
     from outbox_pipelines.quality.measurements import Measurements
     from outbox_pipelines.quality.rules import CheckResult
 
@@ -263,7 +264,7 @@ def _report(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor:
     if found is not None and (reported or now - observed >= HOUR):
         reported.append(dg.AssetObservation(key, metadata=_numbers(found)))
         if found.connector is not None:
-            seen = connector.numbers(found.connector)
+            seen = _numbers_of_connector(found.connector)
             reported.append(dg.AssetObservation(outbox.key("connector"), metadata=seen))
         observed = now
     wrong = {name: each["description"] for name, each in evaluations.items() if not each["passed"]}
@@ -360,3 +361,47 @@ def _numbers(found: "Measurements") -> dict[str, Any]:
 
 def _table(reasons: dict[str, int]) -> dg.MetadataValue[Any]:
     return pages.table([{"events": count, "reason": reason} for reason, count in reasons.items()])
+
+
+_CONNECTOR: Final = """\
+Debezium's connector, which publishes the outbox from a Kafka Connect cluster (OUTBOX_CONNECT) instead of a
+relay.
+
+The sensor `health` observes it: its state, its worker, and how much of the server's log, and for how long, it
+has not confirmed. Its checks find a task that failed, and one that reports RUNNING and sends nothing.
+
+Use: look at the Checks; Observe asks Kafka Connect and the database now.
+
+When a check fails: `outbox debezium status` names each problem with its remedy; docs/operating.md, connector.
+"""
+
+
+def connector(outbox: Outbox) -> dg.AssetsDefinition:
+    """Return the asset `connector`, which asks when it is observed."""
+    key = outbox.key("connector")
+    spec = outbox.spec("connector", _CONNECTOR, {"debezium", "kafka"})
+
+    @dg.multi_observable_source_asset(  # type: ignore[untyped-decorator]
+        name=outbox.name_of("ask_connector"), specs=[spec]
+    )
+    def connector() -> Iterator[dg.ObserveResult]:
+        with one_line(outbox):
+            from outbox_pipelines.debezium.connector_reading import read
+
+            found = read(outbox.load_settings())
+        yield dg.ObserveResult(asset_key=key, metadata=_numbers_of_connector(found))
+
+    return cast(dg.AssetsDefinition, connector)
+
+
+def _numbers_of_connector(found: "Connector") -> dict[str, Any]:
+    """Return the values to show and to plot."""
+    running = [task for task in found.tasks if task.state == "RUNNING"]
+    return {
+        "state": found.state or ("unknown" if found.error else "none"),
+        "tasks_running": len(running),
+        "worker": ", ".join(dict.fromkeys(task.worker for task in found.tasks)) or "none",
+        "unconfirmed_bytes": found.unconfirmed_bytes or 0,
+        "unconfirmed_seconds": round(found.waiting_seconds, 1),
+        "retained_bytes": found.retained_bytes or 0,
+    }

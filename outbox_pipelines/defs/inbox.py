@@ -13,8 +13,8 @@ from outbox_pipelines.core.text import counted, markdown, short
 from outbox_pipelines.defs import places, ticks
 from outbox_pipelines.defs.outbox import NAME, Outbox
 from outbox_pipelines.defs.pages import one_line
-from outbox_pipelines.defs.reports import HOUR, Reported, correct
 from outbox_pipelines.defs.runs import IN_FLIGHT
+from outbox_pipelines.defs.ticks import HOUR, Reported, correct
 from outbox_pipelines.quality.rules import Status
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import dagster as dg
 
 from outbox_pipelines.defs import ticks
 from outbox_pipelines.defs.outbox import Outbox, plain_line
-from outbox_pipelines.defs.reports import HOUR
+from outbox_pipelines.defs.ticks import HOUR
 from outbox_pipelines.quality.measurements import age
 from outbox_pipelines.quality.rules import RULES
 

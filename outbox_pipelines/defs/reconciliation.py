@@ -168,7 +168,7 @@ def _ops(outbox: Outbox) -> tuple[dg.OpDefinition, ...]:
     def report(context: dg.OpExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         if context.op_config["slices"] == 1:
             with one_line(outbox):
-                from outbox_pipelines.reconciliation import reconcile as days
+                from outbox_pipelines.reconciliation import steps as days
 
                 found = days.reconcile(
                     outbox.load_settings(),

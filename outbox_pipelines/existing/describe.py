@@ -16,18 +16,21 @@ from outbox_pipelines.config.table_mapping import COLUMNS
 from outbox_pipelines.core.text import plain, to_json
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.existing import existing_sql, findings, known_tables, pg_catalog
+from outbox_pipelines.existing import existing_sql, findings, pg_catalog
 from outbox_pipelines.existing.guesses import (
+    PAGE,
     Guesses,
+    KnownTable,
+    entries,
     guess,
     guess_values,
     has_time,
     literal_default,
     literals,
     normal,
+    recognize,
     status_of,
 )
-from outbox_pipelines.existing.known_tables import KnownTable
 from outbox_pipelines.existing.pg_catalog import Column, Place
 from outbox_pipelines.settings import OutboxSettings
 
@@ -112,13 +115,13 @@ def describe(settings: OutboxSettings, name: str) -> Description:
     with connect(settings, name="outbox: table") as connection:
         place = _find(connection, name)
         columns = pg_catalog.read_columns(connection, place.oid)
-        known = known_tables.recognize(columns.values())
+        known = recognize(columns.values())
         receiver = ""
         if known is None:
             states = _states(connection, place, list(columns.values()))
             guesses = guess(list(columns.values()), uses_status=states is not None)
         else:
-            guesses = known_tables.entries(known, list(columns.values()))
+            guesses = entries(known, list(columns.values()))
             _refuse(place, known, guesses)
             receiver = _receiver(connection, place, known, columns)
             values = list(known.states.values())
@@ -212,7 +215,7 @@ def _receiver(connection: Connection, place: Place, known: KnownTable, columns: 
     if len(found) > 1:
         raise SetupError(
             f"{place.spelled} is the table of {known.library}, with {each_row} ({', '.join(found[:5])}), and "
-            f"a relay would publish and complete all: move those of one, {known_tables.PAGE}"
+            f"a relay would publish and complete all: move those of one, {PAGE}"
         )
     return f"It has {each_row}; found: {found[0] if found else 'none'}. The relay completes all of them."
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_pipelines.config.rules import Router
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.core.repeated_lines import RepeatedLines
+from outbox_pipelines.core.log import RepeatedLines
 from outbox_pipelines.existing import claim_sessions, existing_sql
 from outbox_pipelines.existing.claim_sessions import names
 from outbox_pipelines.existing.core.claims import Claims, Name

@@ -7,6 +7,7 @@ Invariants:
 - A hook cannot know whether the row's transaction will commit: the message is sent in any case.
 - A place is reported only if rows are certainly written, and certainly committed apart from the message.
 - The function that does both is reported, not its callers.
+- The report of places judges nothing: it lists each function that writes rows and sends a message.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from outbox_pipelines.lint.effects import Effect, Effects, is_statement
+from outbox_pipelines.lint.effects import Effect, Effects, Site, is_statement
 from outbox_pipelines.lint.finding import APART, DUAL_WRITE, IN_HOOK
-from outbox_pipelines.lint.libraries import Library, Role, Thing
-from outbox_pipelines.lint.methods import ROW_WRITES
+from outbox_pipelines.lint.libraries import ROW_WRITES, Library, Role, Thing
 from outbox_pipelines.lint.module import Module
 from outbox_pipelines.lint.outbox_writes import Found, is_callers
-from outbox_pipelines.lint.sql_statements import Touch
 from outbox_pipelines.lint.story import Act, Around, Ending, Shelter, Step, Story, follows
-from outbox_pipelines.lint.syntax import path_of
+from outbox_pipelines.lint.syntax import Touch, path_of
+
+if TYPE_CHECKING:
+    from outbox_pipelines.lint.linter import Read
+    from outbox_pipelines.lint.module import Module
 
 # Statements of a module that do no work.
 _ELSEWHERE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -324,3 +327,63 @@ def _shares_a_block(write: Step, publish: Step) -> bool:
     return is_statement(write) is False and any(
         one.shelter is Shelter.TRANSACTION and one in publish.around for one in write.around
     )
+
+
+_ORDERS: Final = {
+    "OB006": "publishes before the commit",
+    "OB010": "publishes while the row is saved",
+    "OB011": "publishes apart from the commit",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A function that writes and publishes, with the lines of both and the places they lead to."""
+
+    path: str
+    line: int
+    function: str
+    order: str
+    writes: list[str]
+    publishes: list[str]
+
+
+def places(read: Read) -> list[Place]:
+    """Return all places, in order."""
+    found = (
+        place
+        for module in read.modules.values()
+        for story in module.stories
+        if (place := _place(story, module, read)) is not None
+    )
+    return sorted(found)
+
+
+def _place(story: Story, module: Module, read: Read) -> Place | None:
+    done = steps(story, module, read.effects)
+    published = [one for one in done if one.effect.publishes and not one.is_both]
+    written = [one for one in done if (one.effect.writes or one.effect.commits) and not one.is_both]
+    hook = hook_of(story, module)
+    if not published or not (written or hook) or is_relay(story):
+        return None
+    codes = {
+        rule.code
+        for look in (before_commit, in_hook, beside_commit)
+        for rule, _, _ in look(story, module, read.effects)
+    }
+    line = getattr(story.node, "lineno", 1)
+    order = "; ".join(f"{_ORDERS[code]} ({code})" for code in sorted(codes)) or "order unknown"
+    writes = [_line(one, one.effect.writes) for one in written] or [f"{hook}: the row that is saved"]
+    return Place(
+        module.path,
+        line,
+        story.key or "the module",
+        order,
+        writes,
+        [_line(one, one.effect.publishes) for one in published],
+    )
+
+
+def _line(one: Done, site: Site | None) -> str:
+    line = one.step.node.lineno
+    return f"line {line}" + (f" ({site.name}, {site.path}:{site.line})" if site and site.line != line else "")

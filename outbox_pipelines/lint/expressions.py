@@ -12,10 +12,9 @@ import ast
 from dataclasses import replace
 from typing import Final
 
-from outbox_pipelines.lint.libraries import APPLICATION, DJANGO_CONNECTION, Library, Role, Thing
-from outbox_pipelines.lint.methods import (
-    CONSTRUCTS,
-    CONTROLLING,
+from outbox_pipelines.lint.libraries import (
+    APPLICATION,
+    DJANGO_CONNECTION,
     ENTERING,
     EXECUTING,
     MANAGER_WRITES,
@@ -26,11 +25,13 @@ from outbox_pipelines.lint.methods import (
     SESSION_WRITES,
     VIEW_WRITES,
     WANTING,
+    Library,
+    Role,
+    Thing,
 )
 from outbox_pipelines.lint.scope import Scope, entered, is_broad
-from outbox_pipelines.lint.sql_statements import Effect, Touch, effect, touch
 from outbox_pipelines.lint.story import Act, Arm, Around, Shelter, Step, Story
-from outbox_pipelines.lint.syntax import keyword, path_of, statements
+from outbox_pipelines.lint.syntax import Effect, Touch, effect, keyword, path_of, statements, touch
 
 _ACTS: Final = {
     Effect.READ: Act.READ,
@@ -38,6 +39,20 @@ _ACTS: Final = {
     Effect.BEGIN: Act.BEGIN,
     Effect.COMMIT: Act.COMMIT,
     Effect.ROLLBACK: Act.ROLLBACK,
+}
+
+# Of constructs of SQLAlchemy, and of connections and transactions.
+CONSTRUCTS: Final = {
+    "insert": Effect.WRITE,
+    "update": Effect.WRITE,
+    "delete": Effect.WRITE,
+    "select": Effect.READ,
+}
+CONTROLLING: Final = {
+    "begin": Act.BEGIN,
+    "start": Act.BEGIN,
+    "commit": Act.COMMIT,
+    "rollback": Act.ROLLBACK,
 }
 
 

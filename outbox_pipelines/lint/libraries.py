@@ -1,7 +1,8 @@
-"""What the known libraries make: connections, sessions, their makers, transactions, producers of messages.
+"""What the known libraries make: connections, sessions, transactions, producers; and what their methods do.
 
 Invariants:
-- A thing is known by the import that made or annotates it, never by what it is called.
+- A thing is known by the import that made or annotates it, never by what it is called. The name of a method
+  counts only on such a thing.
 - `autocommit` is None where the caller, or code out of sight, decides; nothing is concluded from that.
 """
 
@@ -302,3 +303,78 @@ def _is_autocommit(value: ast.expr) -> bool | None:
     if not isinstance(value, ast.Constant):
         return None
     return value.value == "AUTOCOMMIT" if isinstance(value.value, str) else bool(value.value)
+
+
+EXECUTING: Final = {
+    "execute",
+    "executemany",
+    "execute_values",
+    "execute_batch",
+    "exec_driver_sql",
+    "fetch",
+    "fetchrow",
+    "fetchval",
+    "scalar",
+    "scalars",
+    "exec",
+    "stream",
+    "copy",
+}
+SESSION_WRITES: Final = {
+    "add",
+    "add_all",
+    "merge",
+    "delete",
+    "bulk_save_objects",
+    "bulk_insert_mappings",
+    "bulk_update_mappings",
+}
+# Of tests that want an error.
+WANTING: Final = {"raises", "assertRaises", "assertRaisesRegex"}
+PUBLISHING: Final = {
+    "produce",
+    "send",
+    "send_and_wait",
+    "send_batch",
+    "send_soon",
+    "publish",
+    "publish_batch",
+    "basic_publish",
+}
+# Of Celery's tasks and application.
+QUEUING: Final = {"delay", "apply_async", "send_task", "delay_on_commit", "apply_async_on_commit"}
+# Of Django's managers and query sets.
+MANAGER_WRITES: Final = {
+    f"{prefix}{name}"
+    for prefix in ("", "a")
+    for name in (
+        "create",
+        "bulk_create",
+        "bulk_update",
+        "get_or_create",
+        "update_or_create",
+        "update",
+        "delete",
+    )
+} | {"create_user", "create_superuser"}
+# Of these a row comes back.
+MANAGER_ROWS: Final = {
+    f"{prefix}{name}"
+    for prefix in ("", "a")
+    for name in ("create", "get", "first", "last", "latest", "earliest")
+} | {"create_user", "create_superuser"}
+ROW_WRITES: Final = {"save", "delete", "asave", "adelete"}
+# What the views of the REST framework do with their serializer.
+VIEW_WRITES: Final = {
+    "create",
+    "update",
+    "partial_update",
+    "destroy",
+    "perform_create",
+    "perform_update",
+    "perform_destroy",
+}
+# Functions that run another one in a thread, with its place among their arguments.
+RUNNING: Final = {"run_in_threadpool": 0, "to_thread": 0, "to_thread.run_sync": 0, "run_in_executor": 1}
+# Of exit stacks.
+ENTERING: Final = {"enter_context", "enter_async_context"}

@@ -25,9 +25,8 @@ from outbox_pipelines.lint.finding import (
 )
 from outbox_pipelines.lint.libraries import Library, Thing
 from outbox_pipelines.lint.module import Module
-from outbox_pipelines.lint.sql_statements import Touch
 from outbox_pipelines.lint.story import Act, Around, Shelter, Step, Story, follows
-from outbox_pipelines.lint.syntax import is_task, path_of
+from outbox_pipelines.lint.syntax import Touch, is_task, path_of
 
 Found = tuple[Rule, ast.expr | ast.stmt, str]
 _IN_BLOCK: Final = (Shelter.TRANSACTION, Shelter.PERHAPS)

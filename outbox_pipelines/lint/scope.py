@@ -13,11 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from outbox_pipelines.lint import libraries
-from outbox_pipelines.lint.libraries import Library, Role, Thing
-from outbox_pipelines.lint.methods import ENTERING, MANAGER_ROWS
+from outbox_pipelines.lint.libraries import ENTERING, MANAGER_ROWS, Library, Role, Thing
 from outbox_pipelines.lint.project import Project
-from outbox_pipelines.lint.sql_statements import text_of
-from outbox_pipelines.lint.syntax import path_of
+from outbox_pipelines.lint.syntax import path_of, text_of
 
 # A text that is concatenated with itself doubles each time; no statement is longer than this.
 _LONGEST: Final = 50_000

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from outbox_pipelines.lint.libraries import Thing
-from outbox_pipelines.lint.sql_statements import Touch
+from outbox_pipelines.lint.syntax import Touch
 
 
 class Act(Enum):

@@ -6,24 +6,31 @@ Invariants:
   The DSN names that file, so that the password is in no DSN, no process list and no log.
 - A local stack is for trying things out: a crash of the machine (not of the server) may cost the data, since
   nothing waits for the disk.
+- It runs as the caller, or as `nobody` if the caller is root, which PostgreSQL rejects. No existing folder is
+  opened to other users: programs that `nobody` cannot reach are copied to a place that root owns; data is
+  reached through an inherited open directory instead of its path.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
+import pwd
 import re
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local import user
-from outbox_pipelines.local.server import Server
+from outbox_pipelines.local.server import STAY, Server
 
 DEFAULTS: Mapping[str, object] = {
     "fsync": "off",
@@ -76,7 +83,7 @@ class Postgres(Server):
         return self._cluster / "passfile"
 
     def prepare(self) -> None:
-        self.bin_dir = user.programs(find_programs(self.bin_dir))
+        self.bin_dir = programs(find_programs(self.bin_dir))
         self.directory.mkdir(parents=True, exist_ok=True)
         if not self._data.is_dir():
             self._initialise(self.bin_dir)
@@ -86,12 +93,12 @@ class Postgres(Server):
         values = {**DEFAULTS, **self.settings}
         options = [part for name, value in values.items() for part in ("-c", f"{name}={value}")]
         where = ["-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
-        with self._alone() as lock, user.reachable(self._data) as (data, descriptors):
+        with self._alone() as lock, reachable(self._data) as (data, descriptors):
             # With the lock in hand no server runs on this data: what the file says is of the past, even if
             # its pid belongs to some process by now.
             (self._data / "postmaster.pid").unlink(missing_ok=True)
             program: list[str | Path] = [self.bin_dir / "postgres", "-D", data]
-            self._spawn([*program, *where, *options], lock, user.identity(), descriptors)
+            self._spawn([*program, *where, *options], lock, identity(), descriptors)
 
     def answers(self) -> bool:
         return answers(self.dsn)
@@ -112,16 +119,16 @@ class Postgres(Server):
         with self._alone() as lock:
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
-            user.own(new)
+            own(new)
             # The entry counts for each role, database and port: a proxy has another port than the server.
             for name, content in (("password", password), ("passfile", f"*:*:*:*:{password}")):
                 (new / name).touch(mode=0o600)
                 (new / name).write_text(f"{content}\n")
             # initdb reads it as the user it runs as.
-            os.chown(new / "password", *user.identity())
-            with user.reachable(new) as (place, descriptors):
+            os.chown(new / "password", *identity())
+            with reachable(new) as (place, descriptors):
                 where: list[str | Path] = ["-D", place / "data", f"--pwfile={place / 'password'}"]
-                self._run([bin_dir / "initdb", *where, *options], lock, user.identity(), descriptors)
+                self._run([bin_dir / "initdb", *where, *options], lock, identity(), descriptors)
             (new / "password").unlink()
             new.rename(self._cluster)
 
@@ -184,3 +191,73 @@ def _newest(directories: Iterator[Path]) -> list[Path]:
         return float(number[0]) if number else 0.0
 
     return sorted(directories, key=version, reverse=True)
+
+
+COPIES = Path("/var/cache/outbox-pipelines")
+
+
+def identity() -> tuple[int, int]:
+    """Ids of the user and the group to change to; `STAY` where no change is needed."""
+    if os.geteuid() != 0:
+        return STAY
+    nobody = pwd.getpwnam("nobody")
+    return nobody.pw_uid, nobody.pw_gid
+
+
+@contextmanager
+def reachable(directory: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
+    """A path by which that user's programs reach a directory, and the descriptors they must inherit."""
+    if identity() == STAY:
+        yield directory, ()
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # The kernel follows this link without asking for leave to pass the folders above.
+        yield Path(f"/proc/self/fd/{descriptor}"), (descriptor,)
+    finally:
+        os.close(descriptor)
+
+
+def own(directory: Path) -> None:
+    """Give an empty directory to that user, closed to all others."""
+    directory.chmod(0o700)
+    if identity() != STAY:
+        os.chown(directory, *identity())
+
+
+def programs(bin_dir: Path) -> Path:
+    """The same programs where that user can run them; `bin_dir` itself where it can."""
+    if identity() == STAY or _anyone_may_enter(bin_dir):
+        return bin_dir
+    tree = bin_dir.parent
+    # A changed installation is another one.
+    key = f"{tree} {(bin_dir / 'postgres').stat().st_mtime_ns}"
+    target = COPIES / hashlib.sha256(key.encode()).hexdigest()[:12]
+    if not target.is_dir():
+        COPIES.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=COPIES) as work:
+            _copy(tree, Path(work) / "copy")
+            try:
+                (Path(work) / "copy").rename(target)
+            except OSError:
+                # Another process was faster; its copy is as good.
+                if not target.is_dir():
+                    raise
+    return target / tree.parent.name / tree.name / bin_dir.name
+
+
+def _copy(tree: Path, target: Path) -> None:
+    package = tree.parent
+    shutil.copytree(tree, target / package.name / tree.name, symlinks=True)
+    # A wheel keeps its libraries beside its package, and its programs look for them there.
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.is_dir():
+        shutil.copytree(libraries, target / libraries.name, symlinks=True)
+    for path in (target, *target.rglob("*")):
+        if not path.is_symlink():
+            enter = 0o111 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0
+            path.chmod(path.stat().st_mode | 0o444 | enter)
+
+
+def _anyone_may_enter(directory: Path) -> bool:
+    return all(folder.stat().st_mode & stat.S_IXOTH for folder in (directory, *directory.parents))

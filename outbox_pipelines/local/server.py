@@ -25,7 +25,6 @@ from typing import Self
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import lease
-from outbox_pipelines.local.user import STAY
 
 POLL_SECONDS = 0.02
 # A machine that has just started reads its programs from the disk: a minute was not enough for five at once.
@@ -33,6 +32,8 @@ START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 
 Command = Sequence[str | Path]
+STAY = (-1, -1)
+"""No change of user and group."""
 
 
 class Server(ABC):

@@ -1,6 +1,7 @@
 """Read the events of the day from the table or, if the day is dropped, from the archive.
 
-Ids that belong to an event of another day are found too, since they are not phantoms.
+Ids that belong to an event of another day are found too, since they are not phantoms. Ids of version 7
+contain the time when they were generated.
 
 Invariants:
 - An event and its state are read in the same snapshot; for an archived event, its current state is read.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from outbox_pipelines.database import connect
 from outbox_pipelines.days.archive.store import Store, named
 from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of, require_day
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.reconciliation import ids, reconciliation_sql
+from outbox_pipelines.reconciliation import reconciliation_sql
 from outbox_pipelines.reconciliation.exchange import Exchange
 from outbox_pipelines.reconciliation.workspace import Workspace, reading
 from outbox_pipelines.settings import DaySettings
@@ -176,7 +177,7 @@ def forget(settings: DaySettings, day: date, side: str, space: Workspace) -> lis
         return notes
     archived = {other for other, is_archived, _ in others if is_archived}
     # Those of the day, not of the ids: each slice must look for an id in the same days.
-    first, end = map(ids.floor, ids.bounds(day))
+    first, end = map(floor, bounds(day))
     readable = archived_spans(settings, archived) if settings.archives and archived else {}
     for other, _, is_beside in others:
         if other not in readable:
@@ -197,3 +198,35 @@ def forget(settings: DaySettings, day: date, side: str, space: Workspace) -> lis
             "and an event that was backfilled there counts as phantom"
         )
     return notes
+
+
+DAY_MS: Final = 86_400_000
+_RING: Final = 64
+
+
+def floor(ms: int) -> str:
+    """Return the lowest id of this millisecond (since 1970)."""
+    digits = f"{ms:012x}"
+    return f"{digits[:8]}-{digits[8:]}-0000-0000-000000000000"
+
+
+def milliseconds(id: str) -> int:
+    """Return the milliseconds since 1970 of an id of version 7."""
+    return int(id[:8] + id[9:13], 16)
+
+
+def bounds(day: date) -> tuple[int, int]:
+    """Return the start and end of a UTC day, in milliseconds since 1970."""
+    start = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() * 1000)
+    return start, start + DAY_MS
+
+
+def buckets(first_ms: int, end_ms: int) -> list[int]:
+    """Return the buckets of `processed_events` (a ring of days) for ids of these times."""
+    days = range(first_ms // DAY_MS, (end_ms - 1) // DAY_MS + 1)
+    return sorted({day % _RING for day in days[:_RING]})
+
+
+def at(ms: int) -> datetime:
+    """Return the time in UTC."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)

@@ -20,7 +20,7 @@ from outbox_pipelines.config.consumers import Consumer
 from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.reconciliation import ids, messages, reconciliation_sql
+from outbox_pipelines.reconciliation import day_events, messages, reconciliation_sql
 from outbox_pipelines.reconciliation.exchange import Exchange
 from outbox_pipelines.reconciliation.messages import Topic
 from outbox_pipelines.reconciliation.workspace import Workspace, reading
@@ -84,7 +84,9 @@ def read(
     committed = [(numbers[each.topic], each.partition, each.offset) for each in found if each.offset >= 0]
     wanted = {
         "source": sql.Literal(consumer.source),
-        "buckets": sql.Literal(ids.buckets(ids.milliseconds(span[0]), ids.milliseconds(span[1]))),
+        "buckets": sql.Literal(
+            day_events.buckets(day_events.milliseconds(span[0]), day_events.milliseconds(span[1]))
+        ),
         "first": sql.Literal(span[0]),
         "end": sql.Literal(span[1]),
     }
@@ -155,10 +157,14 @@ def _entered(own: OutboxSettings, consumer: Consumer) -> Connection:
 def _kept(own: OutboxSettings, day: date, consumer: Consumer, now_ms: int) -> int:
     """Return the time in ms since which records of processed messages are certainly kept."""
     if consumer.keep_days is None:
-        start, end = ids.bounds(day)
-        given = {"buckets": ids.buckets(start, end), "first": ids.floor(start), "end": ids.floor(end)}
+        start, end = day_events.bounds(day)
+        given = {
+            "buckets": day_events.buckets(start, end),
+            "first": day_events.floor(start),
+            "end": day_events.floor(end),
+        }
         with _entered(own, consumer) as connection:
             ((first_kept,),) = connection.execute(reconciliation_sql.FIRST_KEPT, given)
         if first_kept is not None and first_kept < end:
             return 0
-    return now_ms - (consumer.keep_days or _LEAST_DAYS) * ids.DAY_MS
+    return now_ms - (consumer.keep_days or _LEAST_DAYS) * day_events.DAY_MS

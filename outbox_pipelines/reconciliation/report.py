@@ -28,6 +28,8 @@ class Kind:
     """A kind of finding."""
 
     name: str
+    query: str = field(repr=False)
+    """Finds the places."""
     status: Status
     """Severity; OK means information only."""
     text: str
@@ -168,136 +170,113 @@ def _described(found: Finding) -> dict[str, Any]:
 
 
 _OF_TOPICS: Final = (
-    (
+    Kind(
+        "missing",
         reconciliation_sql.MISSING,
-        Kind(
-            "missing",
-            Status.ERROR,
-            "recorded as published, but not in any topic",
-            "check whether the topic was recreated or rerouted, then resend: docs/reconciliation.md, missing",
-        ),
+        Status.ERROR,
+        "recorded as published, but not in any topic",
+        "check whether the topic was recreated or rerouted, then resend: docs/reconciliation.md, missing",
     ),
-    (
+    Kind(
+        "wrong_topic",
         reconciliation_sql.WRONG_TOPIC,
-        Kind(
-            "wrong_topic",
-            Status.ERROR,
-            "published, but in another topic than the settings name",
-            "check OUTBOX_TOPIC, OUTBOX_EVENT_TYPES and OUTBOX_AGGREGATE_TYPES, of the relay and of this "
-            "command: docs/reconciliation.md, wrong_topic",
-        ),
+        Status.ERROR,
+        "published, but in another topic than the settings name",
+        "check OUTBOX_TOPIC, OUTBOX_EVENT_TYPES and OUTBOX_AGGREGATE_TYPES, of the relay and of this "
+        "command: docs/reconciliation.md, wrong_topic",
     ),
-    (
+    Kind(
+        "phantom",
         reconciliation_sql.PHANTOM,
-        Kind(
-            "phantom",
-            Status.ERROR,
-            "messages of the day whose id belongs to no event",
-            "find the other producer of the topic; after a failover or a restore, the database has lost "
-            "these events: docs/reconciliation.md, phantom",
-        ),
+        Status.ERROR,
+        "messages of the day whose id belongs to no event",
+        "find the other producer of the topic; after a failover or a restore, the database has lost "
+        "these events: docs/reconciliation.md, phantom",
     ),
-    (
+    Kind(
+        "out_of_order",
         reconciliation_sql.OUT_OF_ORDER,
-        Kind(
-            "out_of_order",
-            Status.ERROR,
-            "published after a later event of their aggregate",
-            "check that writers lock the aggregate before they insert: docs/reconciliation.md, out_of_order",
-        ),
+        Status.ERROR,
+        "published after a later event of their aggregate",
+        "check that writers lock the aggregate before they insert: docs/reconciliation.md, out_of_order",
     ),
-    (
+    Kind(
+        "duplicated",
         reconciliation_sql.DUPLICATED,
-        Kind(
-            "duplicated",
-            Status.WARN,
-            "extra messages: their event was already in the topic",
-            "normal after a crash with at_least_once; idempotent consumers skip ids that they have processed",
-        ),
+        Status.WARN,
+        "extra messages: their event was already in the topic",
+        "normal after a crash with at_least_once; idempotent consumers skip ids that they have processed",
     ),
-    (
+    Kind(
+        "lagging",
         reconciliation_sql.LAGGING,
-        Kind(
-            "lagging",
-            Status.WARN,
-            "not published yet",
-            "run `outbox status` for the cause and the fix; then run this again",
-        ),
+        Status.WARN,
+        "not published yet",
+        "run `outbox status` for the cause and the fix; then run this again",
     ),
-    (
+    Kind(
+        "unreadable",
         reconciliation_sql.UNREADABLE,
-        Kind(
-            "unreadable",
-            Status.WARN,
-            "messages without a valid event id",
-            "find the other producer of the topic, or correct OUTBOX_HEADER_NAMES",
-        ),
+        Status.WARN,
+        "messages without a valid event id",
+        "find the other producer of the topic, or correct OUTBOX_HEADER_NAMES",
     ),
-    (
+    Kind(
+        "unknowable",
         reconciliation_sql.UNKNOWABLE,
-        Kind(
-            "unknowable",
-            Status.WARN,
-            "published, but no longer or not yet in the topic",
-            "reconcile within the topic's retention; consumers are compared with the remaining messages",
-        ),
+        Status.WARN,
+        "published, but no longer or not yet in the topic",
+        "reconcile within the topic's retention; consumers are compared with the remaining messages",
     ),
-    (
-        reconciliation_sql.LATE_REPLAYS,
-        Kind("late_replays", Status.OK, "dead letters published late, by a replay"),
+    Kind(
+        "late_replays", reconciliation_sql.LATE_REPLAYS, Status.OK, "dead letters published late, by a replay"
     ),
-    (
-        reconciliation_sql.DEAD,
-        Kind("dead_letters", Status.OK, "not published: see `outbox dead-letters list`"),
-    ),
-    (reconciliation_sql.GIVEN_UP, Kind("discarded", Status.OK, "not published: discarded by an operator")),
+    Kind("dead_letters", reconciliation_sql.DEAD, Status.OK, "not published: see `outbox dead-letters list`"),
+    Kind("discarded", reconciliation_sql.GIVEN_UP, Status.OK, "not published: discarded by an operator"),
 )
 
 _OF_CONSUMER: Final = (
-    (
+    Kind(
+        "missing",
         reconciliation_sql.NOT_HANDLED,
-        Kind(
-            "missing",
-            Status.ERROR,
-            "in the topic, but skipped: never recorded",
-            "check the consumer's types and topics, then set its group's offsets back: "
-            "recorded events are skipped",
-        ),
+        Status.ERROR,
+        "in the topic, but skipped: never recorded",
+        "check the consumer's types and topics, then set its group's offsets back: "
+        "recorded events are skipped",
     ),
-    (
+    Kind(
+        "phantom",
         reconciliation_sql.STRANGE,
-        Kind(
-            "phantom",
-            Status.ERROR,
-            "recorded ids of the day that belong to no event",
-            "find the producer; if the source also handles other outboxes, set handles_others = true",
-        ),
+        Status.ERROR,
+        "recorded ids of the day that belong to no event",
+        "find the producer; if the source also handles other outboxes, set handles_others = true",
     ),
-    (
+    Kind(
+        "dead_letters",
         reconciliation_sql.CONSUMER_DEAD,
-        Kind(
-            "dead_letters",
-            Status.WARN,
-            "received, but all attempts of their handler failed",
-            "fix the cause, then run `outbox consumer dead-letters replay` in the consumer's database",
-        ),
+        Status.WARN,
+        "received, but all attempts of their handler failed",
+        "fix the cause, then run `outbox consumer dead-letters replay` in the consumer's database",
     ),
-    (
+    Kind(
+        "lagging",
         reconciliation_sql.CONSUMER_LAGGING,
-        Kind("lagging", Status.WARN, "not handled yet", "check that it runs; reconcile again later"),
+        Status.WARN,
+        "not handled yet",
+        "check that it runs; reconcile again later",
     ),
-    (
+    Kind(
+        "forgotten",
         reconciliation_sql.FORGOTTEN,
-        Kind(
-            "forgotten",
-            Status.WARN,
-            "cannot be verified: the consumer's rows of that time are pruned",
-            "if they are not pruned, set keep_days; otherwise reconcile earlier, before they are pruned",
-        ),
+        Status.WARN,
+        "cannot be verified: the consumer's rows of that time are pruned",
+        "if they are not pruned, set keep_days; otherwise reconcile earlier, before they are pruned",
     ),
-    (
+    Kind(
+        "discarded",
         reconciliation_sql.CONSUMER_GIVEN_UP,
-        Kind("discarded", Status.OK, "received, then discarded by an operator"),
+        Status.OK,
+        "received, then discarded by an operator",
     ),
 )
 
@@ -308,12 +287,12 @@ _OF_ORDER: Final = frozenset({reconciliation_sql.OUT_OF_ORDER, reconciliation_sq
 
 def of_topics(space: Workspace) -> list[Finding]:
     """Return the findings of the topics, except those of `of_order`."""
-    return [_find(space, query, kind) for query, kind in _OF_TOPICS if query not in _OF_ORDER]
+    return [_find(space, kind.query, kind) for kind in _OF_TOPICS if kind.query not in _OF_ORDER]
 
 
 def of_order(space: Workspace) -> list[Finding]:
     """Return the findings about the order of an aggregate's events."""
-    return [_find(space, query, kind) for query, kind in _OF_TOPICS if query in _OF_ORDER]
+    return [_find(space, kind.query, kind) for kind in _OF_TOPICS if kind.query in _OF_ORDER]
 
 
 def of_consumer(space: Workspace, consumer: Consumer, kept_ms: int) -> list[Finding]:
@@ -324,8 +303,8 @@ def of_consumer(space: Workspace, consumer: Consumer, kept_ms: int) -> list[Find
     """
     given = {"{kept_ms}": str(kept_ms), "{side}": side(consumer)}
     findings = []
-    for query, kind in _OF_CONSUMER:
-        filled = query
+    for kind in _OF_CONSUMER:
+        filled = kind.query
         for name, value in given.items():
             filled = filled.replace(name, value)
         findings.append(_find(space, filled, kind))
@@ -354,7 +333,7 @@ def merged(is_topics: bool, parts: Iterable[dict[str, Any]]) -> list[Finding]:
         examples[part["name"]] += [Example(**each) for each in part["examples"]]
     return [
         Finding(kind, counts[kind.name], sorted(examples[kind.name], key=_place)[:EXAMPLES])
-        for _, kind in (_OF_TOPICS if is_topics else _OF_CONSUMER)
+        for kind in (_OF_TOPICS if is_topics else _OF_CONSUMER)
         if counts[kind.name]
     ]
 

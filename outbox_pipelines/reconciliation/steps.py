@@ -1,4 +1,4 @@
-"""The steps of a reconciliation, each of which can run in a process of its own, on any machine.
+"""Reconcile a day: its events, the topics, and each consumer. Each step can run in a process of its own.
 
 1. `begin` passes on the day's events, and takes the ends of the topics.
 2. `read` passes on some partitions of the topics, or the records of a consumer; in any order.
@@ -14,6 +14,7 @@ Invariants:
   is seen as a whole, because slices follow the id, not the place. The findings of order compare places of one
   aggregate in one partition. So counts add up, and the findings do not depend on the number of slices.
 - Memory is that of the workspace, the disk of a slice its share of the rows.
+- `reconcile` runs the steps one after the other, so that memory and disk are those of one slice.
 - A step without its note ends `merge` with an error: a report is of all slices or none.
 """
 
@@ -24,22 +25,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import date
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from outbox_pipelines.config.consumers import Consumer
+from outbox_pipelines.core.files import require_replaceable
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import (
     day_events,
-    ids,
     messages,
     own_topics,
     processed,
     reconciliation_sql,
     report,
 )
+from outbox_pipelines.reconciliation import exchange as exchanges
 from outbox_pipelines.reconciliation.day_events import Events
 from outbox_pipelines.reconciliation.exchange import Exchange
 from outbox_pipelines.reconciliation.messages import Part, Topic
@@ -98,12 +101,12 @@ class Day:
     @property
     def span(self) -> tuple[str, str]:
         """The range of times in which the ids of the day were generated, as ids."""
-        start, end = ids.bounds(self.day)
+        start, end = day_events.bounds(self.day)
         if self.events.first is not None and self.events.last is not None:
             # Transactions begin before their ids are generated, and applications can supply their own ids.
-            start = min(start, ids.milliseconds(self.events.first))
-            end = max(end, ids.milliseconds(self.events.last) + 1)
-        return ids.floor(start), ids.floor(end)
+            start = min(start, day_events.milliseconds(self.events.first))
+            end = max(end, day_events.milliseconds(self.events.last) + 1)
+        return day_events.floor(start), day_events.floor(end)
 
     def share(self, step: str) -> list[Topic]:
         """Return the topics with the partitions that a step reads."""
@@ -143,7 +146,7 @@ def begin(
         events = day_events.read(settings, day, DAY, slices, exchange, space, progress)
         kinds = space.rows(reconciliation_sql.KINDS)
     routed = messages.route(settings, kinds)
-    start, _ = ids.bounds(day)
+    start, _ = day_events.bounds(day)
     with closing(messages.consumer(settings)) as kafka:
         own, notes = own_topics.find(settings, kafka, start, kinds, processed.chosen(settings, ()))
         topics = messages.find(settings, kafka, sorted({*routed.values(), *own}), start, progress)
@@ -186,7 +189,7 @@ def read(settings: Settings, step: str, exchange: Exchange, progress: Progress) 
     if step.startswith("consumer_"):
         _read_consumer(settings, of, step, exchange, progress)
         return
-    start_ms, end_ms = ids.bounds(of.day)
+    start_ms, end_ms = day_events.bounds(of.day)
     first, end = of.span
     query = reconciliation_sql.SCATTER_MESSAGES.format(first=first, end=end)
     others = reconciliation_sql.SCATTER_UNREADABLE.format(start_ms=start_ms, end_ms=end_ms)
@@ -226,8 +229,8 @@ def compare(settings: Settings, number: int, exchange: Exchange, progress: Progr
         UnavailableError: as `begin`.
     """
     of, step = day_of(exchange), f"slice_{number}"
-    start, end = ids.bounds(of.day)
-    bounds = {"first": ids.floor(start), "end": ids.floor(end)}
+    start, end = day_events.bounds(of.day)
+    bounds = {"first": day_events.floor(start), "end": day_events.floor(end)}
     with _slice(of, number, exchange) as (space, attach):
         attach("written", DAY)
         attach("parked", DAY)
@@ -313,7 +316,7 @@ def merge(settings: Settings, exchange: Exchange) -> Report:
 
 
 @contextmanager
-def handled(exchange: Exchange) -> Iterator[Workspace]:
+def workspace_of_handled(exchange: Exchange) -> Iterator[Workspace]:
     """Provide a workspace with the view `handled` of all slices."""
     with workspace() as space, exchange.reading("handled", 0, _slices(day_of(exchange))) as files:
         space.attach("handled", files)
@@ -374,7 +377,7 @@ def _notes(of: Day, kept_from: dict[int, int | None]) -> list[str]:
     for topic in of.topics:
         since = kept_from[topic.number]
         if since is not None:
-            notes.append(f"topic {topic.name} has messages since {ids.at(since):%Y-%m-%d %H:%M:%S}")
+            notes.append(f"topic {topic.name} has messages since {day_events.at(since):%Y-%m-%d %H:%M:%S}")
         if topic.doubt is not None:
             notes.append(f"topic {topic.name}: {topic.doubt}")
     return notes
@@ -393,3 +396,41 @@ def _records(exchange: Exchange, reader: str) -> Records:
 
 def _side(compared: int, findings: Sequence[report.Finding], notes: list[str]) -> dict[str, Any]:
     return {"compared": compared, "findings": report.passed_on(findings), "notes": notes}
+
+
+def reconcile(
+    settings: Settings,
+    day: date,
+    names: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda text: None,
+    handled: Path | None = None,
+    slices: int = 1,
+) -> Report:
+    """Compare all events of a UTC day with the topics and with the consumers of the settings.
+
+    Args:
+        names: only these consumers; without names, all consumers of the settings.
+        progress: called with a message about every million rows.
+        handled: a Parquet file for when each consumer handled which event of the day.
+        slices: compare this share of the ids at once.
+
+    Raises:
+        SetupError: a setting is missing or wrong, the outbox has no such day, its events do not exist, or the
+            file cannot be written.
+        UnavailableError: a database, the archive or Kafka does not answer.
+    """
+    if handled is not None:
+        require_replaceable(handled)
+    with exchanges.local() as exchange:
+        of = begin(settings, day, names, slices, exchange, progress)
+        for step in of.readers:
+            read(settings, step, exchange, progress)
+        for number in range(slices):
+            compare(settings, number, exchange, progress)
+            exchange.discard(COMPARED, number)
+        for number in range(slices):
+            order(number, exchange)
+        if handled is not None:
+            with workspace_of_handled(exchange) as space:
+                space.write(reconciliation_sql.HANDLED, handled)
+        return merge(settings, exchange)

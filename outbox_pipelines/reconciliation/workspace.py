@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from psycopg import sql
 
 from outbox_pipelines.core import session
-from outbox_pipelines.core.replaced_file import replacing
+from outbox_pipelines.core.files import replacing
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import reading_dsn
 from outbox_pipelines.errors import SetupError, UnavailableError

@@ -23,8 +23,8 @@ from enum import Enum
 import psycopg
 
 from outbox_pipelines.core.answers import limited_after
+from outbox_pipelines.core.log import RepeatedLines
 from outbox_pipelines.core.outages import is_outage, server_of
-from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import locks
 from outbox_pipelines.errors import RefusedError, UnavailableError

@@ -32,8 +32,8 @@ from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection
 from outbox_pipelines.days.archive import identity, proof
-from outbox_pipelines.days.archive.condition import locked, rejected
 from outbox_pipelines.days.archive.manifest import SCHEMA, Change, Manifest
+from outbox_pipelines.days.archive.question import locked, rejected_condition
 from outbox_pipelines.days.archive.rendering import literal
 from outbox_pipelines.days.archive.store import Store, key, open_store
 from outbox_pipelines.days.partitions.calendar import bounds_of
@@ -225,7 +225,7 @@ class Reader:
                 asked = query.format(source=source, **given)
                 batches = _checked(connection.sql(asked).to_arrow_reader(_rows_at_once(files)))
             except duckdb.Error as error:
-                raise rejected(error) from None
+                raise rejected_condition(error) from None
             yield batches, Path(folder)
 
     def _revived(self, source: str, dead: Rows) -> str:
@@ -294,7 +294,7 @@ def _checked(batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     try:
         yield from batches
     except (duckdb.Error, pa.ArrowException, OSError) as error:
-        raise rejected(error) from None
+        raise rejected_condition(error) from None
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

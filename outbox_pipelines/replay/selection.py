@@ -2,7 +2,7 @@
 
 Invariants:
 - A selection without any condition, and one that no event can meet, is refused: it is a mistake.
-- A condition in SQL is one expression: see `condition`.
+- A condition in SQL is one expression: see `days.archive.question`.
 - It selects the same events whenever it is evaluated: a resume asks again.
 """
 
@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 from uuid import UUID
 
-from outbox_pipelines.days.archive import condition
+from outbox_pipelines.days.archive import question
 from outbox_pipelines.days.archive.rendering import literal
 from outbox_pipelines.errors import SetupError
 
@@ -52,7 +52,7 @@ class Selection:
             except ValueError:
                 raise SetupError(f"--id {each} is not a UUID: copy the id of an event") from None
         if self.where:
-            condition.require(self.where)
+            question.require_condition(self.where)
 
     @property
     def start(self) -> datetime:

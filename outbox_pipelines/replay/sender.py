@@ -26,8 +26,8 @@ from outbox_pipelines.config.message_names import REPLAY_ID, REPLAYED_AT
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.text import counted, reason
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
 from outbox_pipelines.relay.core.outcomes import Kind
+from outbox_pipelines.relay.core.producers import FirstAcknowledgments
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.message import Encoder, is_framed
 from outbox_pipelines.replay.replay_topics import Kind as Types

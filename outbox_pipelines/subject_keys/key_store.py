@@ -1,8 +1,10 @@
-"""The database of the data keys: one connection, and the functions of `sql/keys`.
+"""The database of the data keys: one connection, and the functions of `sql/keys`; keys in memory for seconds.
 
 Invariants:
 - Each question is one statement, and one round trip; an idle connection that the server has closed is opened
   again.
+- In memory, a key's time begins when the database was asked, not when it answered: a forgotten one is kept no
+  longer.
 - The database that is away, has no tables or refuses is a `KeyStoreError` with the remedy.
 """
 
@@ -11,11 +13,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, LiteralString
+from typing import Any, Final, Generic, LiteralString, TypeVar
 
 import psycopg
 
@@ -229,3 +231,36 @@ class KeyStore:
         if is_outage(error):
             return KeyStoreError(f"the key store (OUTBOX_KEYS_DSN) is unavailable: {said}")
         return KeyStoreError(f"the key store refuses: {said}")
+
+
+_Value = TypeVar("_Value")
+
+
+class KeyCache(Generic[_Value]):
+    """The newest values by name; can be used by several threads."""
+
+    def __init__(self, seconds: float, size: int) -> None:
+        self._seconds, self._size = seconds, size
+        self._values: dict[str, tuple[float, _Value]] = {}
+        self._lock = threading.Lock()
+
+    def known(self, names: Iterable[str]) -> tuple[dict[str, _Value], list[str]]:
+        """Return values by name, and the names that have none."""
+        since = time.monotonic() - self._seconds
+        values: dict[str, _Value] = {}
+        missing: list[str] = []
+        for name in names:
+            found = self._values.get(name)
+            if found is None or found[0] <= since:
+                missing.append(name)
+            else:
+                values[name] = found[1]
+        return values, missing
+
+    def put(self, name: str, value: _Value, asked: float) -> None:
+        """Keep a value from the time on when the database was asked."""
+        with self._lock:
+            self._values.pop(name, None)
+            self._values[name] = asked, value
+            if len(self._values) > self._size:
+                del self._values[next(iter(self._values))]

@@ -34,8 +34,7 @@ from outbox_pipelines.subject_keys.errors import (
     SubjectForgottenError,
     SubjectKeyError,
 )
-from outbox_pipelines.subject_keys.key_cache import KeyCache
-from outbox_pipelines.subject_keys.key_store import KeyStore
+from outbox_pipelines.subject_keys.key_store import KeyCache, KeyStore
 from outbox_pipelines.subject_keys.wrapping import NONE, MasterKey, MasterKeys, read_file
 from outbox_pipelines.writer.bytes_payload import BytesPayload
 from outbox_pipelines.writer.errors import OutboxError

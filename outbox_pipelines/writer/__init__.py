@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from outbox_pipelines.writer.bytes_payload import BytesPayload
 from outbox_pipelines.writer.calls import cancel, emit, emit_many
+from outbox_pipelines.writer.content import validate_with
 from outbox_pipelines.writer.context import correlated, in_schema
 from outbox_pipelines.writer.errors import (
     AutocommitError,
@@ -27,7 +28,6 @@ from outbox_pipelines.writer.errors import (
 )
 from outbox_pipelines.writer.events import Emitted, NewEvent, TypedEvent, UnkeyedEvent
 from outbox_pipelines.writer.keys import derive_key
-from outbox_pipelines.writer.validation import validate_with
 
 __all__ = [
     "AutocommitError",

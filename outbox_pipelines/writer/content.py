@@ -5,20 +5,21 @@ An error of the database would abort the caller's transaction.
 Invariants:
 - Content refused here would also be refused by the database, or misread by a consumer.
 - Content that the database accepts is not refused for its size.
+- Without a function of the application that validates payloads, an event costs one additional comparison. The
+  function receives plain JSON, as consumers read it: no dates, decimals or models; or bytes.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from outbox_pipelines.writer import validation
 from outbox_pipelines.writer.bytes_payload import BytesPayload
 from outbox_pipelines.writer.context import Surroundings
-from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
+from outbox_pipelines.writer.errors import InvalidEventError, OutboxError, PayloadTooLargeError
 from outbox_pipelines.writer.events import NewEvent
 from outbox_pipelines.writer.json_text import to_json
 from outbox_pipelines.writer.names import as_text, id_as_text, refuse_exchanged
@@ -108,10 +109,10 @@ def row(event: NewEvent, around: Surroundings) -> Row:
     if made.later_events_wait and made.deliver_after is None:
         raise OutboxError("later_events_wait is True, but the event is not delayed: give deliver_after too")
     refuse_exchanged(made.aggregate_type, made.aggregate_id, made.event_type)
-    if validation.check is not None:
+    if check is not None:
         content = payload.content if isinstance(payload, BytesPayload | LargePayload) else None
         seen = content if isinstance(content, bytes) else made.payload
-        validation.refuse_invalid(validation.check, made.event_type, seen, made.version)
+        refuse_invalid(check, made.event_type, seen, made.version)
     return made
 
 
@@ -225,3 +226,31 @@ def _due(value: object) -> str:
 
 # https://www.w3.org/TR/trace-context/#traceparent-header
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+Check = Callable[[str, object, int | None], object]
+
+check: Check | None = None
+"""The function of this process; set by `validate_with`."""
+
+
+def validate_with(function: Check | None) -> None:
+    """Check each further event of this process in `emit`, `emit_many`, `OutboxEvent` and `record`.
+
+    `outbox_pipelines.catalog.validator` makes such a function from JSON Schemas.
+
+    Args:
+        function: called with the event type, the payload, as plain JSON or the bytes that it is, and the
+            version or None. Its result is ignored; an exception is raised to the writer as
+            `InvalidEventError`. None: nothing is checked.
+    """
+    global check
+    check = function
+
+
+def refuse_invalid(function: Check, event_type: str, payload: str | bytes, version: int | None) -> None:
+    """Call the function and raise `InvalidEventError` if it fails; a `payload` that is text is JSON."""
+    try:
+        function(event_type, payload if isinstance(payload, bytes) else json.loads(payload), version)
+    except Exception as error:
+        raise InvalidEventError(f"{event_type}: {error}") from error

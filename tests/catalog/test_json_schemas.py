@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator, validators
 
 from outbox_pipelines.catalog.document import read_catalog
-from outbox_pipelines.catalog.json_schemas import files
+from outbox_pipelines.catalog.registration import files
 from outbox_pipelines.catalog.subjects import Subjects
 from outbox_pipelines.cli.main import cli
 from outbox_pipelines.settings import make_settings

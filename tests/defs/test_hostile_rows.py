@@ -27,8 +27,7 @@ import requests
 
 from outbox_pipelines.defs.build import JOBS
 from outbox_pipelines.defs.relay.assets import config
-from outbox_pipelines.quality.alert_delivery import send
-from outbox_pipelines.quality.alerts import Message
+from outbox_pipelines.quality.alerts import Message, send
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings
 from tests import forks

@@ -22,7 +22,7 @@ from outbox_pipelines.defs.relay import relay_session
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import months
 from outbox_pipelines.existing.cleaning import clean_up
-from outbox_pipelines.reconciliation import reconcile
+from outbox_pipelines.reconciliation import steps
 from tests.catalog.conftest import CATALOG
 from tests.conftest import Outbox
 from tests.defs import test_history
@@ -149,7 +149,7 @@ def test_a_reconciliation_only_reads(place: Place, repeat: Repeat) -> None:
 
     served = replace(served_of(place.outbox), partition_start=DAY)
     job = job_of(served, "reconcile_day")
-    repeat(job, reconcile, "reconcile", state, changes=False, partition_key=str(DAY))
+    repeat(job, steps, "reconcile", state, changes=False, partition_key=str(DAY))
 
 
 def test_a_comparison_with_the_catalog_only_reads(database: Database, repeat: Repeat, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outbox_pipelines.defs.reports import Reported
+from outbox_pipelines.defs.ticks import Reported
 
 TICKS = 2_880
 EVERY = 30.0

@@ -19,7 +19,7 @@ from outbox_pipelines.database import grants, schema
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.errors import RefusedError, SetupError
 from outbox_pipelines.local import postgres
-from outbox_pipelines.reconciliation.reconcile import reconcile
+from outbox_pipelines.reconciliation.steps import reconcile
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.lease import resharding
 from outbox_pipelines.settings import Settings, load_settings

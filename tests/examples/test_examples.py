@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from outbox_pipelines.lint.files import python_files
-from outbox_pipelines.lint.linter import check
+from outbox_pipelines.lint.linter import check, python_files
 from tests.examples.services import EXAMPLES
 
 

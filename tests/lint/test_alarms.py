@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import orm
 
-from outbox_pipelines.lint.files import python_files
-from outbox_pipelines.lint.linter import Options, check, check_sources
+from outbox_pipelines.lint.linter import Options, check, check_sources, python_files
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.lint.files import python_files
-from outbox_pipelines.lint.linter import Options, check, check_sources
+from outbox_pipelines.lint.linter import Options, check, check_sources, python_files
 
 INSERT = 'cursor.execute("INSERT INTO outbox (payload) VALUES (1)")\n'
 VIEW = """

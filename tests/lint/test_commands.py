@@ -172,7 +172,7 @@ def test_after_commit_and_report(tmp_path: Path) -> None:
 PROGRAM = """
 import json, sys
 before = set(sys.modules)
-import outbox_pipelines.lint.linter, outbox_pipelines.lint.files
+import outbox_pipelines.lint.linter, outbox_pipelines.lint.linter
 names = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(json.dumps(sorted(names - set(sys.stdlib_module_names))))
 """

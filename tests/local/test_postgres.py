@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local import postgres, user
+from outbox_pipelines.local import postgres
 from tests.local.waiting import eventually, lives
 
 
@@ -217,7 +217,7 @@ def test_as_root_from_a_folder_that_others_cannot_enter(
     closed.chmod(0o700)
     # pytest's own directories are closed to others as well, so the copy needs a place of its own.
     copies = Path("/var/cache/outbox-pipelines-test") / str(os.getpid())
-    monkeypatch.setattr(user, "COPIES", copies)
+    monkeypatch.setattr(postgres, "COPIES", copies)
     try:
         for _ in range(2):
             programs = closed / package.name / original.parent.name / "bin"

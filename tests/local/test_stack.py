@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local import kafka, lease, postgres, stack, stack_client, user
+from outbox_pipelines.local import kafka, lease, postgres, stack, stack_client
 from outbox_pipelines.local.stack_state import POSTGRES, Home
 from outbox_pipelines.settings import Settings
 from tests.kafka_clients import AdminClient
@@ -239,7 +239,7 @@ def test_as_an_ordinary_user(database_only: Settings) -> None:
     # The virtual environment, or its Python, may be closed to others: reading is the one right left.
     leave = ["setpriv", "--reuid=nobody", "--clear-groups", "--inh-caps=+dac_read_search"]
     command = [*leave, "--ambient-caps=+dac_read_search", sys.executable, "-c", ORDINARY]
-    uid, gid = user.identity()
+    uid, gid = postgres.identity()
     with tempfile.TemporaryDirectory() as directory:
         os.chown(directory, uid, gid)
         environment = {**os.environ, "OUTBOX_LOCAL_DIR": f"{directory}/local"}

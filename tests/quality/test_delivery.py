@@ -10,8 +10,7 @@ import time
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.alert_delivery import send
-from outbox_pipelines.quality.alerts import Message
+from outbox_pipelines.quality.alerts import Message, send
 from outbox_pipelines.settings import load_settings
 from tests.conftest import patience
 from tests.quality.receivers import mail_box, webhook

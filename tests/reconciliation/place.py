@@ -15,8 +15,8 @@ from confluent_kafka import TopicPartition
 
 from outbox_pipelines.consumer import migrate
 from outbox_pipelines.days.partitions import ahead
-from outbox_pipelines.reconciliation import reconcile as days
-from outbox_pipelines.reconciliation.ids import DAY_MS, bounds
+from outbox_pipelines.reconciliation import steps as days
+from outbox_pipelines.reconciliation.day_events import DAY_MS, bounds
 from outbox_pipelines.reconciliation.report import Finding, Report, Side
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings

@@ -9,7 +9,7 @@ import pytest
 from outbox_pipelines.config.rules import Rule
 from outbox_pipelines.days.partitions.calendar import leaf_of
 from outbox_pipelines.reconciliation import own_topics
-from outbox_pipelines.reconciliation import reconcile as days
+from outbox_pipelines.reconciliation import steps as days
 from tests.reconciliation.place import DAY, START_MS, Place, found, new_id
 from tests.relay.topic import create_topic
 

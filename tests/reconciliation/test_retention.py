@@ -13,7 +13,7 @@ from outbox_pipelines.days.partitions import close
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import messages
-from outbox_pipelines.reconciliation import reconcile as days
+from outbox_pipelines.reconciliation import steps as days
 from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters
 from tests import kafka_clients
 from tests.conftest import Outbox

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.reconciliation import reconcile as days
 from outbox_pipelines.reconciliation import report, steps
+from outbox_pipelines.reconciliation import steps as days
 from outbox_pipelines.reconciliation.exchange import Exchange, local
 from outbox_pipelines.reconciliation.report import Report
 from tests.reconciliation.place import DAY, START_MS, Place, found, new_id
@@ -72,8 +72,8 @@ def test_the_report_is_that_of_one_slice(place: Place, tmp_path: Path) -> None:
     settings = place.settings
     whole = days.reconcile(settings, DAY, handled=tmp_path / "whole")
     topics, billing = whole.sides
-    assert set(found(topics)) == {kind.name for _, kind in report._OF_TOPICS}
-    assert set(found(billing)) == {kind.name for _, kind in report._OF_CONSUMER}
+    assert set(found(topics)) == {kind.name for kind in report._OF_TOPICS}
+    assert set(found(billing)) == {kind.name for kind in report._OF_CONSUMER}
     for slices in (2, 7):
         divided = days.reconcile(settings, DAY, handled=tmp_path / "divided", slices=slices)
         assert _said(divided) == _said(whole)

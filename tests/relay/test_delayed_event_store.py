@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import LockedError, SetupError
-from outbox_pipelines.relay.parking import delayed_event_store
+from outbox_pipelines.relay.parking import delayed_events
 from tests.conftest import Outbox, may_log_in
 from tests.relay.delayed import delay
 
@@ -57,7 +57,7 @@ def test_who_holds_an_event_is_named(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch, is_prepared: bool
 ) -> None:
     """Guards against a command that waits without a word, and an event that is left without a reason."""
-    monkeypatch.setattr(delayed_event_store, "LOCK_PATIENCE", 0.2)
+    monkeypatch.setattr(delayed_events, "LOCK_PATIENCE", 0.2)
     delay(outbox, "1")
     gid = f"holder-{outbox.topic()}"
     with outbox.connect(autocommit=False) as holder, outbox.connect() as connection:
@@ -76,7 +76,7 @@ def test_who_holds_an_event_is_named(
             assert f"0 events moved, 1 left: see `outbox delayed list`; {id} is in" in moved.stdout
             assert who in moved.stdout
             with pytest.raises(LockedError, match=rf"waited 0.2 s: {id} is in .*{who}.*Nothing was"):
-                delayed_event_store.cancel(outbox.settings, [id], reason="why", actor="me")
+                delayed_events.cancel(outbox.settings, [id], reason="why", actor="me")
         finally:
             if is_prepared:
                 connection.execute(f"ROLLBACK PREPARED '{gid}'".encode())
@@ -86,18 +86,18 @@ def test_who_holds_an_event_is_named(
 
 def test_a_move_ends_while_events_are_left(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a command that tries what cannot be moved without end, or ends too early."""
-    monkeypatch.setattr(delayed_event_store, "_MOST", 1)
+    monkeypatch.setattr(delayed_events, "_MOST", 1)
     delay(outbox, "1", "2")
     with outbox.connect() as connection:
         connection.execute("ALTER TABLE outbox ADD CONSTRAINT not_this CHECK (event_type <> 'e')")
-        assert delayed_event_store.move(outbox.settings) == (0, 2)
+        assert delayed_events.move(outbox.settings) == (0, 2)
         connection.execute("ALTER TABLE outbox DROP CONSTRAINT not_this")
-    assert delayed_event_store.move(outbox.settings) == (2, 0)
+    assert delayed_events.move(outbox.settings) == (2, 0)
 
 
 def test_a_locked_table_and_a_role_without_the_right(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a traceback of psycopg, and a session named with what its role may not see."""
-    monkeypatch.setattr(delayed_event_store, "LOCK_PATIENCE", 0.2)
+    monkeypatch.setattr(delayed_events, "LOCK_PATIENCE", 0.2)
     delay(outbox, "1")
     role = f"r_{uuid4().hex}"
     settings = outbox.settings.model_copy(
@@ -105,7 +105,7 @@ def test_a_locked_table_and_a_role_without_the_right(outbox: Outbox, monkeypatch
     )
     with outbox.connect(autocommit=False) as holder, outbox.connect() as connection:
         [(id,)] = holder.execute("SELECT id FROM outbox_delayed").fetchall()
-        cancel = partial(delayed_event_store.cancel, ids=[id], reason="why", actor="me")
+        cancel = partial(delayed_events.cancel, ids=[id], reason="why", actor="me")
         holder.execute("LOCK TABLE outbox_delayed IN SHARE MODE")
         with pytest.raises(LockedError, match=r"waited 0.2 s: canceling .* lock timeout. Nothing was"):
             cancel(outbox.settings)
@@ -115,7 +115,7 @@ def test_a_locked_table_and_a_role_without_the_right(outbox: Outbox, monkeypatch
         )
         try:
             holder.execute("SET application_name = ''; DELETE FROM outbox_delayed")
-            [row] = delayed_event_store.find(settings, overdue=True, limit=1).rows
+            [row] = delayed_events.find(settings, overdue=True, limit=1).rows
             assert "(unnamed): wait for its end" in (row.held_by or "")
             holder.rollback()
             with pytest.raises(SetupError, match=r"permission denied .* run it as an operator"):

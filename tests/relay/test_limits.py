@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.kafka.batch_size import MOST, BatchSize
+from outbox_pipelines.relay.kafka.client import MOST, BatchSize
 from outbox_pipelines.writer import emit
 from tests.conftest import EITHER_DELIVERY, Outbox, either, wait_until
 from tests.relay.parked import numbers_by_key, parked_rows, write

@@ -24,7 +24,7 @@ from outbox_pipelines.database import Connection, connect, locks
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.archive import identity, proof
 from outbox_pipelines.days.archive.store import open_store
-from outbox_pipelines.days.partitions import attach, close, partitions_sql
+from outbox_pipelines.days.partitions import close, partitions_sql
 from outbox_pipelines.days.partitions.calendar import leaf_of, place_of, require_day, working_at
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.settings import NO_ARCHIVE, DaySettings, OutboxSettings
@@ -151,23 +151,23 @@ def _look_first(
     close.require_published(connection, day)
     # DETACH hides the day while it waits for older transactions, so wait for these before it starts.
     users = {user for (user,) in connection.execute(partitions_sql.USERS)}
-    deadline = time.monotonic() + attach.SECONDS
+    deadline = time.monotonic() + close.WAIT_SECONDS
     while users:
         if time.monotonic() > deadline:
             raise NotReadyError(
                 f"{day} not dropped: a long transaction uses the outbox: see pg_stat_activity, and run this "
                 "again; no other session waits for it"
             )
-        time.sleep(attach.PAUSE[0])
+        time.sleep(close.WAIT_PAUSE[0])
         users &= {user for (user,) in connection.execute(partitions_sql.USERS)}
 
 
 def _detach(connection: Connection, day: date) -> None:
     """Detach the partition from the outbox."""
     connection.execute(partitions_sql.DETACH_LOCK)
-    for attempt in locks.briefly(seconds=attach.SECONDS, pause=attach.PAUSE):
+    for attempt in locks.briefly(seconds=close.WAIT_SECONDS, pause=close.WAIT_PAUSE):
         with attempt:
-            attach.finish_detaching(connection)
+            close.finish_detaching(connection)
             while place_of(connection, day) == "attached":
                 connection.execute(partitions_sql.named(partitions_sql.DETACH, leaf_of(day)))
             return
@@ -202,7 +202,7 @@ def _put_back(settings: OutboxSettings, day: date) -> None:
     try:
         # In a new session, since the failed one may be unusable; if it still exists, it keeps the day's lock.
         with connect(settings, name=f"outbox: {day}") as connection:
-            attach.again(connection, day)
+            close.again(connection, day)
             connection.execute(partitions_sql.UNPROVEN, {"day": day})
     except (psycopg.Error, SetupError) as error:
         _LOG.error(

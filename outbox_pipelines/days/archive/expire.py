@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from outbox_pipelines.config import parsed
 from outbox_pipelines.database import connect
-from outbox_pipelines.days.archive import archive_sql, question, recorded_changes, rewrite
+from outbox_pipelines.days.archive import archive_sql, identity, question, rewrite
 from outbox_pipelines.days.archive.data_set import Archive
 from outbox_pipelines.days.archive.rewrite import Edit, Tables
 from outbox_pipelines.days.archive.store import open_store
@@ -67,7 +67,7 @@ def expire(settings: DaySettings, *, actor: str, dry_run: bool = False) -> Itera
         UnavailableError: the database or the archive does not answer, or clocks differ.
     """
     store, limits = open_store(settings), parsed.archive_retention(settings)
-    for day in () if dry_run else recorded_changes.unfinished(settings):
+    for day in () if dry_run else identity.unfinished_changes(settings):
         yield _tried(day, partial(_finish, settings, day))
     if not limits:
         raise SetupError(

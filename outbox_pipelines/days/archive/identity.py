@@ -1,9 +1,12 @@
-"""The identity of an archive, which prevents writing to an unmounted disk or to another outbox's archive.
+"""What the database knows of an archive: its identity, and the changes of its days.
 
 Invariants:
-- An archive belongs to one outbox. Its identity is generated once, stored in the archive, and recorded by the
-  outbox with each archived day. A complete copy of an archive has the same identity.
+- An archive belongs to one outbox: nothing is written to an unmounted disk, or another outbox's archive. Its
+  identity is generated once, stored in the archive, and recorded by the outbox with each archived day. A
+  complete copy of an archive has the same identity.
 - Only `adopt` changes the recorded identity, when an operator moves the archive.
+- The manifest of a changed day has the same chain of changes as the database. It is believed where it leads
+  from what the database has.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import psycopg
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -22,8 +25,16 @@ from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.days.archive import archive_sql, recorded_changes
-from outbox_pipelines.days.archive.manifest import Manifest, Source, is_recorded, now, read_manifest
+from outbox_pipelines.days.archive import archive_sql
+from outbox_pipelines.days.archive.manifest import (
+    Change,
+    Manifest,
+    Source,
+    digest,
+    is_recorded,
+    now,
+    read_manifest,
+)
 from outbox_pipelines.days.archive.store import IDENTITY, Store, manifest_key, open_store
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.settings import DaySettings
@@ -153,7 +164,7 @@ def adopt(settings: DaySettings, force: bool = False) -> Adopted:
         try:
             connection.execute(archive_sql.ADOPT, {"archive": found.archive})
             for manifest, content in unknown:
-                recorded_changes.record(connection, manifest, content)
+                record_changes(connection, manifest, content)
                 if not store.others(manifest.day, manifest.file):
                     connection.execute(archive_sql.FORMER_DELETED, {"day": manifest.day})
         except psycopg.errors.InsufficientPrivilege as error:
@@ -217,3 +228,53 @@ def _others(store: Store, found: Identity) -> SetupError:
         "location; each outbox needs its own archive. If this database was restored from that one, and that "
         "one is no longer in use, run `outbox archive adopt --force`"
     )
+
+
+class Recorded(NamedTuple):
+    """A change as the database has it."""
+
+    day: date
+    former_deleted_at: datetime | None
+    """None: the former file may still exist."""
+    change: Change
+
+
+def recorded_changes(settings: DaySettings) -> list[Recorded]:
+    """Return all changes, in the order in which they were made.
+
+    Raises:
+        UnavailableError: the database does not answer.
+    """
+    require_schema(settings)
+    with connect(settings, name="outbox archive changes") as connection:
+        rows = connection.execute(archive_sql.CHANGES).fetchall()
+    names = Change.model_fields
+    return [
+        Recorded(day, deleted_at, Change(**dict(zip(names, change, strict=True))))
+        for day, deleted_at, *change in rows
+    ]
+
+
+def unfinished_changes(settings: DaySettings) -> list[date]:
+    """Return the days of which a change was interrupted.
+
+    Raises:
+        UnavailableError: the database does not answer.
+    """
+    require_schema(settings)
+    with connect(settings, name="outbox archive expire") as connection:
+        return [day for (day,) in connection.execute(archive_sql.UNFINISHED)]
+
+
+def record_changes(connection: Connection, manifest: Manifest, content: bytes) -> None:
+    """Record in the database a manifest with changes, and all of its changes."""
+    # Each change led to the manifest that the next one replaced.
+    digests = [*(each.manifest_sha256 for each in manifest.changes[1:]), digest(content)]
+    changes = [
+        {**change.model_dump(), "names": list(change.names), "day": manifest.day, "led_to": led_to}
+        for change, led_to in zip(manifest.changes, digests, strict=True)
+    ]
+    with connection.transaction():
+        connection.cursor().executemany(archive_sql.CHANGE, changes)
+        given = {"day": manifest.day, "events": manifest.rows, "digest": digests[-1]}
+        connection.execute(archive_sql.CHANGED, given)

@@ -1,18 +1,21 @@
-"""What a query of the archive may do and see: reads only, and a view for each documented event type.
+"""What a query of the archive, or a condition on its columns, may do and see.
 
 Invariants:
 - DuckDB's lock-down allows a query to open the archive's files, and an allowed file can also be written: a
   statement that could write is rejected before it runs.
+- A query has a view for each documented event type.
 - SQL that a query builds from text (`query`, `json_execute_serialized_sql`) is checked by its plan.
 - A member of a payload is a column of the type that its JSON Schema names, nested ones in structs and lists;
   a value that is not of that type is NULL there, and stays in `payload`.
+- A condition is one expression that selects the same events whenever it is evaluated. It can read the files
+  that it is given, and nothing else: no other file, no extension, no other table.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -21,7 +24,8 @@ import pyarrow as pa
 
 from outbox_pipelines.catalog.document import Catalog
 from outbox_pipelines.catalog.schemas import followed
-from outbox_pipelines.days.archive.rendering import quoted
+from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.days.archive.rendering import literal, quoted
 from outbox_pipelines.errors import SetupError, UnavailableError
 
 _SELECT: Final = duckdb.StatementType.SELECT
@@ -177,3 +181,82 @@ def _structure(root: dict[str, Any], schema: Any, depth: int) -> Any:
     if kind == "string" or (kind is None and all(isinstance(each, str) for each in schema.get("enum", [0]))):
         return _TEXTS.get(schema.get("format", ""), "VARCHAR")
     return _OTHERS.get(str(kind), "JSON")
+
+
+# DuckDB knows this of functions, but not of its macros, and not of names without parentheses.
+_UNSTABLE: Final = """
+SELECT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'
+UNION SELECT unnest(['ago', 'current_localtime', 'current_localtimestamp', 'current_time',
+                     'current_timestamp', 'localtime', 'localtimestamp', 'pg_conf_load_time',
+                     'pg_postmaster_start_time'])"""
+_CONFIG: Final[dict[str, Any]] = {
+    # Each thread keeps a row group.
+    "threads": 1,
+    "memory_limit": "160MB",
+    "preserve_insertion_order": False,
+    "python_enable_replacements": False,
+    "autoload_known_extensions": False,
+    "autoinstall_known_extensions": False,
+}
+
+
+def require_condition(where: str) -> None:
+    """Raise `SetupError` unless this is a condition that can be asked again."""
+    try:
+        duckdb.SQLExpression(where)
+    except duckdb.Error as error:
+        raise SetupError(
+            f"--where is not a condition in SQL ({first_line(error)}): write for example "
+            "\"payload->>'total' = '5'\""
+        ) from None
+    if found := _unstable(where):
+        raise SetupError(
+            f"--where has {found}, whose value changes: repeated, it would select other events. Write a "
+            "value, such as TIMESTAMPTZ '2026-11-21 08:30Z'"
+        )
+
+
+def rejected_condition(error: Exception) -> SetupError:
+    """Return the error of a condition that DuckDB does not evaluate, or of events that it does not read."""
+    if not isinstance(error, duckdb.Error):
+        return SetupError(f"the selected events cannot be read: {first_line(error)}. Check --where")
+    return SetupError(str(refusal(error)).replace("the query failed", "--where cannot be evaluated"))
+
+
+@contextmanager
+def locked(files: Sequence[str], folder: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a DuckDB that can read these files and nothing else.
+
+    Args:
+        folder: where it may spill rows to disk.
+    """
+    with duckdb.connect(config={**_CONFIG, "temp_directory": folder}) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute(f"SET allowed_paths = [{', '.join(map(literal, files))}]")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        yield connection
+
+
+def _unstable(where: str) -> str:
+    """Return a function in a condition that gives another value at another time; empty if there is none."""
+    with duckdb.connect() as connection:
+        unstable = {name for (name,) in connection.execute(_UNSTABLE).fetchall()}
+        ((parsed,),) = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {where}\n"]).fetchall()
+    return next((name for name in _names(json.loads(parsed)) if name in unstable), "")
+
+
+def _names(node: Any) -> Iterator[str]:
+    """Yield the functions and columns of a statement as DuckDB gives it."""
+    if isinstance(node, list):
+        for each in node:
+            yield from _names(each)
+    elif isinstance(node, dict):
+        name = str(node.get("function_name", "")).casefold()
+        # Of one time: up to today.
+        arguments = node.get("arguments") or node.get("children") or ()
+        yield "current_date" if name == "age" and len(arguments) == 1 else name
+        if node.get("type") == "COLUMN_REF":
+            yield node["column_names"][-1].casefold()
+        for each in node.values():
+            yield from _names(each)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from outbox_pipelines.core.erased import ERASED
 from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import connect
-from outbox_pipelines.days.archive import archive_sql, condition
+from outbox_pipelines.days.archive import archive_sql, question
 from outbox_pipelines.days.archive.rendering import literal
 from outbox_pipelines.days.archive.rewrite import Tables, rewrite
 from outbox_pipelines.days.archive.store import open_store
@@ -84,7 +84,7 @@ def redact(
             cannot be evaluated; or as `rewrite`.
         UnavailableError: as `rewrite`.
     """
-    condition.require(where)
+    question.require_condition(where)
     redaction = _Redaction(day, where, {"payload": {}, "headers": {}})
     _refuse_overlap(paths)
     for each in paths:
@@ -224,13 +224,13 @@ def _selected(file: Path, where: str) -> NDArray[np.bool_]:
     query = archive_sql.SELECTED.format(file=literal(str(file)), where=where)
     with (
         TemporaryDirectory(prefix="outbox-redact-") as folder,
-        condition.locked([str(file)], folder) as connection,
+        question.locked([str(file)], folder) as connection,
     ):
         try:
             for batch in connection.sql(query).to_arrow_reader():
                 selected[batch.column(0).to_numpy()] = True
         except (duckdb.Error, pa.ArrowException, OSError) as error:
-            raise condition.rejected(error) from None
+            raise question.rejected_condition(error) from None
     return selected
 
 

@@ -17,7 +17,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_pipelines.core.replaced_file import replacing
+from outbox_pipelines.core.files import replacing
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import to_json
 from outbox_pipelines.errors import SetupError

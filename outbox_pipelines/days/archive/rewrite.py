@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.database.schema import require_schema
-from outbox_pipelines.days.archive import archive_sql, identity, proof, recorded_changes
+from outbox_pipelines.days.archive import archive_sql, identity, proof
 from outbox_pipelines.days.archive.export import Exported, described, new_file
 from outbox_pipelines.days.archive.manifest import Change, Manifest, digest, in_duckdb, now, read_manifest
 from outbox_pipelines.days.archive.store import Store, Stored, key, manifest_key, open_store
@@ -147,7 +147,7 @@ def _complete(store: Store, connection: Connection, manifest: Manifest, content:
     day, found = manifest.day, digest(content)
     recorded = require_day(connection, day).manifest_sha256 or ""
     if recorded != found and recorded.endswith(found):
-        recorded_changes.record(connection, manifest, content)
+        identity.record_changes(connection, manifest, content)
     elif recorded != found:
         # The new manifest was not written.
         connection.execute(archive_sql.CHANGED, {"day": day, "events": manifest.rows, "digest": found})

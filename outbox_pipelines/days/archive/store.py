@@ -30,7 +30,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from outbox_pipelines.config.types import Readers
-from outbox_pipelines.core.object_store import reason, sync
+from outbox_pipelines.core.files import reason, sync
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import DaySettings
 

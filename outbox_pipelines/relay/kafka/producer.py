@@ -24,11 +24,10 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.delivery import Delivery
-from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
 from outbox_pipelines.relay.core.outcomes import Kind, Refusal, ShardLostError
-from outbox_pipelines.relay.core.producers import Gate
+from outbox_pipelines.relay.core.producers import FirstAcknowledgments, Gate
 from outbox_pipelines.relay.kafka import client, client_errors
-from outbox_pipelines.relay.kafka.batch_size import BatchSize
+from outbox_pipelines.relay.kafka.client import BatchSize
 from outbox_pipelines.relay.kafka.message import Encoder, Headers, UnregisteredError, Value, is_framed
 from outbox_pipelines.relay.kafka.topic_lookups import Topics
 from outbox_pipelines.relay.kafka.topic_state import TopicUnavailableError

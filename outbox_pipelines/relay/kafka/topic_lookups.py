@@ -25,10 +25,10 @@ from outbox_pipelines.core import log
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.outcomes import Refusal
 from outbox_pipelines.relay.kafka import client_errors
-from outbox_pipelines.relay.kafka.patience import Patience
 from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin, Unavailable
 from outbox_pipelines.relay.kafka.topic_state import (
     Change,
+    Patience,
     Search,
     Topic,
     TopicRefusal,

@@ -1,8 +1,16 @@
-"""What the relay knows of one topic: found, looked for, or taking no messages."""
+"""What the relay knows of one topic: found, looked for, or taking no messages; how long to wait for it.
+
+Invariants:
+- At once the flow of all events waits for topics in creation for half a second at most, and over time for a
+  twentieth: missing topics do not slow down the others. Time that was not spent is saved up to that half
+  second only.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +63,26 @@ class TopicRefusal:
     reason: str
     trial_at: float
     """When it is tried with a message; infinite if the brokers say themselves when it takes some."""
+
+
+_MOST_SECONDS: Final = 0.5
+_SHARE: Final = 0.05
+
+
+class Patience:
+    """A budget of waiting time that refills; use it from one thread at a time."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_SECONDS
+        self._at = time.monotonic()
+
+    def left(self) -> float:
+        """Return how long the flow may wait now, in seconds."""
+        now = time.monotonic()
+        self._left = min(_MOST_SECONDS, self._left + (now - self._at) * _SHARE)
+        self._at = now
+        return max(0.0, self._left)
+
+    def spend(self, seconds: float) -> None:
+        """Take this time from what is left."""
+        self._left -= seconds

@@ -32,7 +32,7 @@ import psycopg
 
 from outbox_pipelines.core import log
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.core.repeated_lines import RepeatedLines
+from outbox_pipelines.core.log import RepeatedLines
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.core.parked import DeadLetter
 from outbox_pipelines.relay.lease.shard import Shard

@@ -27,7 +27,7 @@ from outbox_pipelines.config.rules import Router
 from outbox_pipelines.config.topics import IllegalTopicError
 from outbox_pipelines.core import log, text
 from outbox_pipelines.core.event import Event
-from outbox_pipelines.core.repeated_lines import RepeatedLines
+from outbox_pipelines.core.log import RepeatedLines
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.outcomes import Kind
 from outbox_pipelines.relay.core.parked import Attempt, Tried, Verdict

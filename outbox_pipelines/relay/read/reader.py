@@ -20,8 +20,8 @@ from typing import Final
 import psycopg
 
 from outbox_pipelines.core import sequence
+from outbox_pipelines.core.log import RepeatedLines
 from outbox_pipelines.core.position import Position, Snapshot
-from outbox_pipelines.core.repeated_lines import RepeatedLines
 from outbox_pipelines.database import Connection
 from outbox_pipelines.days.partitions.ahead import top_up
 from outbox_pipelines.errors import SetupError, UnavailableError

@@ -10,7 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from outbox_pipelines.days.archive import day as days
-from outbox_pipelines.days.archive import drop, recorded_changes, rewrite, store
+from outbox_pipelines.days.archive import drop, identity, rewrite, store
 from outbox_pipelines.days.archive.redact import Redacted, redact
 from outbox_pipelines.days.archive.rewrite import Tables
 from outbox_pipelines.errors import SetupError
@@ -89,9 +89,9 @@ def test_a_day_is_the_former_or_the_new_one_after_a_kill(database: Database, dro
         assert is_unfinished or len(names(dropped, DAY)) == 1
         if number % 2:
             # Without the command being repeated.
-            assert recorded_changes.unfinished(dropped) == [DAY] * is_unfinished
+            assert identity.unfinished_changes(dropped) == [DAY] * is_unfinished
             rewrite.finish(dropped, DAY)
-            assert recorded_changes.unfinished(dropped) == []
+            assert identity.unfinished_changes(dropped) == []
             assert rows(dropped, DAY) == now
         assert act(number).events == (not is_new)
         assert days.verify(dropped, DAY).equal
@@ -99,7 +99,7 @@ def test_a_day_is_the_former_or_the_new_one_after_a_kill(database: Database, dro
         assert [each.names for each in manifest(dropped, DAY).changes] == [
             (f"m{n}",) for n in range(number + 1)
         ]
-        assert [each.change for each in recorded_changes.recorded(dropped)] == [
+        assert [each.change for each in identity.recorded_changes(dropped)] == [
             *manifest(dropped, DAY).changes
         ]
         if not was_killed:

@@ -17,7 +17,7 @@ import pytest
 from outbox_pipelines.database import Connection
 from outbox_pipelines.days.archive import day as archive
 from outbox_pipelines.days.archive import drop, proof
-from outbox_pipelines.days.partitions import attach, calendar, partitions_sql
+from outbox_pipelines.days.partitions import calendar, close, partitions_sql
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.settings import Settings
@@ -198,8 +198,8 @@ def half_detached(database: Database) -> Iterator[None]:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten all waits."""
     monkeypatch.setattr(partitions_sql, "DETACH_LOCK", "SET lock_timeout = '50ms'")
-    monkeypatch.setattr(attach, "SECONDS", 0.2)
-    monkeypatch.setattr(attach, "PAUSE", (0.05, 0.05))
+    monkeypatch.setattr(close, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(close, "WAIT_PAUSE", (0.05, 0.05))
 
 
 def test_a_report_keeps_the_day_as_it_is(
@@ -239,7 +239,7 @@ def test_an_interrupted_detach_is_finished(
         with pytest.raises(NotReadyError, match=f"half detached.*or `outbox partitions attach {DAY}`"):
             drop.drop(archived, DAY)
         with pytest.raises(NotReadyError, match="is not attached, a long transaction"):
-            attach.attach(archived, DAY)
+            close.attach(archived, DAY)
         # Writers go on during that time.
         with database.connect(autocommit=False) as connection:
             connection.execute("SET LOCAL lock_timeout = '1s'")

@@ -11,8 +11,8 @@ import dagster as dg
 import psycopg
 import pytest
 
-from outbox_pipelines.defs.existing_table import make_months, make_months_schedule
 from outbox_pipelines.defs.outbox import Outbox as Served
+from outbox_pipelines.defs.upkeep import make_months, make_months_schedule
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.existing import months
 from outbox_pipelines.existing.months import ensure

@@ -15,11 +15,10 @@ from outbox_pipelines.relay.core.barrier import Barrier, Step
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
-from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.ledger import Ledger
 from outbox_pipelines.relay.core.parked import Tried, Verdict
-from outbox_pipelines.relay.core.producers import CommitAnswer
+from outbox_pipelines.relay.core.producers import CommitAnswer, FirstAcknowledgments
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.retries import Retries
 from outbox_pipelines.relay.core.settler import Settler

@@ -18,9 +18,8 @@ from typing import Any
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.delivery import Delivery
-from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
 from outbox_pipelines.relay.core.outcomes import Kind, Refusal, ShardLostError
-from outbox_pipelines.relay.core.producers import CommitAnswer, Gate
+from outbox_pipelines.relay.core.producers import CommitAnswer, FirstAcknowledgments, Gate
 from outbox_pipelines.relay.core.record import Record
 from tests.model.explore import Key
 

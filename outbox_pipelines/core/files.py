@@ -1,20 +1,45 @@
-"""Replace a file that a person names.
+"""Files that a person names, and files of stores of objects: complete or absent, also after a crash.
 
 Invariants:
-- A file gets its name only when it is complete. What is no regular file is never replaced.
+- A file that is replaced gets its name only when it is complete. What is no regular file is never replaced.
+- The errors of a store are one line, without secrets.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
-from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.secret import first_line, redacted
 from outbox_pipelines.errors import SetupError
+
+# A bucket's error message is XML, after the request.
+_ANSWER: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+# It can have a signature.
+_QUERY: Final = re.compile(r"\?[^\s\"')]*")
+_LONGEST: Final = 300
+
+
+def reason(error: Exception) -> str:
+    """Return what a store reports, in one line, without credentials and the query of a URL."""
+    answer = _ANSWER.search(str(error))
+    text = redacted(answer.group(1)) if answer else first_line(error)
+    return _QUERY.sub("", text)[:_LONGEST]
+
+
+def sync(path: Path) -> None:
+    """Write a file or a directory to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def require_replaceable(path: Path) -> Path:
