@@ -14,6 +14,7 @@ import psycopg
 from outbox_pipelines.database import schema
 from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.local.postgres import Postgres, find_programs
+from outbox_pipelines.local.server import STAY
 from outbox_pipelines.settings import Settings, load_settings
 from tests.conftest import Outbox, password_of, topic_prefix
 
@@ -61,7 +62,7 @@ def replicated(
         source = psycopg.conninfo.make_conninfo(primary.dsn, password=password_of(primary.dsn))
         backup: list[str | Path] = [find_programs() / "pg_basebackup", "-d", source, "-D", copy]
         subprocess.run([*backup, "-R", "-c", "fast"], check=True)
-        if postgres.identity() != postgres.STAY:
+        if postgres.identity() != STAY:
             for path in (copy, *copy.rglob("*")):
                 shutil.chown(path, *postgres.identity())
         copy.chmod(0o700)
