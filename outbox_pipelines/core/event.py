@@ -52,5 +52,10 @@ def weigh(events: Iterable[Event]) -> int:
     )
 
 
+def weigh_one(event: Event) -> int:
+    """Return the same of one event, in less time."""
+    return sum(map(getsizeof, event[2:6])) + getsizeof(event.metadata or "")
+
+
 LARGE: Final = 16_000_000
 """Bytes in memory from which an event is published and settled before the next one of that size is read."""

@@ -454,25 +454,6 @@ def test_what_is_shown_of_an_event(rows: _Rows) -> None:
     assert found(2) == [(2, ["1", "3"])]
 
 
-def test_what_is_parked_must_be_present_once(outbox: Outbox) -> None:
-    """Guards against a row that is parked and published, where two have its number."""
-    seqs = outbox.write(1, 2, 3)
-    with outbox.connect() as connection:
-
-        def present(start: str, stop: str) -> Any:
-            given = {"seqs": [*seqs[:2], 999], "start": start, "stop": stop}
-            return connection.execute(parking_sql.PRESENT, given).fetchone()
-
-        assert present("-infinity", "infinity") == (2, None)
-        ((at,),) = connection.execute("SELECT created_at::text FROM outbox WHERE seq = %s", [seqs[0]])
-        assert present(at, "infinity") == (2, None)
-        assert present("-infinity", at) == (0, None)
-        assert present("now", "infinity") == (0, None)
-        connection.execute("SELECT setval('outbox_seq', %s, false)", [seqs[1]])
-        assert outbox.write(4) == [seqs[1]]
-        assert present("-infinity", "infinity") == (2, seqs[1])
-
-
 def test_content_that_is_too_large_to_show(rows: _Rows) -> None:
     """Guards against a command that loads a payload of any size."""
     rows.put({"seq": 1}, {"seq": 2})

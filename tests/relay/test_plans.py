@@ -42,10 +42,12 @@ def _read(source: SnapshotSource) -> int:
     return sum(len(batch.events) for batch in iter(lambda: source.read(upto), None))
 
 
-def _source(connection: psycopg.Connection[Any], shards: int = 1) -> SnapshotSource:
+def _source(
+    connection: psycopg.Connection[Any], shards: int = 1, batch_bytes: int = 8_000_000
+) -> SnapshotSource:
     ((done,),) = connection.execute(relay_sql.SNAPSHOT.encode()).fetchall()
     position = Position(Snapshot.parse(done))
-    return SnapshotSource(connection, position, batch_events=1_000, batch_bytes=8_000_000, shards=shards)
+    return SnapshotSource(connection, position, batch_events=1_000, batch_bytes=batch_bytes, shards=shards)
 
 
 @pytest.mark.parametrize("events", [100, 700, 3_000], ids=["kept plan", "small tick", "windows"])
@@ -107,6 +109,26 @@ def test_a_shard_begins_a_backlog_without_a_look_at_all_of_it(
     assert not {node for node in Explained.nodes if node.startswith("Bitmap")}
 
 
+@pytest.mark.parametrize(
+    ("one_in", "batch_bytes", "most"), [(10_000, 8_000_000, 1.5), (100, 8_000_000, 1.5), (20, 100_000, 3)]
+)
+def test_some_large_events_among_small_ones(
+    outbox: Outbox, connection: psycopg.Connection[Any], one_in: int, batch_bytes: int, most: float
+) -> None:
+    """Guards against small events that are read one by one, or again and again, because others are large."""
+    source = _source(connection, batch_bytes=batch_bytes)
+    with outbox.connect() as writer:
+        writer.execute(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+            "SELECT 'order', i::text, 'order.placed', "
+            "       to_jsonb(repeat(md5(i::text), CASE WHEN i %% %s = 1 THEN 1000 ELSE 1 END)) "
+            "FROM generate_series(1, 6000) i",
+            [one_in],
+        )
+    assert _read(source) == 6_000
+    assert Explained.read["rows"] < most * 6_000
+
+
 _FILL: Final = """
 INSERT INTO outbox_parked (seq, id, tx, created_at, aggregate_type, aggregate_id, event_type, payload, state)
 SELECT a * 100 + i, gen_random_uuid(), '3', now(), 'order', a::text, 'order.placed', '{}',
@@ -149,6 +171,38 @@ def test_parked_events_are_found_by_an_index(outbox: Outbox, is_filled: bool) ->
     for name, statement in statements.items():
         plan = [line for (line,) in shard.execute(f"EXPLAIN {statement}", {**given, "most": 8_000_000})]
         assert not [line for line in plan if "Seq Scan on outbox_parked" in line], (name, plan)
+    shard.release()
+
+
+_READ: Final = """
+SELECT sum(seq_tup_read)::int, sum(idx_tup_fetch)::int FROM pg_stat_xact_user_tables
+WHERE relname ~ '^outbox_([0-9]+|parked)$'"""
+
+
+@pytest.mark.parametrize("is_filled", [True, False], ids=["full", "empty"])
+def test_a_batch_is_parked_without_a_look_at_others(outbox: Outbox, is_filled: bool) -> None:
+    """Guards against a batch behind a rejected event that reads the day, or all that is parked, once or for
+    each of its events: also by a plan that is kept from a time when there were none."""
+    with outbox.connect() as connection:
+        if not is_filled:
+            connection.execute("VACUUM (ANALYZE) outbox, outbox_parked")
+        connection.execute(_FILL, [_BLOCKED, _BEHIND])
+        connection.execute("SELECT setval('outbox_seq', outbox_last_seq())")
+        outbox.fill(20_000)
+        if is_filled:
+            connection.execute("VACUUM (ANALYZE) outbox, outbox_parked")
+        ((first,),) = connection.execute("SELECT min(seq) FROM outbox")
+    shard = Shard(outbox.settings, 0, "test")
+    assert shard.try_take()
+    with shard.transaction():
+        # More often than a plan is made for the numbers that are given.
+        for n in range(10):
+            batch = range(first + n * 1_000, first + (n + 1) * 1_000, 3)
+            shard.park([dict.fromkeys(batch, ("waiting", None))])
+            ((read, fetched),) = shard.execute(_READ, {})
+            assert (read, fetched <= (n + 1) * 2_000) == (0, True), (n, read, fetched)
+        ((parked,),) = shard.execute("SELECT count(*) FROM outbox_parked", {})
+    assert parked == _BLOCKED * (_BEHIND + 1) + 10 * 334
     shard.release()
 
 

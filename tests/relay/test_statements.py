@@ -74,7 +74,9 @@ def test_a_batch_with_a_blocked_aggregate_is_two_more(outbox: Outbox) -> None:
     assert service.relay(outbox.settings, until_empty=True).unpublished == 1
     few, many = _drain(outbox, 10), _drain(outbox, 50)
     more = many - few
-    assert more.total() < 5 * 40, more
+    assert more["SELECT present, twice"] == 40
+    others = more.total() - more["SELECT seq, id::text,"] - more["UPDATE outbox_shards SET"]
+    assert others < 2.5 * 40, more
 
 
 def test_a_small_tick_is_a_snapshot_and_a_read(outbox: Outbox) -> None:

@@ -24,23 +24,28 @@ class _Events:
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection
         ((self.at,),) = connection.execute("SELECT now()").fetchall()
-        connection.execute("SET session_replication_role = replica")
-        for seq in range(1, 6):
-            connection.execute(
+        self.found: object = None
+        """How many of the last ones are in the table, and a number that two have."""
+        self.write(1, 2, 3, 4, 5)
+
+    def write(self, *seqs: int) -> None:
+        self.connection.execute("SET session_replication_role = replica")
+        for seq in seqs:
+            self.connection.execute(
                 "INSERT INTO outbox (seq, created_at, aggregate_type, aggregate_id, event_type, payload) "
                 "VALUES (%s, %s, 'order', 'a', 'x', '{}')",
                 [seq, self.at],
             )
-        connection.execute("SET session_replication_role = origin")
+        self.connection.execute("SET session_replication_role = origin")
 
-    def park(self, states: dict[int, str], **more: object) -> list[tuple[Any, ...]]:
+    def park(self, of: dict[int, str], **more: object) -> list[tuple[Any, ...]]:
         given: dict[str, object] = {
-            "seqs": [*states],
-            "states": [*states.values()],
-            "errors": [f"error {seq}" for seq in states],
+            "seqs": [*of],
+            "states": [*of.values()],
+            "errors": [f"error {seq}" for seq in of],
             **{"start": self.at, "stop": self.at + _US, "from": 1, "to": 5},
         }
-        self.connection.execute(parking_sql.PARK, given | more)
+        self.found = self.connection.execute(parking_sql.PARK, given | more).fetchone()
         return self.connection.execute(_SHOWN).fetchall()
 
 
@@ -60,35 +65,49 @@ def test_what_is_parked(events: _Events) -> None:
     ]
 
 
+def test_what_has_no_state_waits(events: _Events) -> None:
+    """Guards against a state that is given to another event than the first."""
+    given = {"states": ["retrying"], "errors": ["no"]}
+    assert events.park(dict.fromkeys((4, 1, 2), ""), **given) == [
+        (1, "waiting", False, False, None),
+        (2, "waiting", False, False, None),
+        (4, "retrying", True, False, "no"),
+    ]
+
+
 @pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        ({}, [2, 3, 4]),
-        ({"from": 2, "to": 4}, [2, 3, 4]),
-        ({"from": 3}, [3, 4]),
-        ({"to": 3}, [2, 3]),
-    ],
+    ("more", "present"), [({}, 3), ({"from": 2, "to": 4}, 3), ({"from": 3}, 2), ({"to": 3}, 2)]
 )
-def test_the_span_in_which_is_looked(events: _Events, more: dict[str, Any], expected: list[int]) -> None:
-    """Guards against an event of another batch that has the same number."""
-    assert [row[0] for row in events.park(dict.fromkeys((2, 3, 4), "waiting"), **more)] == expected
+def test_the_span_in_which_is_looked(events: _Events, more: dict[str, Any], present: int) -> None:
+    """Guards against an event of another batch that has the same number, and against a few of a batch."""
+    found = [row[0] for row in events.park(dict.fromkeys((2, 3, 4), "waiting"), **more)]
+    assert (found, events.found) == ([2, 3, 4] if present == 3 else [], (present, None))
 
 
 @pytest.mark.parametrize(("start", "stop"), [(_US, 2 * _US), (-_US, timedelta())])
 def test_the_days_in_which_is_looked(events: _Events, start: timedelta, stop: timedelta) -> None:
     """Guards against an event of another day that has the same number."""
     assert events.park({2: "waiting"}, start=events.at + start, stop=events.at + stop) == []
+    assert events.found == (0, None)
 
 
 def test_an_event_that_is_parked_again(events: _Events) -> None:
     """Guards against a relay that ends after a crash, and an event that is lost behind another one."""
     before = events.park({2: "retrying"})
     assert events.park({2: "waiting"}) == before
+    assert [row[0] for row in events.park(dict.fromkeys((1, 2, 3), "waiting"))] == [1, 2, 3]
     for change in ("id = gen_random_uuid()", "tx = '7'"):
         with events.connection.transaction(force_rollback=True):
-            events.connection.execute(f"UPDATE outbox_parked SET {change}".encode())
-            with pytest.raises(psycopg.errors.UniqueViolation, match="two events have seq 2"):
-                events.park({2: "waiting"})
+            events.connection.execute(f"UPDATE outbox_parked SET {change} WHERE seq = 2".encode())
+            assert [row[0] for row in events.park(dict.fromkeys((1, 2, 4), "waiting"))] == [1, 2, 3]
+            assert events.found == (3, 2)
+
+
+def test_two_events_with_one_number_are_not_parked(events: _Events) -> None:
+    """Guards against a row that is parked and published, and one of its batch that is passed over."""
+    events.write(3)
+    assert events.park(dict.fromkeys((1, 2, 3), "waiting")) == []
+    assert events.found == (3, 3)
 
 
 def test_what_is_released(events: _Events) -> None:

@@ -55,12 +55,12 @@ class BlockedAggregates:
         Args:
             suspect: block its aggregate if it is free.
         """
-        aggregate = Aggregate(event.aggregate_type, event.aggregate_id)
-        entry = self.aggregates.get(aggregate)
+        entry = self.aggregates.get((event.aggregate_type, event.aggregate_id))
         if entry is None:
             if not suspect:
                 return False
-            entry = self.aggregates[aggregate] = _Blocked()
+            entry = _Blocked()
+            self.aggregates[Aggregate(event.aggregate_type, event.aggregate_id)] = entry
         entry.in_flight += 1
         return True
 

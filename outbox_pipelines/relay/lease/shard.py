@@ -18,7 +18,6 @@ import psycopg
 
 from outbox_pipelines.core import sequence
 from outbox_pipelines.core.position import Position, Snapshot
-from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.outcomes import ShardLostError
@@ -183,35 +182,33 @@ class Shard(ShardOwnership):
         self.execute(relay_sql.FORGET_TICK, {})
         self.tick_id = None
 
-    def _await_rows(self, seqs: list[int], ends: Mapping[str, int]) -> tuple[Any, Any]:
-        """Return the days of rows when all of them are visible: the position passes over none that is not.
+    def _park(self, parked: Parked) -> None:
+        """Park events when their rows are visible: the position passes over none that is not.
 
         Raises:
             ShardLostError: they do not become visible; they are read again.
             SequenceError: a seq does not name one row.
         """
+        tried = {seq: given for seq, given in parked.items() if given[0] != "waiting"}
+        seqs = [*tried, *(seq for seq in parked if seq not in tried)]
+        given = {
+            # As text: psycopg takes five times as long for a list.
+            "seqs": f"{{{','.join(map(str, seqs))}}}",
+            "states": [state for state, _ in tried.values()],
+            "errors": [error for _, error in tried.values()],
+            **{"from": min(parked), "to": max(parked)},
+        }
         deadline = time.monotonic() + self._settings.lease_seconds / 2
         while True:
-            ((start, stop),) = self.execute(relay_sql.DAYS, ends)
-            given = {"seqs": seqs, "start": start, "stop": stop}
-            ((present, twice),) = self.execute(parking_sql.PRESENT, given)
+            ((start, stop),) = self.execute(relay_sql.DAYS, given)
+            ((present, twice),) = self.execute(parking_sql.PARK, {**given, "start": start, "stop": stop})
             if twice is not None:
                 raise sequence.twice(twice)
             if present == len(seqs):
-                return start, stop
+                break
             if time.monotonic() > deadline:
                 raise ShardLostError("the rows of rejected events are not visible to this session yet")
             time.sleep(_ROWS_POLL)
-
-    def _park(self, parked: Parked) -> None:
-        ends = {"from": min(parked), "to": max(parked)}
-        start, stop = self._await_rows(list(parked), ends)
-        states, errors = zip(*parked.values(), strict=True)
-        rows = {"seqs": list(parked), "states": list(states), "errors": list(errors)}
-        try:
-            self.execute(parking_sql.PARK, {**ends, **rows, "start": start, "stop": stop})
-        except psycopg.errors.UniqueViolation as error:
-            raise sequence.SequenceError(f"{first_line(error)}: run `outbox relay --rebase`") from None
         if self.crash_guard_crashes and self.crash_guard_seq in parked:
             pause = min(LONGEST_PAUSE, DEATH_PAUSE * self._settings.retry_seconds)
             self.execute(parking_sql.DIED_ALONE, {"seq": self.crash_guard_seq, "pause": pause})

@@ -4,18 +4,13 @@ from typing import Final, LiteralString
 
 from outbox_pipelines.relay.relay_sql import EVENTS_WITH_TIME, MINE, NAMES
 
-# A function, because a relay's role may not write the content of events.
+# A function, because a relay's role may not write the content of events. A slot may deliver a transaction
+# before other sessions see its rows. If two rows have a seq, one of them may be published: it must not be
+# parked, too.
 PARK: Final = """
-SELECT outbox_park(%(seqs)s::bigint[], %(states)s::text[], %(errors)s::text[],
-                   %(start)s, %(stop)s, %(from)s, %(to)s)"""
-
-# What is parked is copied from here. A slot may deliver a transaction before other sessions see its rows. If
-# two rows have a seq, one of them may be published: it must not be parked, too.
-PRESENT: Final = """
-SELECT count(*), min(seq) FILTER (WHERE times > 1) FROM (
-    SELECT seq, count(*) AS times FROM outbox
-    WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq = ANY (%(seqs)s::bigint[])
-    GROUP BY seq) AS present"""
+SELECT present, twice
+FROM outbox_park(%(seqs)s::bigint[], %(states)s::text[], %(errors)s::text[],
+                 %(start)s, %(stop)s, %(from)s, %(to)s)"""
 
 # Whether a parked event holds back those behind it: a dead letter does if its types say so, each of them
 # by a rule of its own, or all.

@@ -23,7 +23,7 @@ from typing import Any, Final, LiteralString, NamedTuple, Protocol
 import psycopg
 
 from outbox_pipelines.core import sequence
-from outbox_pipelines.core.event import LARGE, Event, weigh
+from outbox_pipelines.core.event import LARGE, Event, weigh_one
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import reason
 from outbox_pipelines.database import Connection
@@ -143,7 +143,7 @@ class Contents:
             return Found(rows, 0, is_all, {}, {})
         if alone and (deadly := self._guard.before(unread[0])):
             event = _without_content(rows[0])
-            return Found([event], weigh([event]), is_all, {}, {event.seq: deadly})
+            return Found([event], weigh_one(event), is_all, {}, {event.seq: deadly})
         events: list[Event] = []
         unreadable: dict[int, str] = {}
         size = 0
@@ -162,7 +162,7 @@ class Contents:
                         if event.id != row.id:
                             raise sequence.twice(row.seq)
                 events.append(event)
-                size += weigh([event])
+                size += weigh_one(event)
                 if size > self._batch_bytes:
                     break
         require_cut_between(rows, len(events))

@@ -42,8 +42,10 @@ _FEW_EVENTS: Final = 500
 # After so many looks in a row that found events, the next one looks and reads by one statement. It is slower
 # than a look where nothing is found.
 _STEADY: Final = 2
-# Reads that list rows first, once there was need: making the texts of a tick only to leave most out is slow.
+# Reads that list rows first, once many were large: of those, the texts would be made only to leave them out.
 _CAREFUL_READS: Final = 20
+# More than one row of so many must be large: all rows of a listed batch are read one by one, which is slow.
+_LARGE_AMONG: Final = 10
 
 
 class SnapshotSource:
@@ -264,9 +266,11 @@ class SnapshotSource:
         return self._prepared[query][1]
 
     def _found(self, rows: list[Event] | None) -> Found | None:
-        """Return a whole tick; None if it must be read in another way."""
-        if rows is None or any(event.seq < 0 or is_listed(event) for event in rows):
+        """Return a tick, whole unless it has large events; None if it must be read in another way."""
+        if rows is None or (rows and rows[0].seq < 0):
             return None
+        if contents.any_listed(rows):
+            return self._with_content(rows, is_all=True)
         size = weigh(rows)
         return Found(rows, size, True, {}, {}) if size <= self._batch_bytes else None
 
@@ -287,7 +291,6 @@ class SnapshotSource:
             require_cut_between(rows, step)
             return self._contents.read(rows[:step], is_all=is_all and len(rows) <= step, alone=step == 1)
         if self._careful:
-            self._careful -= 1
             rows, size, is_all = self._list(query, parameters, contents.NOTHING)
         else:
             try:
@@ -296,9 +299,18 @@ class SnapshotSource:
                 if not contents.is_about_a_row(error):
                     raise
                 rows, size, is_all = self._list(query, parameters, contents.NOTHING)
-            if size is None:
-                self._careful = _CAREFUL_READS
-        return self._contents.read(rows, is_all=is_all) if size is None else Found(rows, size, is_all, {}, {})
+        return self._with_content(rows, is_all=is_all) if size is None else Found(rows, size, is_all, {}, {})
+
+    def _with_content(self, rows: list[Event], *, is_all: bool) -> Found:
+        """Return rows with the content of those that were listed without, as many as fit into a batch."""
+        if self._careful:
+            self._careful -= 1
+        elif sum(map(is_listed, rows)) * _LARGE_AMONG > len(rows):
+            self._careful = _CAREFUL_READS
+        found = self._contents.read(rows, is_all=is_all)
+        if len(found.events) < len(rows):
+            self._width = min(self._width, 1 + len(found.events) * self._batch_bytes // found.size)
+        return found
 
     def _list(
         self, query: LiteralString, parameters: Mapping[str, Any], most: int
