@@ -15,6 +15,7 @@ from outbox_pipelines.config import schema as config_schema
 from outbox_pipelines.config.file import NAME, SECRET, config_path, entry_names, read_config_file
 from outbox_pipelines.config.sections import RULES, SECTIONS, WHOLE
 from outbox_pipelines.config.tables import is_reference, is_secret
+from outbox_pipelines.core import scripts
 from outbox_pipelines.core.secret import HIDDEN, redacted
 from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.core.text import counted, plain
@@ -177,18 +178,35 @@ _HOW: Final = "-- As the owner: psql -v ON_ERROR_STOP=1 -f FILE, then `outbox mi
 )
 @click.option("--to", metavar="NAME", type=TEXT, help="The last migration to apply or print (default: all).")
 @click.option(
+    "--print-drop",
+    is_flag=True,
+    help="Change nothing; print the SQL that drops the outbox, unless events in it are not published.",
+)
+@click.option(
     "--grants",
     "grants_file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="TOML file of roles and their kinds: give these roles exactly these rights.",
 )
 @click.pass_obj
-def migrate(settings: Settings, check: bool, prints: bool, to: str | None, grants_file: Path | None) -> None:
+def migrate(
+    settings: Settings,
+    check: bool,
+    prints: bool,
+    to: str | None,
+    print_drop: bool,
+    grants_file: Path | None,
+) -> None:
     """Create or update the outbox's tables in OUTBOX_SCHEMA (default: public)."""
     from outbox_pipelines.database import grants, schema
 
     if (prints or to) and (check or grants_file):
         raise click.UsageError("--print and --to go without --check and --grants")
+    if print_drop:
+        if check or prints or to or grants_file:
+            raise click.UsageError("--print-drop goes without other options")
+        click.echo(f"{scripts.dropping(settings.db_schema)};")
+        return
     wanted = grants.read(grants_file) if grants_file else None
     if check:
         with reading_only():

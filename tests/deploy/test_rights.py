@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import Consumer, Event, migrate
+from outbox_pipelines.core.scripts import dropping
 from outbox_pipelines.database import grants, schema
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.errors import RefusedError, SetupError
@@ -63,8 +64,8 @@ def owner(tmp_path: Path) -> Iterator[Settings]:
         yield settings
 
 
-def _section() -> str:
-    found = re.search(r"## Roles and grants\n(.*?)\n## ", DOC.read_text(), re.S)
+def _section(heading: str = "Roles and grants") -> str:
+    found = re.search(rf"## {heading}\n(.*?)\n## ", DOC.read_text(), re.S)
     assert found is not None
     return found[1]
 
@@ -192,3 +193,25 @@ def test_what_is_documented_is_enough(
     report = reconcile(operator.model_copy(update={"consumers": consumers}), day[0])
     assert [side.compared for side in report.sides] == [40, 40]
     assert not [finding for side in report.sides for finding in side.findings if finding.count], report
+
+
+@pytest.mark.extended
+def test_nothing_is_left_after_an_uninstallation(owner: Settings) -> None:
+    """Guards against a page that leaves roles, tables or functions behind."""
+    roles, tables = re.findall(r"```sql\n(.*?)```", _section("Uninstall"), re.S)
+    objects = "SELECT {} FROM {} WHERE {} = 'public'::regnamespace"
+    left = [
+        objects.format(*each)
+        for each in (("relname", "pg_class", "relnamespace"), ("proname", "pg_proc", "pronamespace"))
+    ]
+    superuser = _as(owner.dsn, "postgres")
+    with psycopg.connect(_as(owner.dsn, "shipping", dbname="shipping")) as connection:
+        migrate(connection)
+        connection.execute(tables.encode())
+        assert [connection.execute(query.encode()).fetchall() for query in left] == [[], []]
+    with psycopg.connect(owner.dsn) as connection:
+        connection.execute(dropping("public").encode())
+    with psycopg.connect(superuser) as connection:
+        assert [connection.execute(query.encode()).fetchall() for query in left] == [[], []]
+        connection.execute(roles.encode())
+        assert connection.execute("SELECT FROM pg_roles WHERE rolname ~ '^outbox_'").fetchall() == []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.schema.events import insert
 from tests.schema.servers import Database
 
 FILES = sorted((Path(__file__).parents[2] / "sql").glob("*.sql"))
@@ -46,3 +47,28 @@ def test_what_migrate_prints(empty: Database, tmp_path: Path) -> None:
     )
     assert there.outbox("migrate", "--check").output == "the schema is up to date\n"
     assert there.outbox("migrate", "--print").output == "-- nothing to do\n"
+
+
+def test_what_drops_it(empty: Database, tmp_path: Path) -> None:
+    """Guards against an outbox that leaves objects behind, or is dropped with events that wait."""
+    psql = empty.bin_dir / "psql"
+    if not psql.exists():
+        pytest.skip(f"no psql in {empty.bin_dir}: the tests run with the machine's PostgreSQL")
+    there = replace(empty, schema="My Outbox")
+    there.outbox("migrate")
+    (tmp_path / "drop.sql").write_text(there.outbox("migrate", "--print-drop").stdout)
+    command = [str(psql), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", str(tmp_path / "drop.sql"), there.dsn]
+    with there.connect() as connection:
+        insert(connection)
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert "there are events that are not published, nothing was dropped" in refused.stderr
+    # As if a relay had published it.
+    there.rows("UPDATE outbox_shards SET done = pg_current_snapshot()")
+    subprocess.run(command, check=True, capture_output=True)
+    left = "SELECT FROM {} WHERE {} = '\"My Outbox\"'::regnamespace"
+    for catalog, column in (
+        ("pg_class", "relnamespace"),
+        ("pg_proc", "pronamespace"),
+        ("pg_type", "typnamespace"),
+    ):
+        assert empty.rows(left.format(catalog, column)) == []
