@@ -10,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 from tests.release.check import ReleaseError, check_contents, check_page, check_same, locked, make_again
 from tests.release.make import ROOT, SUMS, archives, build, make, notes, release_time
@@ -75,6 +77,14 @@ def test_what_is_beside_the_archives(dist: Path) -> None:
     assert all(f"\n{name} {version}: " in text for name, version in by_name)
     assert "\nclick 8" in text
     assert "not stated" not in text
+
+
+def test_the_bill_of_materials_is_one(dist: Path) -> None:
+    """Guards against a bill that tools refuse."""
+    text = (dist / "sbom.cdx.json").read_text()
+    check = JsonStrictValidator(SchemaVersion.V1_6)
+    assert check.validate_str(text) is None
+    assert check.validate_str(text.replace('"type": "library"', '"type": "book"', 1)) is not None
 
 
 def test_the_image_has_the_wheel_of_the_release(release: tuple[Path, Path], tmp_path: Path) -> None:
