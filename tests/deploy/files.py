@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 import re
@@ -18,11 +20,20 @@ from outbox_pipelines.settings import Settings, load_settings, variable
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "chart"
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
     """Of a file in YAML."""
     return [found for found in yaml.safe_load_all(path.read_text()) if found]
+
+
+def chart_heading(manifest: str) -> str:
+    """Return the first line of a manifest that `make chart` has rendered; another chart has another one."""
+    found = hashlib.sha256(manifest.encode())
+    for path in sorted(path for path in CHART.rglob("*") if path.is_file()):
+        found.update(f"\n{path.relative_to(CHART)}\n".encode() + path.read_bytes())
+    return f"# Written by `make chart`, {found.hexdigest()[:16]}: change deploy/chart, not this file.\n"
 
 
 def rules() -> list[dict[str, Any]]:
@@ -53,25 +64,36 @@ def panels() -> Iterator[dict[str, Any]]:
             yield panel
 
 
+@functools.cache
+def _program(name: str) -> click.Command:
+    # Here, because each takes a second.
+    match name:
+        case "outbox":
+            from outbox_pipelines.cli.main import cli
+
+            return cli
+        case "dagster":
+            from dagster._cli import create_dagster_cli
+
+            return create_dagster_cli()  # type: ignore[no-untyped-call, no-any-return]
+        case "dagster-daemon":
+            from dagster._daemon.cli import create_dagster_daemon_cli
+
+            return create_dagster_daemon_cli()
+        case "dagster-webserver":
+            from dagster_webserver.cli import dagster_webserver
+
+            return dagster_webserver
+    raise LookupError(name)
+
+
 def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     """The command of ours or of Dagster's that a command line begins with, and the rest of it.
 
     Raises:
         LookupError: there is none.
     """
-    # Here, because each takes a second.
-    from dagster._cli import create_dagster_cli
-    from dagster._daemon.cli import create_dagster_daemon_cli
-    from dagster_webserver.cli import dagster_webserver
-
-    from outbox_pipelines.cli.main import cli
-
-    command: click.Command = {
-        "outbox": cli,
-        "dagster": create_dagster_cli(),  # type: ignore[no-untyped-call]
-        "dagster-daemon": create_dagster_daemon_cli(),
-        "dagster-webserver": dagster_webserver,
-    }[words[0].rpartition("/")[2]]
+    command = _program(words[0].rpartition("/")[2])
     rest = words[1:]
     while isinstance(command, click.Group):
         if command.invoke_without_command and (not rest or rest[0].startswith("-")):
@@ -81,14 +103,16 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     return command, rest
 
 
-def check_command(words: list[str]) -> None:
-    """Raises where the command does not exist, or has no such option."""
+def check_command(words: list[str], *, is_whole: bool = False) -> None:
+    """Raises where the command does not exist, or has no such option; if it is whole, where it lacks one."""
     here = [word.replace("/etc/outbox/", f"{DEPLOY / 'dagster'}/") for word in words]
     command, rest = command_of(here)
     context = click.Context(command)
     found, arguments, _ = command.make_parser(context).parse_args(list(rest))
     assert arguments == []
     for parameter in command.params:
+        is_left_out = is_whole and parameter.required
+        assert not is_left_out or found.get(parameter.name) not in (None, ()), (words, parameter.name)
         # A page names a value as the command's help does: ID.
         is_given = parameter.name in found and found[parameter.name] != parameter.metavar
         if isinstance(parameter, click.Option) and is_given:

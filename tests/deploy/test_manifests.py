@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from outbox_pipelines.config.kafka_config import read_config
-from tests.deploy.files import DEPLOY, ROOT, check_command, documents, settings_of
+from tests.deploy.files import DEPLOY, ROOT, chart_heading, check_command, documents, settings_of
 
 KUBERNETES = DEPLOY / "kubernetes"
 METRICS, CODE, WEB = 9187, 4266, 3000
@@ -65,6 +66,13 @@ def test_the_instance_is_the_one_of_the_package() -> None:
     assert storage["postgres"]["postgres_db"]["scheme"] == "postgresql+psycopg2"
 
 
+@pytest.mark.parametrize("name", ["kubernetes/outbox.yaml", "fleet/kubernetes.yaml"])
+def test_the_manifests_are_of_the_chart(name: str) -> None:
+    """Guards against a chart that was changed without `make chart`, and a manifest that was edited."""
+    heading, _, body = (DEPLOY / name).read_text().partition("\n")
+    assert f"{heading}\n" == chart_heading(body), "run `make chart`, or `make interop` to see what differs"
+
+
 # --- the image --------------------------------------------------------------------------------------------
 
 
@@ -96,6 +104,27 @@ def test_the_image_is_made_of_locked_packages() -> None:
             for source in shlex.split(line)[1:-1]:
                 assert (ROOT / source).exists()
                 assert any(source == name or source.startswith(f"{name}/") for name in let_in), source
+
+
+def test_the_image_keeps_the_rules_of_hadolint() -> None:
+    """Guards against what hadolint would report; its program is in no package that is locked here."""
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    steps = [line.split(None, 1) for line in text.splitlines() if line and line[0] != "#"]
+    known = {"ARG", "FROM", "ENV", "RUN", "WORKDIR", "COPY", "LABEL", "USER", "EXPOSE", "CMD"}
+    # No ADD, no MAINTAINER; and none twice that counts once.
+    assert {word for word, _ in steps} <= known
+    assert [word for word, _ in steps].count("CMD") == 1
+    for word, rest in steps:
+        if word == "WORKDIR":
+            assert rest.startswith("/")
+        if word == "CMD":
+            assert isinstance(json.loads(rest), list)
+        if word == "RUN":
+            # A pipe hides the failure of its first command without `pipefail`; `cd` is for WORKDIR.
+            assert not re.search(r"(?<!\|)\|(?!\|)|\bcd |sudo|apt-get|curl|wget", rest), rest
+        if word in ("ARG", "ENV"):
+            assert not re.search("PASSWORD|SECRET|TOKEN", rest)
+    assert "PIP_NO_CACHE_DIR=1" in text
 
 
 def test_the_lock_is_a_part_of_the_other() -> None:

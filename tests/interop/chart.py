@@ -1,7 +1,8 @@
 """`make chart`: writes the manifests for `kubectl`, which are what `deploy/chart` renders.
 
 Invariants:
-- A manifest is never edited: the chart is, and the manifests are written again.
+- A manifest is never edited: the chart is, and the manifests are written again. Its first line has a digest
+  of both, which a test compares where there is no Helm.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ from typing import Final
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import load_settings
+from tests.deploy.files import CHART, DEPLOY, chart_heading
 from tests.interop import build
 
-DEPLOY: Final = Path(__file__).parents[2] / "deploy"
-CHART: Final = DEPLOY / "chart"
-_HEADING: Final = "# Written by `make chart`: change deploy/chart, not this file.\n"
 _MONITORED: Final = ("--set", "monitoring.serviceMonitor=true")
 MANIFESTS: Final[dict[Path, tuple[str, ...]]] = {
     DEPLOY / "kubernetes" / "outbox.yaml": (),
@@ -46,7 +45,8 @@ def rendered(*values: str) -> str:
     done = template(*values)
     if done.returncode:
         raise SetupError(done.stderr.strip())
-    return _HEADING + "\n".join(line.rstrip() for line in done.stdout.splitlines() if line.strip()) + "\n"
+    body = "\n".join(line.rstrip() for line in done.stdout.splitlines() if line.strip()) + "\n"
+    return chart_heading(body) + body
 
 
 if __name__ == "__main__":

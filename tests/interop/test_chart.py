@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.files import DEPLOY, documents
-from tests.interop.chart import CHART, MANIFESTS, helm, rendered, template
+from tests.deploy.files import CHART, DEPLOY, documents
+from tests.interop.chart import MANIFESTS, helm, rendered, template
 
 _RULES = DEPLOY / "prometheus" / "rules.yml"
 _BOARD = DEPLOY / "grafana" / "outbox.json"
