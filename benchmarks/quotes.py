@@ -74,11 +74,11 @@ QUOTES: Final = (
         "handles {} single events, {} in shared transactions or {} in batches",
         ((*_ONE, _RATE), (*_SHARED, _RATE), (*_MANY, _RATE)),
     ),
-    Quote("docs/maintenance.md", "- Table: {} MB, of which indexes", ((*_STORED, "disk"),)),
     Quote(
-        "docs/maintenance.md",
-        "- WAL: {} MB, with idempotency keys up to {} MB",
-        ((*_STORED, "WAL"), ("storage", "200 bytes: the outbox, with keys", "WAL")),
+        "docs/scale.md",
+        "| {} MB of table, of which indexes 115, kept 30 days; {} MB of WAL; "
+        "with idempotency keys 113 more and up to {} |",
+        ((*_STORED, "disk"), (*_STORED, "WAL"), ("storage", "200 bytes: the outbox, with keys", "WAL")),
     ),
     Quote(
         "docs/polling-or-cdc.md",
