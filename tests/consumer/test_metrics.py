@@ -9,6 +9,7 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -150,6 +151,19 @@ def test_several_in_one_registry() -> None:
     assert text.count("# TYPE outbox_consumer_handled_total counter") == 1
     for source in "one", "two":
         assert f'outbox_consumer_handled_total{{source="{source}"}} 0.0' in text
+
+
+def test_what_is_documented_serves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an example that fails."""
+    page = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    [example] = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    billing, registry = bare(), CollectorRegistry()
+    served: list[str] = []
+    monkeypatch.setattr(billing, "run", lambda: served.append(generate_latest(registry).decode()))
+    client = SimpleNamespace(REGISTRY=registry)
+    names = {"prometheus_client": client, "billing": billing, "shipping": bare("shipping")}
+    exec(example.replace("9188", "0"), names)
+    assert 'outbox_consumer_handled_total{source="shipping"} 0.0' in served[0]
 
 
 def test_the_documented_metrics_are_those_that_are_served() -> None:

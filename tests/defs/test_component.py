@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
+import yaml
 from dagster.components.core.component_tree import ComponentTree
 
 from outbox_pipelines.defs import outbox_definitions
@@ -18,7 +21,7 @@ from outbox_pipelines.defs.component import OutboxComponent
 from outbox_pipelines.defs.outbox import PARTS, Outbox
 from tests.conftest import clean_environment
 from tests.defs.conftest import EVERYTHING, OF_TABLE, serving
-from tests.defs.test_downstream import blocks
+from tests.defs.test_downstream import DOCS, blocks, run
 
 pytestmark = pytest.mark.slow
 
@@ -223,6 +226,25 @@ def test_the_example_of_an_asset_downstream_of_a_component_works(
     assert archive.freshness_policy == dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=30))
     checks = {spec.name: spec for each in definitions.asset_checks or () for spec in each.check_specs}
     assert {name for name, spec in checks.items() if spec.blocking} == {"payloads_valid"}
+
+
+def test_the_other_examples_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a page whose file, subclass or definitions are refused."""
+    page = (DOCS / "dagster.md").read_text()
+    monkeypatch.setenv("ORDERS_DSN", "dbname=orders")
+    monkeypatch.setenv("BILLING_DSN", "dbname=billing")
+    [file] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    subclass, merged = (each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:2])
+    names: dict[str, Any] = {}
+    run(subclass, names)
+    made = names["ShopOutbox"].from_attributes_dict(attributes=yaml.safe_load(file)["attributes"])
+    assert made.outbox().error is None
+    specs = made.build_defs(ComponentTree.for_test().load_context).resolve_all_asset_specs()
+    health = next(spec for spec in specs if spec.key.path[-1] == "health")
+    assert health.metadata["runbook"] == "https://wiki.example.com/outbox"
+    run(merged.replace("[...]", "[]"), names)
+    keys = {spec.key.to_user_string() for spec in names["defs"].resolve_all_asset_specs()}
+    assert {"outbox/orders/archive", "outbox/billing/archive"} <= keys
 
 
 class Shown(OutboxComponent):

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from outbox_pipelines.lint.finding import RULES
 from outbox_pipelines.lint.linter import Options, check_sources
@@ -31,6 +32,15 @@ def test_examples(code: str, kind: str, source: str) -> None:
         finding.code for finding in check_sources({"example.py": source.encode()}, Options(frozenset(RULES)))
     ]
     assert found == ([code] if kind == "bad" else [])
+
+
+def test_the_hook_that_is_shown_exists() -> None:
+    """Guards against an id that pre-commit does not find."""
+    [example] = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    [[shown]] = [each["hooks"] for each in yaml.safe_load(example)["repos"]]
+    hooks = yaml.safe_load((Path(__file__).parents[2] / ".pre-commit-hooks.yaml").read_text())
+    assert [each["id"] for each in hooks] == [shown["id"]]
+    assert shown.keys() <= {"id", "args"}
 
 
 def test_every_rule_has_its_name_and_most_have_an_example() -> None:

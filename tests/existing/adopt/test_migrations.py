@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -44,16 +45,10 @@ def upgrade():
 
 def downgrade(): ...
 """
-SECOND = """
-from outbox_pipelines.existing.adopt.alembic_migration import adopt_table, give_table_back
-revision, down_revision = "2", "1"
-
-def upgrade():
-    adopt_table({file!r}, {schema!r})
-
-def downgrade():
-    give_table_back({file!r}, {schema!r})
-"""
+_PAGE = (ROOT / "docs" / "adopt.md").read_text()
+_PRINTED = dict(
+    re.findall(r"^```python\n# (Alembic|Django)[^\n]*\n(.*?)^```", _PAGE, re.MULTILINE | re.DOTALL)
+)
 SETTINGS = """
 DATABASES = {{"default": {{
     "ENGINE": "django.db.backends.postgresql", "NAME": {dbname!r}, "USER": {user!r}, "HOST": {host!r},
@@ -62,15 +57,16 @@ DATABASES = {{"default": {{
 INSTALLED_APPS = ["shop"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 """
-OPERATION = """
-from django.db import migrations
-from outbox_pipelines.existing.adopt.django_migration import AdoptTable
 
-class Migration(migrations.Migration):
-    atomic = {atomic}
-    dependencies = ()
-    operations = [AdoptTable({file!r}, {schema!r})]
-"""
+
+def _printed(tool: str, file: str, changes: dict[str, str]) -> str:
+    """The migration of docs/adopt.md, for this table."""
+    text: str = _PRINTED[tool]
+    usual = {'"adopt.toml", "outbox"': f"{file!r}, {SCHEMA!r}", ', accept=["column:tenant"]': ""}
+    for theirs, ours in (usual | changes).items():
+        assert theirs in text
+        text = text.replace(theirs, ours)
+    return text
 
 
 def _at(adopted: Adopted) -> dict[str, str]:
@@ -106,7 +102,8 @@ def _alembic(adopted: Adopted, directory: Path) -> Tool:
     (directory / "env.py").write_text(ENV)
     (directory / "versions" / "1.py").write_text(FIRST)
     file = _config(adopted, directory)
-    (directory / "versions" / "2.py").write_text(SECOND.format(file=file, schema=SCHEMA))
+    text = 'revision, down_revision = "2", "1"\n' + _printed("Alembic", file, {})
+    (directory / "versions" / "2.py").write_text(text)
     at = _at(adopted)
     url = f"postgresql+psycopg://{at['user']}@{at['host']}:{at['port']}/{at['dbname']}?passfile={at['passfile']}"
     (directory / "alembic.ini").write_text(
@@ -120,7 +117,8 @@ def _django(adopted: Adopted, directory: Path, *, atomic: bool = False) -> Tool:
     folder.mkdir(parents=True)
     for each in (directory / "shop", folder):
         (each / "__init__.py").touch()
-    text = OPERATION.format(file=_config(adopted, directory), schema=SCHEMA, atomic=atomic)
+    changes = {"atomic = False": f"atomic = {atomic}", '[("shop", "0007_orders")]': "()"}
+    text = _printed("Django", _config(adopted, directory), changes)
     (folder / "0001_adopt.py").write_text(text)
     (directory / "settings.py").write_text(SETTINGS.format(**_at(adopted)))
     return lambda *words: _run(adopted, "django", *words, "--settings", "settings", directory=directory)
