@@ -54,7 +54,7 @@ class RedisCache:
         self._milliseconds = max(1, int(seconds * 1000))
         self._prefix = prefix
         self._pause = pause
-        self._away = False
+        self._is_unavailable = False
         self._ask_again_at = 0.0
 
     @classmethod
@@ -99,14 +99,14 @@ class RedisCache:
             answer = ask()
         except (redis.RedisError, OSError) as error:
             self._ask_again_at = time.monotonic() + self._pause
-            if not self._away:
-                self._away = True
+            if not self._is_unavailable:
+                self._is_unavailable = True
                 # It may have a key, which ends with the bytes of an id.
                 why = plain(first_line(error))
                 _LOG.warning("Redis does not work; using only the database to find duplicates: %s", why)
             return None
-        if self._away:
-            self._away = False
+        if self._is_unavailable:
+            self._is_unavailable = False
             _LOG.warning("Redis works again")
         return answer
 

@@ -113,7 +113,7 @@ class Member:
         return time.monotonic() - self._polled_at > self._patience
 
     def poll(self, at_once: int = 1, seconds: float = _POLL_SECONDS) -> list[Message]:
-        """The next messages, up to so many as are here; none where there are none for so many seconds.
+        """Return up to `at_once` available messages; none if there is none within `seconds`.
 
         Raises:
             SetupError: Kafka denies access, or at the start refuses the credentials.

@@ -198,7 +198,7 @@ def _send(
         "seconds": round(time.monotonic() - started, 3),
     }
     context.log.info(f"replay {done.id} is done: {counted(done.sent, 'event')} sent")
-    # Also of a replay that was complete before: the process may have died right after it.
+    # Also of a replay that was complete before: the process may have crashed right after it.
     context.log_event(
         dg.AssetMaterialization(
             outbox.key("replays"), partition=context.partition_key, metadata={**counts, **facts}

@@ -19,7 +19,7 @@ from outbox_pipelines.core.log import RepeatedLines
 from outbox_pipelines.existing import claim_sessions, existing_sql
 from outbox_pipelines.existing.claim_sessions import names
 from outbox_pipelines.existing.core.claims import Claims, Name
-from outbox_pipelines.existing.core.row_retries import Pending, Retries
+from outbox_pipelines.existing.core.row_retries import Pending, RowRetries
 from outbox_pipelines.existing.table_ownership import TableOwnership
 from outbox_pipelines.existing.table_statements import Keys
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
@@ -40,7 +40,7 @@ _LOG: Final = logging.getLogger(__name__)
 _EVENT: Final = len(Event._fields)
 
 
-class MarkedTableRetries(Retries):
+class MarkedTableRetries(RowRetries):
     """Retries the blocked aggregates of an owned table."""
 
     def __init__(

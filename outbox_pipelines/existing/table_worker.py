@@ -144,7 +144,7 @@ class MarkedTableWorker:
             self._tell()
             if is_last:
                 return
-            self._claimer.look_after()
+            self._claimer.advance()
             if self._run.must_hand_over(self._ownership, self._started):
                 self._run.stop.set()
             has_claimed = self._claimer.claim()

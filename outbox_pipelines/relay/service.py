@@ -185,7 +185,7 @@ def _relay(
                 if place is not None:
                     place.release()
                 sessions.close()
-                metrics.released()
+                metrics.returned()
             stop.wait(next(pauses))
     return totals
 

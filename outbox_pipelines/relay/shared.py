@@ -1,8 +1,8 @@
-"""What the threads of a relay share, and the threads.
+"""Objects that the threads of a relay share, and the threads.
 
 Invariants:
-- Each call of what is shared is atomic.
-- The first failure of any thread is that of the worker.
+- Each call of a shared object is atomic.
+- The first failure of any thread is the failure of the worker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outbox_pipelines.core.outages import is_outage
 from outbox_pipelines.relay.core.batch import Batch, BatchQueue
 from outbox_pipelines.relay.core.blocked import Aggregate, BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete
-from outbox_pipelines.relay.core.ledger import Ledger, Order
+from outbox_pipelines.relay.core.ledger import Ledger, SettleRequest
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 
 
@@ -47,9 +47,9 @@ class SharedBlockedAggregates(BlockedAggregates):
         with self._lock:
             return super().due(limit)
 
-    def look_again(self, aggregate: tuple[str, str], seconds: float | None = 0.0) -> None:
+    def schedule(self, aggregate: tuple[str, str], seconds: float | None = 0.0) -> None:
         with self._lock:
-            super().look_again(aggregate, seconds)
+            super().schedule(aggregate, seconds)
 
     def wake(self, aggregate: tuple[str, str]) -> None:
         with self._lock:
@@ -66,7 +66,7 @@ class SharedBlockedAggregates(BlockedAggregates):
 
 
 class SharedLedger(Ledger):
-    """Complete batches and orders, from the publishing to the settling thread, which waits for them."""
+    """Complete batches and requests, from the publishing to the settling thread, which waits for them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,12 +79,12 @@ class SharedLedger(Ledger):
             super().hand_over(batches)
             self._changed.notify()
 
-    def order(self, order: Order) -> None:
+    def request(self, request: SettleRequest) -> None:
         with self._changed:
-            super().order(order)
+            super().request(request)
             self._changed.notify()
 
-    def take(self) -> tuple[list[Complete], list[Order]]:
+    def take(self) -> tuple[list[Complete], list[SettleRequest]]:
         with self._changed:
             return super().take()
 
@@ -92,38 +92,38 @@ class SharedLedger(Ledger):
         with self._changed:
             super().settled(batches)
 
-    def carried_out(self, orders: list[Order]) -> None:
+    def answer(self, requests: list[SettleRequest]) -> None:
         with self._changed:
-            super().carried_out(orders)
+            super().answer(requests)
             self._changed.notify_all()
 
-    def wait_for(self, order: Order) -> None:
+    def wait_for(self, request: SettleRequest) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: order.is_done or self._has_failed)
-        if not order.is_done:
+            self._changed.wait_for(lambda: request.is_done or self._has_failed)
+        if not request.is_done:
             raise ShardLostError("the shard was lost within a transaction")
 
     def wait_for_work(self, seconds: float) -> bool:
-        """Wait until there is something to do, for so long at most; return whether this is the last time."""
+        """Wait up to `seconds` until there is work; return whether nothing more will come."""
         with self._changed:
             self._changed.wait_for(lambda: self.has_work or self._is_finished, timeout=seconds)
             return self._is_finished
 
     def finish(self) -> None:
-        """Nothing more will come."""
+        """Record that nothing more will come."""
         with self._changed:
             self._is_finished = True
             self._changed.notify_all()
 
     def fail(self) -> None:
-        """Nothing more will be settled."""
+        """Record that nothing more will be settled."""
         with self._changed:
             self._has_failed = True
             self._changed.notify_all()
 
 
 class SharedBatchQueue(BatchQueue):
-    """What has been read, from the reading to the publishing thread; each waits for the other.
+    """Read batches, from the reading to the publishing thread; each waits for the other.
 
     Args:
         patience: factor for the seconds that `get` waits.
@@ -140,7 +140,7 @@ class SharedBatchQueue(BatchQueue):
             self._changed.notify_all()
 
     def put(self, batch: Batch | None, seconds: float) -> bool:
-        """Add one; False where there has been no room for so long."""
+        """Add a batch; return False if there was no room within `seconds`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.takes(batch), seconds):
                 return False

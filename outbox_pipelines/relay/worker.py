@@ -302,7 +302,7 @@ class Worker:
                 return
             self._commands.look(time.monotonic())
             self._delayed.look(time.monotonic())
-            self._settler.look_after()
+            self._settler.advance()
             if self._retries.is_quiet:
                 self._trial_turn.give_back()
             if self._run.must_hand_over(self._shard, self._started):

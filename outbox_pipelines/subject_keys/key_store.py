@@ -5,7 +5,7 @@ Invariants:
   again.
 - In memory, a key's time begins when the database was asked, not when it answered: a forgotten one is kept no
   longer.
-- The database that is away, has no tables or refuses is a `KeyStoreError` with the remedy.
+- If the database is unavailable, has no tables or refuses, a `KeyStoreError` names the remedy.
 """
 
 from __future__ import annotations

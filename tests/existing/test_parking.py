@@ -301,7 +301,7 @@ def test_an_aggregate_waits_until_none_of_its_events_is_in_flight(
         source.settle(claim, [])
         retries.settled(delivery.complete())
         assert source.claim(list(blocked.aggregates)) is None
-        retries.look_after(may_try=True)
+        retries.advance(may_try=True)
     assert tried == [first]
     topics.close()
     source.sessions.close()

@@ -148,9 +148,11 @@ def test_a_crash_while_it_was_published_alone(rows: _Rows) -> None:
     """Guards against a crash that does not count, or that blames another event."""
     rows.put(*_of_each_state())
     for n in (1, 3, 4, 5):
-        assert rows.changed(parking_sql.DIED_ALONE, seq=n, pause=100.0) == {}
+        assert rows.changed(parking_sql.CRASHED_ALONE, seq=n, pause=100.0) == {}
     kept = _AS_BEFORE | {"state": "retrying", "trying": False}
-    assert rows.changed(parking_sql.DIED_ALONE, seq=2, pause=100.0) == {2: kept | {"crashes": 1, "due": 100}}
+    assert rows.changed(parking_sql.CRASHED_ALONE, seq=2, pause=100.0) == {
+        2: kept | {"crashes": 1, "due": 100}
+    }
 
 
 def test_suspected_aggregates_are_tried_one_by_one(rows: _Rows) -> None:

@@ -288,9 +288,9 @@ def test_what_goes_on_in_a_moment_is_not_settled() -> None:
     blocked = BlockedAggregates(time.monotonic)
     blocked.load([("order", "a")])
     (aggregate,) = blocked.due(1)
-    blocked.look_again(aggregate, MOMENT_SECONDS)
+    blocked.schedule(aggregate, MOMENT_SECONDS)
     assert not blocked.is_settled
-    blocked.look_again(aggregate, 60)
+    blocked.schedule(aggregate, 60)
     assert blocked.is_settled
 
 

@@ -243,7 +243,7 @@ def test_an_old_epoch_cannot_move_the_position(outbox: Outbox) -> None:
         connection.execute("VACUUM FULL outbox_shards")
         connection.execute("UPDATE outbox_shards SET heartbeat = now()")
     before = _saved(outbox)
-    assert not owner.is_held()
+    assert not owner.is_owned()
     with pytest.raises(ShardLostError, match="another relay has taken shard 0"):
         owner.settle(_position(outbox), 1, 1)
     assert _saved(outbox) == before

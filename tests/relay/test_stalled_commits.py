@@ -112,7 +112,7 @@ def test_a_crash_while_released_events_are_removed(outbox: Outbox, monkeypatch: 
     create_topic(outbox, **{"max.message.bytes": "2000"})
     write(outbox, ("a", {"n": 0, "noise": NOISE}), *[("a", {"n": n}) for n in range(1, 20)])
     settings = quick(outbox, max_attempts=1000, **ONCE)
-    hand, order, execute = SharedLedger.hand_over, SharedLedger.order, Shard.execute
+    hand, request, execute = SharedLedger.hand_over, SharedLedger.request, Shard.execute
     kept: list[Any] = []
 
     def late(self: SharedLedger, batches: list[Any]) -> None:
@@ -124,7 +124,7 @@ def test_a_crash_while_released_events_are_removed(outbox: Outbox, monkeypatch: 
         with self._changed:
             hand(self, kept)
             kept.clear()
-            order(self, wanted)
+            request(self, wanted)
 
     def dying(self: Shard, query: Any, parameters: Any) -> Any:
         if query is parking_sql.RELEASED and parameters["seqs"]:
@@ -132,7 +132,7 @@ def test_a_crash_while_released_events_are_removed(outbox: Outbox, monkeypatch: 
         return execute(self, query, parameters)
 
     monkeypatch.setattr(SharedLedger, "hand_over", late)
-    monkeypatch.setattr(SharedLedger, "order", together)
+    monkeypatch.setattr(SharedLedger, "request", together)
     monkeypatch.setattr(Shard, "execute", dying)
     failure: list[BaseException] = []
 

@@ -78,8 +78,8 @@ def refusing() -> Iterator[None]:
 def refusal(error: Exception) -> SetupError:
     """Return an error of a query for an operator; `UnavailableError` if the bucket does not answer."""
     # DuckDB wraps an error that its file reader raises, with a stack trace.
-    if away := re.search(r"^UnavailableError: (.*)$", str(error), re.MULTILINE):
-        return UnavailableError(away[1])
+    if unavailable := re.search(r"^UnavailableError: (.*)$", str(error), re.MULTILINE):
+        return UnavailableError(unavailable[1])
     # As a function of Python's raises it.
     if of_keys := re.search(r"KeyStoreError: (.*)", str(error)):
         return UnavailableError(of_keys[1])

@@ -210,7 +210,7 @@ def _unpublished(connection: Connection, day: date) -> str:
             f"shard {shard} has not published {count}{' or more' if count >= 1000 else ''} of its events: "
             "see `outbox status`"
         )
-    row = connection.execute(partitions_sql.ON_THEIR_WAY, {"day": day}).fetchone()
+    row = connection.execute(partitions_sql.STILL_PARKED, {"day": day}).fetchone()
     assert row is not None
     if row[0]:
         return f"parked, and to be tried again: {counted(row[0], 'event')} of it: see `outbox status`"

@@ -141,7 +141,7 @@ SELECT shard, count(*) FROM (
     LIMIT 1000) behind
 GROUP BY shard ORDER BY shard"""
 
-ON_THEIR_WAY: Final = """
+STILL_PARKED: Final = """
 SELECT count(*) FROM outbox_parked
 WHERE state IN ('waiting', 'retrying', 'replaying')
   AND created_at >= %(day)s::date::timestamp AT TIME ZONE 'UTC'

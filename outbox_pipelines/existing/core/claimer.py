@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from outbox_pipelines.existing.core.claims import Claims, MarkError
-from outbox_pipelines.existing.core.row_retries import Retries
+from outbox_pipelines.existing.core.row_retries import RowRetries
 from outbox_pipelines.relay.core.batch import BatchQueue, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
@@ -48,7 +48,7 @@ class Claimer:
         batches: BatchQueue,
         ledger: Ledger,
         blocked: BlockedAggregates,
-        retries: Retries,
+        retries: RowRetries,
         breaker: Breaker,
         *,
         clock: Clock,
@@ -95,10 +95,10 @@ class Claimer:
             self._on_settled(len(published))
         self._ledger.settled(batches)
 
-    def look_after(self) -> None:
+    def advance(self) -> None:
         """Do one round of retries, and unlock claims that Kafka takes too long for."""
         with self._breaking_off():
-            self._retries.look_after(may_try=self.may_try)
+            self._retries.advance(may_try=self.may_try)
         self._claims.let_go()
 
     def claim(self) -> bool:

@@ -21,7 +21,7 @@ from outbox_pipelines.core.event import Event, weigh
 from outbox_pipelines.existing.core.claims import Claims, MarkError, Name
 from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, Aggregate, BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete
-from outbox_pipelines.relay.core.parked import Attempt, DeadLetter, Prober, Tried, Verdict
+from outbox_pipelines.relay.core.parked import Attempt, DeadLetter, EventProber, Tried, Verdict
 from outbox_pipelines.relay.core.producers import Clock
 from outbox_pipelines.relay.core.quarantine import Quarantine
 
@@ -95,7 +95,7 @@ class _Trial:
     """The reason, as written into its row."""
 
 
-class Retries:
+class RowRetries:
     """Retries the blocked aggregates of an owned table.
 
     Args:
@@ -112,7 +112,7 @@ class Retries:
         rows: Refusals,
         claims: Claims,
         blocked: BlockedAggregates,
-        prober: Prober,
+        prober: EventProber,
         quarantine: Quarantine,
         *,
         clock: Clock,
@@ -203,7 +203,7 @@ class Retries:
             self._ended[event.aggregate_type, event.aggregate_id] = known_here
         self._on_dead_letter(letter)
 
-    def look_after(self, *, may_try: bool) -> None:
+    def advance(self, *, may_try: bool) -> None:
         """Do one round: record verdicts, retry rows that are pending again, try what is due.
 
         Args:
@@ -215,7 +215,7 @@ class Retries:
             self._blocked.parked(self._put_back.popleft()[1])
         if not may_try or self._prober.is_busy:
             return
-        self._quarantine.look()
+        self._quarantine.advance()
         if aggregates := self._blocked.due(_AT_ONCE):
             self._attend(aggregates)
 
@@ -235,7 +235,7 @@ class Retries:
                 # Rows before a refused event are claimed together with it, as usual.
                 self._free(aggregate)
             elif trial.due > now:
-                self._blocked.look_again(aggregate, trial.due - now)
+                self._blocked.schedule(aggregate, trial.due - now)
             else:
                 due[trial.seq] = aggregate
         if ended:
@@ -254,7 +254,7 @@ class Retries:
                     # The next claim of the row finds the same problem and makes it a dead letter.
                     continue
                 if size > self._batch_bytes:
-                    self._blocked.look_again(due.pop(seq), MOMENT_SECONDS)
+                    self._blocked.schedule(due.pop(seq), MOMENT_SECONDS)
                     continue
                 event, counted = row
                 size += weigh([event])
@@ -264,7 +264,7 @@ class Retries:
                 del due[seq]
                 trial = self._trials[aggregate]
                 trial.attempts = max(trial.attempts, counted)
-                reason = self._quarantine.holds(
+                reason = self._quarantine.reason_to_wait(
                     self._topic_of(event.aggregate_type, event.event_type), aggregate
                 )
                 if reason is not None:
@@ -291,7 +291,7 @@ class Retries:
         failed = self._rows.still_failed(aggregates)
         for aggregate in aggregates:
             if aggregate in failed or self._ended[aggregate] is not None:
-                self._blocked.look_again(aggregate, _CORRECTED_SECONDS)
+                self._blocked.schedule(aggregate, _CORRECTED_SECONDS)
             else:
                 del self._ended[aggregate]
                 self._free(aggregate)
@@ -332,13 +332,13 @@ class Retries:
         self.published += tried.verdict is Verdict.PUBLISHED
         if is_dead or tried.verdict is Verdict.PUBLISHED:
             del self._trials[aggregate]
-            self._blocked.look_again(aggregate)
+            self._blocked.schedule(aggregate)
             return
         trial.attempts += tried.verdict is Verdict.REFUSED
         trial.due = self._clock() + pause
         if tried.verdict is not Verdict.UNKNOWN:
             trial.error = tried.reason
-        self._blocked.look_again(aggregate, pause)
+        self._blocked.schedule(aggregate, pause)
 
 
 def _of(tried: Tried) -> Name:

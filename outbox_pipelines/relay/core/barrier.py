@@ -25,15 +25,16 @@ class Step(Enum):
     PAUSE = "report that everything up to here is settled"
     READ = "read up to the barrier"
     ARRIVE = "report that everything up to the barrier is settled"
-    WAIT = "look again soon"
+    WAIT = "check again soon"
     GO_ON = "read as before"
     END = "end: the new shards have begun"
 
 
-class Change(Protocol):
-    """The state of a change in the database."""
+class ShardChange(Protocol):
+    """The state of a change of the number of shards, in the database."""
 
     is_wanted: bool
+    """Whether a change is requested."""
     is_over: bool
     """Whether the new shards have begun."""
     barrier_paused: bool
@@ -66,7 +67,7 @@ class Barrier:
         """Whether the relay is paused, or about to pause."""
         return self._is_prepared
 
-    def step(self, change: Change) -> Step:
+    def step(self, change: ShardChange) -> Step:
         """Return the next step."""
         if change.is_over:
             return Step.END
@@ -80,8 +81,8 @@ class Barrier:
             return Step.READ_REST
         if change.barrier is None or not change.barrier_paused:
             self._has_read_all = False
-            may_hold = change.barrier is None and not change.barrier_paused
-            return Step.PAUSE if self._pause.is_reached and may_hold else Step.WAIT
+            may_pause = change.barrier is None and not change.barrier_paused
+            return Step.PAUSE if self._pause.is_reached and may_pause else Step.WAIT
         if not self._has_read_all:
             return Step.READ
         return Step.WAIT if change.barrier_reached else Step.ARRIVE

@@ -41,13 +41,13 @@ class Batch:
     unreadable: Mapping[int, str] = field(default_factory=dict)
     """By seq: events whose content was not read, and why. They become dead letters."""
     suspects: Mapping[int, str] = field(default_factory=dict)
-    """By seq: events whose content was not read because a relay crashed at them. They are parked."""
+    """By seq: events whose content was not read because they crashed a relay. They are parked."""
     in_commit_order: bool = False
     """Whether they are in the order of commits."""
 
     @property
     def position(self) -> Position:
-        """How far the shard is when all of them are published."""
+        """The position of the shard when all of them are published."""
         if self.ends_tick:
             return Position(self.target)
         return Position(self.done, self.target, self.events[-1].seq)
@@ -102,7 +102,7 @@ class ReleasedBatch:
 
 
 class BatchQueue:
-    """A queue for one reader and one publisher; None is the end of what is to be read."""
+    """A queue for one reader and one publisher; None marks the end of all batches."""
 
     def __init__(self) -> None:
         self._waiting: deque[Batch | None] = deque()
@@ -122,7 +122,7 @@ class BatchQueue:
             self._waiting.append(batch)
 
     def has(self, wanted: Callable[[Batch], bool]) -> bool:
-        """Return whether the first batch is wanted, or is the end. Otherwise others may still join it."""
+        """Return whether the first batch is wanted or the end. Otherwise others may still join it."""
         return bool(self._waiting) and (self._waiting[0] is None or wanted(self._waiting[0]))
 
     def pop(self) -> Batch | None:

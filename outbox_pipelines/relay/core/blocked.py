@@ -1,9 +1,9 @@
 """The blocked aggregates: those that have parked events. In memory; the table is authoritative.
 
 Invariants:
-- An aggregate is blocked from its first parked event until none of its events is parked, in the table or on
-  the way to it. Until then every further event of it is parked behind.
-- Two threads: the publishing thread asks and parks, the settling thread retries and frees. Each call is
+- An aggregate is blocked from its first parked event until none of its events is parked, in the table or
+  about to be written to it. Until then each further event of it is parked behind.
+- Two threads: the publishing thread checks and parks, the settling thread retries and frees. Each call is
   atomic: see `relay.shared`. Only whether an aggregate is blocked may be read without a lock.
 """
 
@@ -85,24 +85,24 @@ class BlockedAggregates:
         return self._next
 
     def due(self, limit: int) -> list[Aggregate]:
-        """Return up to `limit` aggregates that are due; each is busy until `look_again` or `free`."""
+        """Return up to `limit` aggregates that are due; each is busy until `schedule` or `free`."""
         now = self._clock()
-        found: list[Aggregate] = []
+        due: list[Aggregate] = []
         if now < self._next:
-            return found
+            return due
         self._next = math.inf
         for aggregate, entry in self.aggregates.items():
             if entry.busy or entry.due is None:
                 continue
-            if entry.due <= now and len(found) < limit:
+            if entry.due <= now and len(due) < limit:
                 entry.busy = True
-                found.append(Aggregate(*aggregate))
+                due.append(Aggregate(*aggregate))
             else:
                 self._next = min(self._next, entry.due)
-        return found
+        return due
 
-    def look_again(self, aggregate: tuple[str, str], seconds: float | None = 0.0) -> None:
-        """End its busy state; schedule it in `seconds`, or with None only when it is loaded again."""
+    def schedule(self, aggregate: tuple[str, str], seconds: float | None = 0.0) -> None:
+        """End its busy state and schedule it in `seconds`; with None it waits for `wake` or `load`."""
         entry = self.aggregates[aggregate]
         entry.busy = False
         entry.due = None if seconds is None else self._clock() + seconds
@@ -115,7 +115,7 @@ class BlockedAggregates:
             entry.due = self._next = 0.0
 
     def free(self, aggregate: tuple[str, str]) -> None:
-        """Free an aggregate that has no parked events in the table, unless some are on the way to it."""
+        """Free an aggregate that has no parked events in the table, unless some are about to be written."""
         entry = self.aggregates[aggregate]
         if entry.in_flight:
             entry.busy, entry.due = False, _WHEN_IN_THE_TABLE

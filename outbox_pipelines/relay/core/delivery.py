@@ -3,7 +3,7 @@
 Invariants:
 - Every event of a delivery is unsent, in flight, acknowledged, or parked; never two of these.
 - A `Complete` cannot be made while an event is unsent or in flight. Only a `Complete` can be settled, so an
-  event that is neither acknowledged nor parked nor dead is never passed over.
+  event that is neither acknowledged nor parked nor dead is never skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.position import Position
 from outbox_pipelines.core.sequence import twice
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
-from outbox_pipelines.relay.core.outcomes import WAITING, Dead, Parked, Refusal, Suspect
+from outbox_pipelines.relay.core.outcomes import WAITING, Dead, Outcome, ParkedStates, Refusal, Suspect
 
 # The client's report of a failed message: only the driver reads it.
 Failed = Any
@@ -56,7 +56,7 @@ class Delivery:
         self.acknowledged = 0
         self._acknowledged_before = 0
         self.failed: list[Failed] = []
-        self.parked: dict[int, tuple[Event, Parked]] = {}
+        self.parked: dict[int, tuple[Event, Outcome]] = {}
         """By seq: events that are not sent to Kafka now."""
         self.in_table = 0
         """How many of the parked events are in the table already."""
@@ -65,14 +65,14 @@ class Delivery:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing of it is left to be sent or reported."""
+        """Whether every event of it is acknowledged or parked."""
         return self.acknowledged + len(self.parked) == len(self.batch.events) and not (
             self.unsent or self.failed
         )
 
     @property
     def is_in_table(self) -> bool:
-        """Whether all parked events are in the table so far: more can follow until it is complete."""
+        """Whether all events parked so far are in the table: more can follow until the batch is complete."""
         return self.in_table == len(self.parked)
 
     def complete(self) -> Complete:
@@ -83,7 +83,7 @@ class Delivery:
         """
         return Complete(self)
 
-    def park(self, event: Event, outcome: Parked = WAITING) -> None:
+    def park(self, event: Event, outcome: Outcome = WAITING) -> None:
         """Do not send this event to Kafka now.
 
         Raises:
@@ -93,7 +93,7 @@ class Delivery:
             self._require_distinct()
         self.parked[event.seq] = event, outcome
 
-    def parked_states(self) -> dict[int, tuple[str, str | None]]:
+    def parked_states(self) -> ParkedStates:
         """Return what is to be parked, by seq: the state and the reason."""
         return {seq: (outcome.state, outcome.reason) for seq, (_, outcome) in self.parked.items()}
 
@@ -151,7 +151,7 @@ class Complete:
         if not delivery.is_complete:
             raise IncompleteError(
                 f"of {len(delivery.batch.events)} events, {delivery.acknowledged} are acknowledged, "
-                f"{len(delivery.parked)} held back, {len(delivery.failed)} refused, "
+                f"{len(delivery.parked)} parked, {len(delivery.failed)} refused, "
                 f"{len(delivery.unsent)} unsent"
             )
         self.batch = delivery.batch
@@ -161,10 +161,10 @@ class Complete:
         self.is_in_table = delivery.is_in_table
 
     def moves(self, position: Position) -> Position:
-        """Return where the shard is when this batch is settled: the only way for a position to move on.
+        """Return the position after this batch is settled: the only way to move a position.
 
         Raises:
-            ValueError: the batch does not begin where the position is, so that events would be passed over.
+            ValueError: the batch does not begin at the position, so that events would be skipped.
         """
         batch = self.batch
         assert isinstance(batch, Batch)
@@ -176,7 +176,7 @@ class Complete:
             raise ValueError(f"a batch from {batch.done} to {batch.target} does not follow {position}")
         return batch.position
 
-    def parked_states(self) -> dict[int, tuple[str, str | None]]:
+    def parked_states(self) -> ParkedStates:
         """Return what is to be parked, by seq: the state and the reason."""
         return {seq: (outcome.state, outcome.reason) for seq, (_, outcome) in self.parked.items()}
 
@@ -187,13 +187,17 @@ class Complete:
     @property
     def suspects(self) -> dict[int, str]:
         """By seq: those to be tried alone, and why."""
-        return {seq: what.reason for seq, (_, what) in self.parked.items() if isinstance(what, Suspect)}
+        return {
+            seq: outcome.reason for seq, (_, outcome) in self.parked.items() if isinstance(outcome, Suspect)
+        }
 
     @property
     def dead(self) -> dict[int, tuple[Event, str]]:
         """By seq: dead letters, and why."""
         return {
-            seq: (event, what.reason) for seq, (event, what) in self.parked.items() if isinstance(what, Dead)
+            seq: (event, outcome.reason)
+            for seq, (event, outcome) in self.parked.items()
+            if isinstance(outcome, Dead)
         }
 
     def published(self) -> list[Event]:

@@ -20,7 +20,7 @@ from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
-from outbox_pipelines.relay.core.ledger import Ledger, Order
+from outbox_pipelines.relay.core.ledger import Ledger, SettleRequest
 from outbox_pipelines.relay.core.producers import Clock
 from outbox_pipelines.relay.core.publisher import Publisher
 
@@ -34,8 +34,8 @@ _INNOCENT_SECONDS: Final = 1.0
 REPORT_POLL: Final = 0.001
 
 
-class Retries(Protocol):
-    """Retries of parked events."""
+class ReleasedBatches(Protocol):
+    """The retries of parked events, which release batches to be published."""
 
     released: deque[ReleasedBatch]
     """To be published."""
@@ -61,7 +61,7 @@ class Flow:
         batches: BatchQueue,
         ledger: Ledger,
         blocked: BlockedAggregates,
-        retries: Retries,
+        retries: ReleasedBatches,
         crash_guard: CrashGuard,
         *,
         clock: Clock,
@@ -83,12 +83,12 @@ class Flow:
         self._report_poll = report_poll
         self._reading = True
         self._rest: Batch | None = None
-        """What is left of a batch that is published in portions."""
+        """The unpublished rest of a batch that is published in portions."""
         self._alone: Batch | None = None
         self._innocent_at = math.inf
         self._stop_by = math.inf
-        self._away_since: float | None = None
-        self._opening: Order | None = None
+        self._unavailable_since: float | None = None
+        self._opening: SettleRequest | None = None
         """Opens the tick; None when it is open."""
 
     def step(self) -> bool:
@@ -147,7 +147,7 @@ class Flow:
             self._ledger.hand_over(batches)
 
     def _next(self, room: bool) -> Batch | ReleasedBatch | None:
-        """Return what to publish next; None at the end of what is read.
+        """Return the next batch to publish; None at the end of all batches.
 
         Raises:
             LookupError: there is nothing now.
@@ -159,7 +159,7 @@ class Flow:
             return released.popleft()
         if not self._reading:
             raise LookupError
-        # What is read until then joins the batch: it would wait for another transaction.
+        # Events read until then join the batch; otherwise they would wait for another transaction.
         self._publisher.await_turn()
         batch = self._rest
         if batch is None:
@@ -189,20 +189,20 @@ class Flow:
         """Raise an error if a run until empty has waited too long for Kafka."""
         breaker = self._publisher.breaker
         if breaker.state is State.CLOSED:
-            self._away_since = None
-        elif self._away_since is None:
-            self._away_since = self._clock()
-        elif self._clock() - self._away_since > _OUTAGE_SECONDS:
+            self._unavailable_since = None
+        elif self._unavailable_since is None:
+            self._unavailable_since = self._clock()
+        elif self._clock() - self._unavailable_since > _OUTAGE_SECONDS:
             seconds = f"{_OUTAGE_SECONDS:.0f} s"
             raise UnavailableError(f"Kafka has accepted nothing for {seconds}: {breaker.reason}")
 
-    # --- what transactions ask of the database ------------------------------------------------------------
+    # --- requests of transactions to the settling part ----------------------------------------------------
 
     def open_tick(self, position: Position | None, tick_id: str) -> None:
-        """Have everything complete settled and a tick opened (None: at the current position)."""
+        """Request that everything complete is settled and a tick opened (None: at the current position)."""
         self._hand_on()
-        self._opening = Order(position, tick_id)
-        self._ledger.order(self._opening)
+        self._opening = SettleRequest(position, tick_id)
+        self._ledger.request(self._opening)
 
     def await_tick(self) -> None:
         """Return when the tick is open in the database."""
@@ -211,14 +211,14 @@ class Flow:
             self._opening = None
 
     def park(self, deliveries: list[Delivery]) -> None:
-        """Park the events that these deliveries hold back; return after the commit."""
-        self._order(Order(parked=[delivery.parked_states() for delivery in deliveries]))
+        """Park the events of these deliveries that are not sent; return after the commit."""
+        self._request(SettleRequest(parked=[delivery.parked_states() for delivery in deliveries]))
 
     def settle_all(self) -> None:
         """Return when everything complete is settled, and the shard is still owned."""
-        self._order(Order())
+        self._request(SettleRequest())
 
-    def _order(self, order: Order) -> None:
+    def _request(self, request: SettleRequest) -> None:
         self._hand_on()
-        self._ledger.order(order)
-        self._ledger.wait_for(order)
+        self._ledger.request(request)
+        self._ledger.wait_for(request)

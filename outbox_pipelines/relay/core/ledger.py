@@ -1,48 +1,48 @@
 """Complete batches that are not settled yet: passed from the publishing to the settling part.
 
 Invariants:
-- Batches leave in the order in which they arrived. An order is carried out after everything before it.
+- Batches leave in the order in which they arrived. A request is carried out after everything before it.
 - Each call is atomic: see `relay.shared`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from outbox_pipelines.core.position import Position
 from outbox_pipelines.relay.core.delivery import Complete
+from outbox_pipelines.relay.core.outcomes import ParkedStates
 
-# What is complete and waits to be settled: a slow database must not fill the memory. Many small batches have
-# room, because the settling part also retries parked events, for a second where many are large.
+# Limits of complete batches that are not settled: a slow database must not fill the memory. Many small
+# batches have room, because the settling part also retries parked events: a second if many are large.
 _MOST_UNSETTLED: Final = 1_000
 _MOST_UNSETTLED_EVENTS: Final = 80_000
 _MOST_UNSETTLED_BYTES: Final = 16_000_000
 
-Parked = Mapping[int, tuple[str, str | None]]
-"""Events to park, by seq: the state and the reason."""
-
 
 @dataclass(slots=True)
-class Order:
-    """What the settling part must write before the publishing part can continue."""
+class SettleRequest:
+    """A request of the publishing part, which waits until the settling part has written it.
+
+    Everything that was complete before the request is settled first.
+    """
 
     position: Position | None = None
     tick_id: str | None = None
-    parked: list[Parked] = field(default_factory=list)
+    parked: list[ParkedStates] = field(default_factory=list)
     is_done: bool = False
 
 
 class Ledger(ABC):
-    """Complete batches and orders."""
+    """Complete batches and requests."""
 
     def __init__(self) -> None:
         self._completed: list[Complete] = []
-        self._orders: list[Order] = []
+        self._requests: list[SettleRequest] = []
         self.unsettled = 0
-        """Complete batches with events that have not been dealt with."""
+        """Number of complete batches with events that are not settled."""
         self._unsettled_events = 0
         self._unsettled_bytes = 0
 
@@ -62,7 +62,7 @@ class Ledger(ABC):
         A position without events can wait for the heartbeat: settling it uses a transaction id, which would
         make the next snapshot differ, and so on without end.
         """
-        return bool(self._orders or any(batch.batch.events for batch in self._completed))
+        return bool(self._requests or any(batch.batch.events for batch in self._completed))
 
     def hand_over(self, batches: list[Complete]) -> None:
         """Add complete batches."""
@@ -71,15 +71,15 @@ class Ledger(ABC):
         self._unsettled_events += sum(len(batch.batch.events) for batch in batches)
         self._unsettled_bytes += sum(batch.batch.size for batch in batches)
 
-    def order(self, order: Order) -> None:
-        """Have something written."""
-        self._orders.append(order)
+    def request(self, request: SettleRequest) -> None:
+        """Add a request for the settling part."""
+        self._requests.append(request)
 
-    def take(self) -> tuple[list[Complete], list[Order]]:
-        """Return all that is to be dealt with."""
+    def take(self) -> tuple[list[Complete], list[SettleRequest]]:
+        """Remove and return all complete batches and requests."""
         batches, self._completed = self._completed, []
-        orders, self._orders = self._orders, []
-        return batches, orders
+        requests, self._requests = self._requests, []
+        return batches, requests
 
     def settled(self, batches: list[Complete]) -> None:
         """Record these batches as settled."""
@@ -87,15 +87,15 @@ class Ledger(ABC):
         self._unsettled_events -= sum(len(batch.batch.events) for batch in batches)
         self._unsettled_bytes -= sum(batch.batch.size for batch in batches)
 
-    def carried_out(self, orders: list[Order]) -> None:
-        """Record these orders as written."""
-        for order in orders:
-            order.is_done = True
+    def answer(self, requests: list[SettleRequest]) -> None:
+        """Record these requests as written."""
+        for request in requests:
+            request.is_done = True
 
     @abstractmethod
-    def wait_for(self, order: Order) -> None:
-        """Return when it has been carried out.
+    def wait_for(self, request: SettleRequest) -> None:
+        """Return when the request is written.
 
         Raises:
-            ShardLostError: it never will be.
+            ShardLostError: it will never be written.
         """

@@ -1,4 +1,4 @@
-"""What may become of an event that is not published now, and of a relay that cannot continue.
+"""Outcomes of events that are not published now, causes of failures, and the loss of a shard.
 
 Invariants:
 - An event of a batch is in progress, acknowledged, or parked with one of these outcomes; never two of them.
@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, NamedTuple
@@ -21,7 +22,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Parked, to be tried alone: it may be what Kafka or the encoder refused."""
+    """Parked, to be tried alone: Kafka or the encoder may have refused it."""
 
     reason: str
     state: ClassVar[str] = "retrying"
@@ -29,13 +30,15 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A dead letter: not to be tried at all."""
+    """A dead letter: it is not tried."""
 
     reason: str
     state: ClassVar[str] = "failed"
 
 
-Parked = Waiting | Suspect | Dead
+Outcome = Waiting | Suspect | Dead
+ParkedStates = Mapping[int, tuple[str, str | None]]
+"""Events to park, by seq: the state and the reason."""
 WAITING = Waiting()
 
 
@@ -46,7 +49,7 @@ class Kind(Enum):
     TOPIC = "the topic's: parked until the topic is available, not counted"
     OUTAGE = "an outage: sent again when it is over"
     CONSEQUENCE = "another event's: sent again"
-    OWNER = "another relay has taken over: start over"
+    OWNER = "another relay owns the shard: start over"
 
 
 class Refusal(NamedTuple):
@@ -54,11 +57,11 @@ class Refusal(NamedTuple):
 
     kind: Kind
     reason: str
-    """For people."""
+    """For messages."""
     is_size: bool = False
-    """The batch was larger than the topic takes."""
+    """The batch was larger than the topic accepts."""
     code: int = 0
-    """The client's own, for the driver."""
+    """The client's error code, for the driver."""
 
 
 class ShardLostError(Exception):

@@ -1,4 +1,4 @@
-"""Parked events as the core sees them: attempts, the pauses between, what it asks of table and prober."""
+"""Parked events in the core: rows, attempts, pauses; the protocols of their table and of the prober."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outbox_pipelines.relay.core.blocked import Aggregate
 
 LONGEST_PAUSE: Final = 300.0
 """Between two attempts at a parked event, in seconds."""
-DEATH_PAUSE: Final = 3.0
+CRASH_PAUSE: Final = 3.0
 """The pause after a relay crashed while it tried an event alone, as a multiple of OUTBOX_RETRY_SECONDS; four
 times as long after the second crash. If the process is killed from outside every few seconds, this rarely
 happens during the event's next attempt."""
@@ -26,7 +26,7 @@ class RetryPolicy(NamedTuple):
     """How often an event is tried."""
 
     max_attempts: int
-    """Refusals that make a dead letter."""
+    """Number of refusals that makes a dead letter."""
     retry_seconds: float
     """The pause after the first refusal."""
 
@@ -42,7 +42,7 @@ class ParkedEvent(NamedTuple):
     """Seconds until its next attempt; 0 or less if that is due."""
     crashes: int = 0
     is_covered: bool = True
-    """Whether the position is past it: until then it is read again."""
+    """Whether the position covers it: until then it is read again."""
 
     @property
     def seq(self) -> int:
@@ -54,11 +54,11 @@ class ParkedEvent(NamedTuple):
 
 
 class TakenOver(NamedTuple):
-    """An event that was being tried when a relay ended, as it is now."""
+    """An event that was being tried when the previous relay ended, and its current state."""
 
     event: Event
     was: str
-    """Its state before."""
+    """Its state at that time."""
     state: str
     attempts: int
     error: str | None
@@ -68,29 +68,29 @@ class TakenOver(NamedTuple):
     due_in: float
 
 
-class Table(Protocol):
-    """The parked events of a shard, in the session that holds it. Each call is one transaction."""
+class ParkedRows(Protocol):
+    """A shard's parked events, in the session that owns the shard. Each call is one transaction."""
 
     def take_over(self, *, crashed: bool) -> list[TakenOver]:
         """Update the events that were being tried when the previous relay ended; return them."""
 
-    def news(self) -> int:
+    def revision(self) -> int:
         """Return a number that changes with each replay or discard."""
 
     def blocked(self) -> Iterable[tuple[str, str]]:
-        """All aggregates that have parked events."""
+        """Return all aggregates that have parked events."""
 
     def heads(self, aggregates: Sequence[Aggregate]) -> list[ParkedEvent]:
-        """The first event of each that blocks it; none of one that is free."""
+        """Return the first event of each aggregate that blocks it; none for a free aggregate."""
 
     def behind(self, aggregates: Sequence[Aggregate], limit: int) -> list[ParkedEvent]:
-        """Of each, those that may go: up to the next one that must be tried alone."""
+        """Return for each the events that may be released: up to the next that must be tried alone."""
 
     def replays(self, limit: int) -> list[ParkedEvent]:
-        """Dead letters that are to be tried again: of each aggregate the first that is due."""
+        """Return dead letters to be tried again: of each aggregate the first that is due."""
 
     def has_replays(self) -> bool:
-        """Whether there are any, due or not."""
+        """Return whether there are dead letters to be tried again, due or not."""
 
     def mark(self, seqs: Sequence[int]) -> None:
         """Mark these as being tried: a crash from now on counts against them."""
@@ -101,70 +101,77 @@ class Table(Protocol):
     def read(
         self, seqs: Sequence[int], may_take_large: Callable[[], bool]
     ) -> Generator[tuple[int, Event | str]]:
-        """The content of these, one after the other, or why it cannot be read.
+        """Yield the content of these, one after the other, or the reason why it cannot be read.
 
-        Ends before a large one that may not be taken.
+        Ends before a large event for which `may_take_large` returns False.
         """
 
     def take_large(self) -> bool:
-        """Whether this thread may hold a large event now: one thread at a time may."""
+        """Return whether this thread may keep a large event in memory now: one thread at a time may."""
 
-    def let_go(self) -> None:
-        """The large event is dealt with, or there was none."""
+    def return_large(self) -> None:
+        """Return that right: the large event is finished, or there was none."""
 
-    def give_up(self, unreadable: dict[int, str]) -> list[tuple[int, int]]:
-        """Make dead letters of these; return which became some, with their attempts."""
+    def make_dead_letters(self, unreadable: dict[int, str]) -> list[tuple[int, int]]:
+        """Make dead letters of these, with the reasons; return those that became one, with their attempts."""
 
     def accept(self, seqs: Sequence[int]) -> None:
-        """These go like those behind them."""
+        """Let these be released like the events behind them."""
 
     def published(self, seqs: Sequence[int], suspects: dict[int, str]) -> None:
-        """Kafka has these; the suspects of their batch are to be tried alone."""
+        """Record these as published, and the suspects of their batch to be tried alone."""
 
-    def record(self, tried: Sequence[Tried], pauses: Sequence[float]) -> list[tuple[int, str, int]]:
+    def record(self, results: Sequence[Tried], pauses: Sequence[float]) -> list[tuple[int, str, int]]:
         """Write verdicts; return seq, state and attempts of those that were refused."""
 
 
-class Prober(Protocol):
+class EventProber(Protocol):
     """Tries events alone."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being tried, or its verdicts are not fetched."""
+        """Whether a batch is being tried, or its verdicts are not fetched."""
 
     def is_ready(self, topic: str) -> bool:
-        """Whether an event of this topic (empty: of none) can be tried at once."""
+        """Return whether an event of this topic can be tried immediately; call it only while not busy.
+
+        Args:
+            topic: empty if the event's types form no valid name: the event is refused before it is sent.
+        """
 
     def prepare(self, batch: list[Attempt]) -> None:
-        """Make ready for these; only those that cannot be tried now get a verdict."""
+        """Prepare for these events, whose content is not read yet; call it only while it is not busy.
+
+        Only those that cannot be tried now get a verdict: `UNAVAILABLE` or `UNKNOWN`.
+        """
 
     def submit(self, batch: list[Attempt]) -> None:
-        """Try these, each of another aggregate; while it is not busy."""
+        """Try these events, each of another aggregate; call it only while it is not busy."""
 
     def verdicts(self) -> list[Tried]:
-        """The verdicts since the last call."""
+        """Return the verdicts since the last call."""
 
     def innocent(self) -> list[int]:
-        """Return the seqs of events that were answered, or are awaited: they do not cause a crash."""
+        """Return the seqs of events that do not crash the process: answered, or unanswered for a second."""
 
 
-class Counters(Protocol):
-    """What is counted."""
+class ParkedCounters(Protocol):
+    """Counts results of parked events."""
 
     def published(self, events: int) -> None:
-        """So many parked events have been published, and their rows deleted."""
+        """Count parked events that have been published."""
 
     def rejected(self, reasons: Iterable[str]) -> None:
-        """Events were refused that were tried alone, each for one of these reasons."""
+        """Count events that were refused when tried alone, by reason."""
 
 
 class Verdict(Enum):
     """The result of an attempt."""
 
-    PUBLISHED = "Kafka has it"
-    ACCEPTED = "Kafka would take it: tried in a transaction that was aborted"
+    PUBLISHED = "published"
+    ACCEPTED = "Kafka would accept it: tried in a transaction that was aborted"
     REFUSED = "refused alone: counts"
-    UNAVAILABLE = "its topic or its schema is not there: does not count"
+    UNAVAILABLE = "its topic or its schema does not exist: does not count"
     UNKNOWN = "no answer: does not count"
 
 
@@ -174,7 +181,7 @@ class Attempt:
 
     event: Event
     attempts: int
-    """How many times it was refused before."""
+    """Number of earlier refusals."""
     is_last: bool
     """Whether a refusal makes it a dead letter."""
     is_replay: bool

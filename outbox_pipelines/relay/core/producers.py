@@ -1,9 +1,9 @@
-"""What the core asks of Kafka's client, and which partitions a producer has begun.
+"""Protocols of Kafka's client in the core, and which partitions a producer has begun.
 
 Invariants:
-- Drivers answer with Kafka, the tests with every fault.
-- A call returns when the world has answered, or raises. Between two calls nothing can happen to the core but
-  by the objects that its threads share: `BlockedAggregates` and `Ledger`.
+- Drivers implement the protocols with Kafka, tests with every fault.
+- A call returns when Kafka has answered, or raises. Between two calls the core's state changes only in the
+  objects that its threads share: `BlockedAggregates` and `Ledger`.
 - A second event of a key is sent only after one of the key, or of each partition, was acknowledged.
 """
 
@@ -22,90 +22,93 @@ Clock = Callable[[], float]
 
 
 class Gate(Protocol):
-    """What holds events back while they are handed over."""
+    """Decides which events are sent, and parks the others."""
 
     def blocked(self, delivery: Delivery) -> Container[tuple[str, str]]:
-        """Aggregates whose events must be asked for, one by one."""
+        """Return the aggregates for whose events `park_behind` must be called."""
 
-    def holds_back(self, delivery: Delivery, event: Event) -> bool:
-        """Hold back an event of a blocked aggregate; return whether it must not be sent."""
+    def park_behind(self, delivery: Delivery, event: Event) -> bool:
+        """Park an event if its aggregate is blocked; return whether it must not be sent."""
 
     def suspect(self, delivery: Delivery, event: Event, reason: str) -> None:
-        """Hold back an event that cannot be a message, and its aggregate."""
+        """Park an event that cannot become a message, to be tried alone, and block its aggregate."""
 
     def refused(self, delivery: Delivery, event: Event, refusal: Refusal) -> None:
-        """Hold back an event that the client did not take, and its aggregate."""
+        """Park an event that Kafka or its client refused, and block its aggregate.
+
+        If the topic is the cause, it becomes unavailable.
+        """
 
     def unavailable(self, reason: str) -> None:
-        """Kafka does not answer: nothing more is to be handed over."""
+        """Open the breaker: Kafka does not answer, and nothing more may be sent."""
 
 
 class Producer(Protocol):
-    """A client of Kafka, one producer after another."""
+    """Kafka's client, which replaces its producer after a failure."""
 
     has_failed: bool
-    """It takes nothing more, and goes on reporting."""
+    """Whether it accepts no more messages. It still reports earlier ones."""
     trouble: str
-    """What it said last, for people; empty if nothing."""
+    """The client's last error message; empty if there was none."""
 
     @property
     def is_outdated(self) -> bool:
-        """Whether one with batches of another size is wanted."""
+        """Whether it must be replaced: it is old, or batches of another size are needed."""
 
     @property
     def must_shrink(self) -> bool:
-        """Whether it may send batches that a topic refuses."""
+        """Whether it may send batches that are larger than a topic accepts."""
 
     @property
     def in_flight(self) -> int:
-        """How many messages it has not reported."""
+        """Number of messages without a delivery report."""
 
     def send(self, delivery: Delivery, events: list[Event], gate: Gate) -> list[Event]:
-        """Hand events over in order, each that is taken into `delivery.in_flight`; return the rest."""
+        """Send events in order, adding each to `delivery.in_flight`; return those that were not accepted."""
 
     def serve(self, seconds: float, *, linger: bool) -> None:
-        """Fetch reports, waiting up to so long for the first."""
+        """Fetch delivery reports, waiting up to `seconds` for the first."""
 
     def refresh(self) -> None:
-        """Apply news about topics and their limits."""
+        """Apply changes of topics and of their limits."""
 
     def await_reports(self) -> None:
-        """Fetch the last reports after a failure, for a while."""
+        """Fetch the last reports after a failure, for a limited time."""
 
     def purge(self) -> None:
         """Discard messages that are not acknowledged; they are reported as failed."""
 
     def flush(self, seconds: float) -> None:
-        """Fetch reports until all are in, for so long at most."""
+        """Fetch reports until there is one for each message, for `seconds` at most."""
 
     def replace(self) -> None:
-        """Take a new producer.
+        """Replace the producer by a new one, with the batch size that is needed now.
 
         Raises:
-            UnavailableError: Kafka does not give one.
+            UnavailableError: Kafka does not accept a new producer.
         """
 
     def identify(self, in_flight: list[Event], failed: list[Failed]) -> list[tuple[Event, Refusal]]:
-        """The events of messages that failed."""
+        """Return the events of failed messages, each with its refusal."""
 
     def shrink(self, refused: list[Event]) -> set[int]:
-        """Plan smaller batches after one was too large; return the seqs of events that none will help."""
+        """Plan smaller batches after one was too large; return the seqs of events too large for any batch."""
 
     def refuse_topic(self, event: Event, refusal: Refusal) -> None:
-        """Take the topic of this event for unavailable."""
+        """Mark the topic of this event as unavailable."""
 
     def refuse_halted(self, waiting: Iterable[Event]) -> bool:
-        """Take topics for unavailable that accept nothing while others do; return whether there are any.
+        """Mark topics that accept nothing while others do as unavailable; return whether there are any.
 
         Args:
-            waiting: events whose topics are looked up for that, if they are not known.
+            waiting: events whose topics are looked up first if they are not known.
         """
 
     def answers(self) -> bool:
-        """Return whether Kafka answers a probe.
+        """Return whether Kafka answers a probe, and the schema registry if its ids are needed.
 
         Raises:
-            ShardLostError: it answers others, but not this producer.
+            ShardLostError: Kafka answers others, but several times in a row not this producer.
         """
 
     def close(self) -> None:
@@ -113,16 +116,16 @@ class Producer(Protocol):
 
 
 class CommitAnswer(Enum):
-    """What Kafka said of a commit."""
+    """Kafka's answer to a commit."""
 
-    DONE = "it is committed, and was asked for once"
-    REPEATED = "it is committed, and a request for it may still arrive"
-    NONE = "no answer yet: the same call again"
+    DONE = "committed, and requested once"
+    REPEATED = "committed, and another request for it may still arrive"
+    NONE = "no answer yet: repeat the same call"
     REFUSED = "it must be aborted"
 
 
 class TransactionalProducer(Producer, Protocol):
-    """One whose messages become visible by transactions."""
+    """A client whose messages become visible when their transaction is committed."""
 
     def await_end(self) -> None:
         """Wait until Kafka has probably ended the last transaction."""
@@ -131,21 +134,21 @@ class TransactionalProducer(Producer, Protocol):
         """Begin a transaction, after the same wait."""
 
     def record(self, tick: str, last_seq: int, *, finished: bool, released: list[int]) -> str | None:
-        """Put the record of how far it is into the transaction; return why that fails."""
+        """Add the record of the shard's position to the transaction; return the reason of a failure."""
 
     def commit(self) -> CommitAnswer:
         """Try to commit.
 
         Raises:
-            ShardLostError: whether it is committed cannot be known, or another relay has taken over.
+            ShardLostError: whether it is committed cannot be known, or another relay owns the shard.
         """
 
     def abort(self, seconds: float) -> str | None:
-        """Abort the transaction; return why that fails."""
+        """Abort the transaction; return the reason of a failure."""
 
 
 class FirstAcknowledgments:
-    """What one producer has begun; one object for each producer, for one thread.
+    """The partitions and keys that one producer has begun; one object for each producer, for one thread.
 
     By its sequence number, a broker knows that a message follows a refused one, and refuses it as well. That
     holds only on partitions where it has accepted a message of the producer before; elsewhere it accepts any

@@ -1,12 +1,12 @@
-"""Publishes batches to Kafka, and says what became of their events: acknowledged, or to be parked.
+"""Publishes batches to Kafka, and decides for each event: acknowledged, or to be parked.
 
 Invariants:
-- One idempotent producer, acks=all, gapless, no expiry: what is acknowledged of an aggregate is a prefix of
-  what was sent of it.
+- One idempotent producer, acks=all, gapless, no expiry: the acknowledged events of an aggregate are a prefix
+  of those that were sent.
 - A refusal names a batch of the client, not an event, and ends the producer. Its events are suspects: their
   aggregates are blocked, everything else is sent again by a new producer, in order.
-- A batch that is too large is no event's fault: its events are sent again in smaller ones.
-- A batch is complete when every event of it is acknowledged or held back; nothing is said of it before.
+- No event is the cause of a batch that is too large: its events are sent again in smaller batches.
+- A batch is complete when every event of it is acknowledged or parked. Only complete batches are returned.
 - For one thread.
 """
 
@@ -25,9 +25,9 @@ from outbox_pipelines.relay.core.outcomes import WAITING, Dead, Kind, Refusal, S
 from outbox_pipelines.relay.core.producers import Clock, Producer
 
 _MOST_BYTES: Final = 32_000_000
-# Reports are served after so many messages: often enough to keep memory flat, seldom enough to be free.
+# Messages between two calls that serve reports: often enough to limit memory, seldom enough to cost nothing.
 _POLL_EVERY: Final = 1000
-# So many producers in a row may fail without a reason, before Kafka is unavailable.
+# Producers in a row that fail without a reason until Kafka counts as unavailable.
 _MOST_UNEXPLAINED: Final = 3
 
 Blamed = tuple[Delivery, Event, Refusal]
@@ -38,8 +38,8 @@ class Publisher:
 
     Args:
         producer: Kafka's client.
-        blocked: the blocked aggregates, which it asks and adds to.
-        patience: seconds without an acknowledgement until Kafka is taken for unavailable.
+        blocked: the blocked aggregates, which it reads and adds to.
+        patience: seconds without an acknowledgment until Kafka counts as unavailable.
     """
 
     # Events in flight at once: enough that the broker never waits, few enough that memory stays small.
@@ -61,7 +61,7 @@ class Publisher:
 
     @property
     def pending(self) -> int:
-        """How many batches are not complete."""
+        """Number of batches that are not complete."""
         return len(self._deliveries)
 
     @property
@@ -93,15 +93,15 @@ class Publisher:
         self.breaker.took()
         delivery = Delivery(batch, self._clock())
         if isinstance(batch, Batch) and (batch.unreadable or batch.suspects):
-            self._hold_back(delivery, batch)
+            self._park_unread(delivery, batch)
         self._deliveries.append(delivery)
         self._pending_events += len(batch.events)
         self._pending_size += batch.size
-        # With those before it: something of them may not have been sent yet, and must not be overtaken.
+        # Unsent events of earlier batches come first: they must not be overtaken.
         self._pump()
 
-    def _hold_back(self, delivery: Delivery, batch: Batch) -> None:
-        """Takes the events that were not read for dead letters, or parks them to be tried alone."""
+    def _park_unread(self, delivery: Delivery, batch: Batch) -> None:
+        """Park the events whose content was not read: as dead letters, or to be tried alone."""
         for event in batch.events:
             if event.seq in batch.unreadable:
                 self._blocked.park(event, suspect=True)
@@ -114,8 +114,8 @@ class Publisher:
         """Serve delivery reports, waiting up to `seconds` for the first; probe an unavailable Kafka.
 
         Args:
-            linger: False where nothing else is about to be published: then the client sends at once what it
-                would hold back for a fuller batch.
+            linger: False if no other batch is about to be published: the client then sends at once instead of
+                waiting for a fuller batch.
 
         Raises:
             ShardLostError: another relay has taken over, or what became of events cannot be known.
@@ -143,28 +143,25 @@ class Publisher:
         self._unexplained = 0
 
     def discard(self) -> None:
-        """Drop what is not acknowledged: no position covers it, so it is read again."""
+        """Drop events that are not acknowledged: no position covers them, so they are read again."""
         self._producer.purge()
         self._producer.flush(1.0)
         self._producer.close()
         self._deliveries.clear()
         self._pending_events = self._pending_size = 0
 
-    # --- what the producer asks while it hands over -------------------------------------------------------
+    # --- implements `Gate` --------------------------------------------------------------------------------
 
     def blocked(self, delivery: Delivery) -> Container[tuple[str, str]]:
-        """Aggregates whose events must be asked for, one by one."""
         return self._blocked.aggregates if isinstance(delivery.batch, Batch) else delivery.halted
 
-    def holds_back(self, delivery: Delivery, event: Event) -> bool:
-        """Hold back an event of a blocked aggregate; return whether it must not be sent."""
+    def park_behind(self, delivery: Delivery, event: Event) -> bool:
         if isinstance(delivery.batch, Batch) and not self._blocked.park(event):
             return False
         delivery.park(event, WAITING)
         return True
 
     def suspect(self, delivery: Delivery, event: Event, reason: str) -> None:
-        """Hold an event back, and its aggregate: it will be tried alone."""
         if isinstance(delivery.batch, Batch):
             self._blocked.park(event, suspect=True)
         else:
@@ -172,42 +169,40 @@ class Publisher:
         delivery.park(event, Suspect(reason))
 
     def refused(self, delivery: Delivery, event: Event, refusal: Refusal) -> None:
-        """Hold back an event that Kafka refused; if its topic is to blame, all events of the topic."""
         if refusal.kind is Kind.TOPIC:
             self._producer.refuse_topic(event, refusal)
         self.suspect(delivery, event, refusal.reason)
 
     def unavailable(self, reason: str) -> None:
-        """Kafka does not answer: nothing more is to be handed over."""
         self.breaker.trip(self._clock(), reason)
 
     # ------------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Hands over what is not sent yet, batch by batch."""
+        """Send the unsent events, batch by batch."""
         if self._producer.is_outdated and not self._renew():
             return
         for delivery in self._deliveries:
             while delivery.unsent:
-                some, delivery.unsent = delivery.unsent[:_POLL_EVERY], delivery.unsent[_POLL_EVERY:]
-                rest = self._producer.send(delivery, some, self)
+                events, delivery.unsent = delivery.unsent[:_POLL_EVERY], delivery.unsent[_POLL_EVERY:]
+                rest = self._producer.send(delivery, events, self)
                 if rest:
                     delivery.unsent = rest + delivery.unsent
                     return
                 self._producer.serve(0, linger=True)
 
     def _renew(self) -> bool:
-        """Take a new producer with batches of another size; False while the old one has something."""
-        # Two producers at once would not keep the order: what the old one has comes first.
+        """Replace an outdated producer; return False while it has messages in flight."""
+        # Two producers at once would not keep the order.
         if self._producer.in_flight:
             return False
         self._producer.replace()
         return True
 
     def _recover(self) -> None:
-        """After a refusal: blocks the aggregates of the refused batch, and sends the rest by a new producer.
+        """Block the aggregates of a refused batch, and send all other events with a new producer.
 
-        The reports come first: a producer that has failed goes on reporting.
+        The failed producer's last reports are fetched first.
         """
         self._producer.await_reports()
         self._send_again()
@@ -217,9 +212,11 @@ class Publisher:
         self._producer.flush(1.0)
         reclaimed = [(delivery, delivery.reclaim(self._producer.identify)) for delivery in self._deliveries]
         if any(failed is None for _, failed in reclaimed):
-            raise ShardLostError("Kafka's client did not say what became of each event: starting over")
-        # All suspects first: what stands before one of them, of its aggregate, is parked as well.
-        explained |= self._blame([(one, *what) for one, failed in reclaimed for what in failed or ()])
+            raise ShardLostError("Kafka's client did not report a result for each event: starting over")
+        # All suspects first: events of their aggregates before them are parked as well.
+        explained |= self._blame(
+            [(delivery, *refused) for delivery, failed in reclaimed for refused in failed or ()]
+        )
         self._producer.replace()
         for delivery, failed in reclaimed:
             again = [event for event, _ in failed or () if event.seq not in delivery.parked]
@@ -239,12 +236,12 @@ class Publisher:
             self.breaker.trip(self._clock(), reason)
 
     def _blame(self, failed: Iterable[Blamed]) -> bool:
-        """Hold back the events that were refused; return whether Kafka has refused any, for whatever size."""
+        """Park the refused events; return whether an event, its topic or a batch's size is a cause."""
         too_large: list[Blamed] = []
         blamed = False
         for delivery, event, refusal in failed:
             if refusal.kind is Kind.OWNER:
-                raise ShardLostError(f"another relay has taken the shard: {refusal.reason}")
+                raise ShardLostError(f"another relay owns the shard: {refusal.reason}")
             if refusal.kind in (Kind.EVENT, Kind.TOPIC):
                 blamed = True
                 if refusal.is_size:
@@ -264,7 +261,7 @@ class Publisher:
         return self._deliveries[0].acknowledged
 
     def _watch(self, now: float) -> None:
-        """Tells the breaker what came back, and asks Kafka for a sign of life where it wants one."""
+        """Update the breaker from the acknowledgments, and probe Kafka when the breaker asks for it."""
         if not self._deliveries:
             if self.breaker.state is State.HALF_OPEN:
                 self.breaker.acknowledged()
@@ -278,5 +275,5 @@ class Publisher:
             self.breaker.probed(now, answers := self._producer.answers())
             waiting = [event for delivery in self._deliveries for event in delivery.batch.events]
             if answers and self._producer.refuse_halted(waiting):
-                # What goes to such a topic is held back on the way.
+                # Events for these topics are parked when they are sent again.
                 self._send_again(explained=True)

@@ -2,8 +2,8 @@
 
 Invariants:
 - The record is written in the transaction that publishes the events, so both become visible together.
-- Believed only if the database's row has the same tick id: a restored database, or one that crashed, has
-  another, and then it alone counts.
+- It is used only if the database's row has the same tick id. A database that was restored or has crashed has
+  another one, and then only the database counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outbox_pipelines.core.position import Position
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """How far a tick is published, and which parked events, by their seq, went with it."""
+    """The published part of a tick, and the seqs of the parked events published in the same transaction."""
 
     tick: str
     last_seq: int
@@ -25,7 +25,7 @@ class Record:
     released: list[int] = field(default_factory=list)
 
     def encode(self) -> bytes:
-        """As the value of a message."""
+        """Return the value of a message."""
         return json.dumps(
             {
                 "tick": self.tick,
@@ -37,7 +37,7 @@ class Record:
 
     @classmethod
     def decode(cls, value: bytes | None) -> Record | None:
-        """From the value of a message; None where no relay wrote it."""
+        """Read the value of a message; return None if no relay wrote it."""
         try:
             record = cls(**json.loads(value or b""))
         except (ValueError, TypeError, RecursionError):
@@ -53,27 +53,27 @@ class Record:
         )
 
 
-class Shard(Protocol):
-    """A shard that has been taken."""
+class TakenShard(Protocol):
+    """A shard that this relay has taken over."""
 
     tick_id: str | None
 
     @property
     def position(self) -> Position:
-        """How far it is, as the database says."""
+        """The position in the database."""
 
     def settle(self, position: Position) -> Any:
         """Move the position."""
 
     def released(self, seqs: list[int]) -> None:
-        """These parked events are published."""
+        """Record these parked events as published."""
 
 
-def take_up(shard: Shard, last: Record | None) -> None:
-    """Move a shard to where its predecessor's last transaction has left it.
+def take_up(shard: TakenShard, last: Record | None) -> None:
+    """Move a shard to the position of its predecessor's last transaction.
 
     Args:
-        last: of the transactions that are committed; none can be any more.
+        last: the record of the last committed transaction; no other can be committed any more.
     """
     if last is None or last.tick != shard.tick_id:
         return

@@ -1,11 +1,12 @@
-"""What becomes of parked events: tried alone, released behind one that went, or dead letters.
+"""Retries parked events; publishes those waiting behind one that succeeded, or makes dead letters.
 
 Invariants:
-- Everything here runs in the thread, and the session, that settles the shard: who has lost the shard can
-  change nothing.
-- Of an aggregate one thing is under way at a time: its first event tried alone, or a run behind it released.
+- Everything here runs in the thread, and the session, that settles the shard: a relay that lost the shard
+  cannot change anything.
+- At most one operation per aggregate is in progress: its first event is tried alone, or a run of the events
+  behind it is released.
 - A verdict is written before anything else is done for the aggregate.
-- An event at which a relay has crashed is tried alone: nothing else is tried or released at the same time.
+- An event that crashed a relay is tried alone: nothing else is tried or released at the same time.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, Aggregate, Block
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.parked import (
     Attempt,
-    Counters,
     DeadLetter,
+    EventProber,
+    ParkedCounters,
     ParkedEvent,
-    Prober,
+    ParkedRows,
     RetryPolicy,
-    Table,
     TakenOver,
     Tried,
     Verdict,
@@ -39,7 +40,7 @@ MAX_CRASHES: Final = 3
 _AT_ONCE: Final = 500
 _RELEASE: Final = 5000
 _MOST_RELEASES: Final = 2
-_NEWS_SECONDS: Final = 1.0
+_REFRESH_SECONDS: Final = 1.0
 # An event that crashes the process does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
 
@@ -50,11 +51,11 @@ class _Run:
 
     released: ReleasedBatch
     marked: list[int]
-    """Seqs of those whose death would be counted."""
+    """Seqs of the events that a crash would count against."""
     is_alone: bool = False
     """Whether it is one event with crashes: until it is settled, nothing else is tried or released."""
-    handed_at: float | None = None
-    """When the publishing thread was seen to have taken it."""
+    taken_at: float | None = None
+    """When the publishing thread was first seen to have taken it."""
 
 
 def _always() -> bool:
@@ -65,19 +66,19 @@ class Retries:
     """Retries the parked events of an owned shard.
 
     Args:
-        topic_of: where an event with these types goes; empty where they make no name.
-        jitter: a factor for each pause, so that what was refused together does not stay together.
-        policy_of: how often an event with these types is tried.
-        batch_bytes: content that is read at once.
+        topic_of: the topic of an event with these types; empty if they do not form a valid name.
+        jitter: returns a factor for each pause, so that events refused together are not retried together.
+        policy_of: the retry policy of an event with these types.
+        batch_bytes: bytes of content that are read at once.
         on_crash: called with an event that was being tried alone when a relay crashed.
-        may_isolate: asked before an event that relays have crashed at is tried; if not, it is asked again.
+        may_isolate: called before an event that crashed a relay is tried; False: not now, ask again.
     """
 
     def __init__(
         self,
-        table: Table,
+        table: ParkedRows,
         blocked: BlockedAggregates,
-        prober: Prober,
+        prober: EventProber,
         quarantine: Quarantine,
         *,
         clock: Clock,
@@ -87,7 +88,7 @@ class Retries:
         batch_bytes: int,
         on_dead_letter: Callable[[DeadLetter], None],
         on_crash: Callable[[TakenOver], None],
-        counters: Counters,
+        counters: ParkedCounters,
         may_isolate: Callable[[], bool] = _always,
     ) -> None:
         self._table = table
@@ -100,37 +101,37 @@ class Retries:
         self._policy_of = policy_of
         self._batch_bytes = batch_bytes
         self._on_dead_letter = on_dead_letter
-        self._on_death = on_crash
+        self._on_crash = on_crash
         self._counters = counters
         self._may_isolate = may_isolate
         self._has_large = False
-        """Whether something large is tried or released."""
-        self._news = -1
-        self._news_at = 0.0
+        """Whether a large event is being tried or released."""
+        self._revision = -1
+        self._refresh_at = 0.0
         self._replay_at: float | None = None
         self._in_flight: list[_Run] = []
         """Released runs that are not settled."""
         self.published = 0
-        """How many parked events have been published since."""
+        """Number of parked events published since the start."""
         self.released: deque[ReleasedBatch] = deque()
-        """For the publishing thread to take."""
+        """Taken by the publishing thread."""
 
     def begin(self, *, crashed: bool) -> None:
         """Resume the predecessor's unfinished work; to be called before anything is published.
 
         Args:
-            crashed: whether it ended without giving the shard back.
+            crashed: whether the predecessor ended without returning the shard.
         """
-        for one in self._table.take_over(crashed=crashed):
-            if crashed and one.state == "failed":
-                self._on_dead_letter(DeadLetter(one.event, one.attempts, one.error or ""))
-            elif one.is_alone:
-                self._on_death(one)
-        self._hear_news(self._clock())
+        for taken in self._table.take_over(crashed=crashed):
+            if crashed and taken.state == "failed":
+                self._on_dead_letter(DeadLetter(taken.event, taken.attempts, taken.error or ""))
+            elif taken.is_alone:
+                self._on_crash(taken)
+        self._refresh(self._clock())
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is under way, and nothing is due now."""
+        """Whether nothing is in progress, and nothing is due now."""
         return (
             self.is_quiet
             and self._quarantine.is_quiet
@@ -140,79 +141,74 @@ class Retries:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is under way."""
         return not (self._in_flight or self._prober.is_busy)
 
     @property
     def pause(self) -> float:
-        """How long until something may want attention, in seconds."""
         if not self.is_quiet:
             return MOMENT_SECONDS
         now = self._clock()
-        due = min(self._news_at, self._blocked.next_due, self._replay_at or self._news_at)
+        due = min(self._refresh_at, self._blocked.next_due, self._replay_at or self._refresh_at)
         return max(min(due - now, self._quarantine.pause), 0.001)
 
-    def look_after(self, *, may_try: bool) -> None:
-        """One round: verdicts, news, what is due.
-
-        Args:
-            may_try: whether Kafka takes events.
-        """
+    def advance(self, *, may_try: bool) -> None:
         self._record(self._prober.verdicts())
         now = self._clock()
-        self._clear_the_waiting(now)
-        if now >= self._news_at:
-            self._hear_news(now)
+        self._clear_marks(now)
+        if now >= self._refresh_at:
+            self._refresh(now)
         if not may_try or self._is_occupied:
             return
-        self._quarantine.look()
+        self._quarantine.advance()
         if aggregates := self._blocked.due(_AT_ONCE):
             self._attend(aggregates)
         if self._replay_at is not None and self._replay_at <= now and not self._is_occupied:
             self._replay(now)
 
     def close(self) -> None:
-        """Record the last verdicts, once the prober has ended: otherwise the successor repeats them."""
+        """Record the last verdicts after the prober has ended: otherwise the successor repeats them."""
         self._record(self._prober.verdicts())
 
     def settled(self, complete: Complete) -> None:
-        """A released run is complete: what Kafka has is no longer parked."""
         published = [event.seq for event in complete.published()]
         self._table.published(published, complete.suspects)
         self._count(len(published))
         self._in_flight = [run for run in self._in_flight if run.released is not complete.batch]
-        self._is_dealt_with(complete.batch.events)
+        self._release_large(complete.batch.events)
         for aggregate in {Aggregate(e.aggregate_type, e.aggregate_id) for e in complete.batch.events}:
-            self._blocked.look_again(aggregate)
+            self._blocked.schedule(aggregate)
 
     @property
     def _is_occupied(self) -> bool:
-        """Whether something must end before anything else is tried or released."""
+        """Whether an attempt or a run must end before anything else is tried or released."""
         return self._prober.is_busy or any(run.is_alone for run in self._in_flight)
 
     def _count(self, published: int) -> None:
         self.published += published
         self._counters.published(published)
 
-    def _clear_the_waiting(self, now: float) -> None:
-        """Takes the mark off what is answered, or waits for Kafka: kills in an outage blame no event."""
-        waiting = self._prober.innocent()
+    def _clear_marks(self, now: float) -> None:
+        """Clear the mark of events that are answered or wait for Kafka.
+
+        A kill during an outage counts against no event.
+        """
+        cleared = self._prober.innocent()
         for run in self._in_flight:
             if not run.marked or any(run.released is queued for queued in list(self.released)):
                 continue
-            run.handed_at = run.handed_at or now
-            if now - run.handed_at >= _INNOCENT_SECONDS:
-                waiting += run.marked
+            run.taken_at = run.taken_at or now
+            if now - run.taken_at >= _INNOCENT_SECONDS:
+                cleared += run.marked
                 run.marked = []
-        if waiting:
-            self._table.clear(waiting)
+        if cleared:
+            self._table.clear(cleared)
 
-    def _hear_news(self, now: float) -> None:
-        """At the beginning, and after each replay or discard, load the parked events from the table."""
-        news = self._table.news()
-        self._news_at = now + _NEWS_SECONDS
-        if news != self._news:
-            self._news = news
+    def _refresh(self, now: float) -> None:
+        """Load the blocked aggregates from the table at the start and after each replay or discard."""
+        revision = self._table.revision()
+        self._refresh_at = now + _REFRESH_SECONDS
+        if revision != self._revision:
+            self._revision = revision
             self._blocked.load(self._table.blocked())
             self._replay_at = now
 
@@ -228,15 +224,15 @@ class Retries:
                 self._quarantine.forget(aggregate)
                 self._blocked.free(aggregate)
             elif not head.is_covered:
-                # Parked ahead of the position by a relay that died: it is read again first, and still blocks.
-                self._blocked.look_again(aggregate, MOMENT_SECONDS)
+                # Parked ahead of the position by a relay that crashed: it blocks until it is read again.
+                self._blocked.schedule(aggregate, MOMENT_SECONDS)
             elif head.state not in ("waiting", "retrying"):
-                self._blocked.look_again(aggregate, None)
+                self._blocked.schedule(aggregate, None)
             elif head.crashes and head.due_in > 0:
-                # Another one of its topic can be the trial.
+                # Another event can be the trial for its topic.
                 self._quarantine.forget(aggregate)
-                self._blocked.look_again(aggregate, head.due_in)
-            elif self._quarantine.holds(self._topic(head), aggregate) is not None:
+                self._blocked.schedule(aggregate, head.due_in)
+            elif self._quarantine.reason_to_wait(self._topic(head), aggregate) is not None:
                 continue
             elif head.crashes:
                 alone.append(head)
@@ -245,29 +241,29 @@ class Retries:
             elif head.state == "waiting":
                 free.append(aggregate)
             elif self._quarantine.has_cleared(aggregate) and not head.attempts:
-                # Its topic was to blame: it goes like those behind it.
+                # Its topic was the cause: it is published with the events behind it.
                 cleared.append(head.seq)
                 free.append(aggregate)
             elif head.due_in > 0:
-                self._blocked.look_again(aggregate, head.due_in)
+                self._blocked.schedule(aggregate, head.due_in)
             else:
                 attempts.append(head)
         if cleared:
             self._table.accept(cleared)
         if alone:
             for aggregate in [*free, *(head.aggregate for head in attempts)]:
-                self._blocked.look_again(aggregate, MOMENT_SECONDS)
+                self._blocked.schedule(aggregate, MOMENT_SECONDS)
             self._isolate(alone)
         else:
             self._try(attempts)
             self._release(free)
 
     def _isolate(self, heads: list[ParkedEvent]) -> None:
-        """Tries or releases one event that a relay has died of, when nothing else is under way."""
+        """Try or release one event that crashed a relay, if nothing else is in progress."""
         must_wait = self._in_flight or not self._may_isolate()
         now, later = ([], heads) if must_wait else (heads[:1], heads[1:])
         for head in later:
-            self._blocked.look_again(head.aggregate, MOMENT_SECONDS)
+            self._blocked.schedule(head.aggregate, MOMENT_SECONDS)
         if now and now[0].state == "waiting":
             self._release([now[0].aggregate], is_alone=True)
         else:
@@ -280,21 +276,21 @@ class Retries:
         return self._policy_of(event.aggregate_type, event.event_type)
 
     def _try(self, parked: list[ParkedEvent]) -> None:
-        """Submits these, all of which are due, as soon as nothing but their content is missing."""
+        """Submit these events, which are due; first prepare the prober if it is not ready for all of them."""
         if not parked:
             return
-        if unready := [one for one in parked if not self._prober.is_ready(self._topic(one))]:
-            self._prober.prepare([self._attempt(one, one.event) for one in unready])
-            for one in parked:
-                self._again(one)
+        if unready := [head for head in parked if not self._prober.is_ready(self._topic(head))]:
+            self._prober.prepare([self._attempt(head, head.event) for head in unready])
+            for head in parked:
+                self._postpone(head)
             return
-        events, _ = self._read(parked, marked=[one.seq for one in parked])
+        events, _ = self._read(parked, marked=[head.seq for head in parked])
         attempts = []
-        for one in parked:
-            if (event := events.get(one.seq)) is not None:
-                attempts.append(self._attempt(one, event))
+        for head in parked:
+            if (event := events.get(head.seq)) is not None:
+                attempts.append(self._attempt(head, event))
             else:
-                self._again(one)
+                self._postpone(head)
         if attempts:
             self._prober.submit(attempts)
 
@@ -303,12 +299,12 @@ class Retries:
         is_last = is_replay or parked.attempts + 1 >= self._policy(event).max_attempts
         return Attempt(event, parked.attempts, is_last, is_replay)
 
-    def _again(self, parked: ParkedEvent) -> None:
-        """Has the aggregate of an event looked after again in a moment."""
+    def _postpone(self, parked: ParkedEvent) -> None:
+        """Schedule the aggregate of an event again, in a moment."""
         if parked.state == "replaying":
             self._blocked.wake(parked.aggregate)
         else:
-            self._blocked.look_again(parked.aggregate, MOMENT_SECONDS)
+            self._blocked.schedule(parked.aggregate, MOMENT_SECONDS)
 
     def _release(self, aggregates: list[Aggregate], *, is_alone: bool = False) -> None:
         if not aggregates:
@@ -321,10 +317,10 @@ class Retries:
             waiting = self._table.behind(aggregates, most)
             marked = _firsts(waiting)
             events, size = self._read(waiting, marked=marked, is_run=True)
-        found = {(event.aggregate_type, event.aggregate_id) for event in events.values()}
+        released_aggregates = {(event.aggregate_type, event.aggregate_id) for event in events.values()}
         for aggregate in aggregates:
-            if aggregate not in found:
-                self._blocked.look_again(aggregate, MOMENT_SECONDS)
+            if aggregate not in released_aggregates:
+                self._blocked.schedule(aggregate, MOMENT_SECONDS)
         if events:
             released = ReleasedBatch(list(events.values()), size)
             self._in_flight.append(_Run(released, [seq for seq in marked if seq in events], is_alone))
@@ -333,22 +329,26 @@ class Retries:
     def _read(
         self, parked: list[ParkedEvent], *, marked: list[int], is_run: bool = False
     ) -> tuple[dict[int, Event], int]:
-        """Marks events as being tried, then reads their content: by seq, as many as fit into a batch.
+        """Mark events as being tried, then read as many as fit into a batch.
 
-        What cannot be read becomes a dead letter. Returns the events and their size, as `weigh` counts.
+        An event that cannot be read becomes a dead letter.
 
         Args:
-            marked: the seqs of those whose death is to be counted.
-            is_run: events of one aggregate are released together: none is read behind one that cannot be.
+            marked: the seqs of the events that a crash is to count against.
+            is_run: whether events of one aggregate are released together: none is read behind one that cannot
+                be read.
+
+        Returns:
+            The events by seq, and their size, as `weigh` counts.
         """
-        by_seq = {one.seq: one for one in sorted(parked)}
+        by_seq = {row.seq: row for row in sorted(parked)}
         self._table.mark(marked)
         events: dict[int, Event] = {}
         unreadable: dict[int, str] = {}
         ended: set[Aggregate] = set()
         size = 0
-        with closing(self._table.read(list(by_seq), self._may_take_large)) as found:
-            for seq, content in found:
+        with closing(self._table.read(list(by_seq), self._may_take_large)) as contents:
+            for seq, content in contents:
                 aggregate = by_seq[seq].aggregate
                 if isinstance(content, str):
                     if aggregate not in ended:
@@ -362,61 +362,63 @@ class Retries:
                 if size > self._batch_bytes:
                     break
         if not self._has_large:
-            self._table.let_go()
-        if left := [seq for seq in marked if seq not in events]:
-            self._table.clear(left)
+            self._table.return_large()
+        if not_read := [seq for seq in marked if seq not in events]:
+            self._table.clear(not_read)
         if unreadable:
-            for seq, attempts in self._table.give_up(unreadable):
+            for seq, attempts in self._table.make_dead_letters(unreadable):
                 self._on_dead_letter(DeadLetter(by_seq[seq].event, attempts, unreadable[seq]))
         return events, size
 
     def _may_take_large(self) -> bool:
         return not self._has_large and self._table.take_large()
 
-    def _is_dealt_with(self, events: Iterable[Event]) -> None:
-        """Lets others read a large event, if it was among these."""
+    def _release_large(self, events: Iterable[Event]) -> None:
+        """Let other threads read a large event, if one of these events, which are finished, is large."""
         if self._has_large and any(weigh([event]) > LARGE for event in events):
             self._has_large = False
-            self._table.let_go()
+            self._table.return_large()
 
     def _replay(self, now: float) -> None:
         due = self._table.replays(_AT_ONCE)
-        if deadly := [one for one in due if one.crashes]:
+        if crashed := [dead_letter for dead_letter in due if dead_letter.crashes]:
             if not self._in_flight and self._may_isolate():
-                self._try(deadly[:1])
+                self._try(crashed[:1])
         elif due:
             self._try(due)
         else:
-            self._replay_at = now + _NEWS_SECONDS if self._table.has_replays() else None
+            self._replay_at = now + _REFRESH_SECONDS if self._table.has_replays() else None
 
-    def _record(self, tried: list[Tried]) -> None:
-        """Writes verdicts, then lets the aggregates be looked after again."""
-        if not tried:
+    def _record(self, results: list[Tried]) -> None:
+        """Write verdicts, then schedule the aggregates again."""
+        if not results:
             return
-        pauses = [one.pause(self._policy(one.attempt.event).retry_seconds, self._jitter) for one in tried]
-        rows = self._table.record(tried, pauses)
-        self._count(sum(one.verdict is Verdict.PUBLISHED for one in tried))
-        self._counters.rejected(one.reason for one in tried if one.verdict is Verdict.REFUSED)
-        for one in tried:
-            event = one.attempt.event
+        pauses = [
+            tried.pause(self._policy(tried.attempt.event).retry_seconds, self._jitter) for tried in results
+        ]
+        rows = self._table.record(results, pauses)
+        self._count(sum(tried.verdict is Verdict.PUBLISHED for tried in results))
+        self._counters.rejected(tried.reason for tried in results if tried.verdict is Verdict.REFUSED)
+        for tried in results:
+            event = tried.attempt.event
             aggregate = Aggregate(event.aggregate_type, event.aggregate_id)
-            self._quarantine.judge(aggregate, one.verdict)
-            if one.attempt.is_replay and one.verdict is Verdict.ACCEPTED:
+            self._quarantine.judge(aggregate, tried.verdict)
+            if tried.attempt.is_replay and tried.verdict is Verdict.ACCEPTED:
                 self._blocked.load([aggregate])
-            elif one.attempt.is_replay:
+            elif tried.attempt.is_replay:
                 self._blocked.wake(aggregate)
             else:
-                self._blocked.look_again(aggregate)
-        self._is_dealt_with(one.attempt.event for one in tried)
-        by_seq = {one.attempt.event.seq: one for one in tried}
+                self._blocked.schedule(aggregate)
+        self._release_large(tried.attempt.event for tried in results)
+        by_seq = {tried.attempt.event.seq: tried for tried in results}
         for seq, state, attempts in rows:
             if state == "failed":
                 self._on_dead_letter(DeadLetter(by_seq[seq].attempt.event, attempts, by_seq[seq].reason))
 
 
 def _firsts(parked: Iterable[ParkedEvent]) -> list[int]:
-    """The first seq of each aggregate."""
+    """Return the first seq of each aggregate."""
     first: dict[Aggregate, int] = {}
-    for one in sorted(parked):
-        first.setdefault(one.aggregate, one.seq)
+    for row in sorted(parked):
+        first.setdefault(row.aggregate, row.seq)
     return list(first.values())

@@ -2,9 +2,9 @@
 
 Invariants:
 - The position moves over a `Complete` only, and only from where it is: `Complete.moves`.
-- Released events are removed before the next tick is opened: from then on Kafka's record of them is not
-  believed.
-- An order is done when all that was complete before it is settled, and what it asks for is written.
+- Released events are deleted from the table before the next tick is opened: from then on Kafka's record of
+  them is ignored.
+- A request is done when everything that was complete before it is settled, and the request itself is written.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.delivery import Complete
-from outbox_pipelines.relay.core.ledger import Ledger, Order, Parked
+from outbox_pipelines.relay.core.ledger import Ledger, SettleRequest
+from outbox_pipelines.relay.core.outcomes import ParkedStates
 from outbox_pipelines.relay.core.producers import Clock
 
 MANY_EVENTS: Final = 200
-"""A settle of so many is followed by the next at once."""
+"""After a settle of at least this many events, the next follows immediately."""
 CHANGE_POLL: Final = 0.02
-"""How often it is looked whether all stands still, while the number of shards changes."""
+"""While the number of shards changes: seconds between two checks that all work has stopped."""
 
 
-class Shard(Protocol):
-    """The right to move the position, and the position."""
+class SettleShard(Protocol):
+    """The owned shard."""
 
     @property
     def position(self) -> Position:
-        """How far the shard is."""
+        """The position: every event that it covers is published, parked or a dead letter."""
 
     def settle(
         self,
@@ -42,7 +43,7 @@ class Shard(Protocol):
         events: int = 0,
         newest: int | None = None,
         *,
-        parked: Sequence[Parked],
+        parked: Sequence[ParkedStates],
         tick_id: str | None = None,
         last: bool = False,
     ) -> Any:
@@ -52,7 +53,7 @@ class Shard(Protocol):
             ShardLostError: the shard has another owner.
         """
 
-    def park(self, parked: list[Parked]) -> None:
+    def park(self, parked: list[ParkedStates]) -> None:
         """Park events ahead of the position.
 
         Raises:
@@ -60,42 +61,46 @@ class Shard(Protocol):
         """
 
 
-class Retries(Protocol):
-    """What becomes of parked events."""
+class RetryRounds(Protocol):
+    """Retries of parked events."""
 
     @property
     def pause(self) -> float:
-        """How long until something may want attention, in seconds."""
+        """Seconds until the next round may have work."""
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether nothing is in progress."""
 
     def settled(self, complete: Complete) -> None:
-        """A released batch is complete."""
+        """Record that a released batch is complete: its published events are no longer parked."""
 
-    def look_after(self, *, may_try: bool) -> None:
-        """One round of it."""
+    def advance(self, *, may_try: bool) -> None:
+        """Do one round: record verdicts, load parked events after a replay or discard, try what is due.
+
+        Args:
+            may_try: whether Kafka accepts events.
+        """
 
 
 class Settler:
     """The settling part of a relay; for one thread.
 
     Args:
-        breaker: what is known of Kafka.
+        breaker: the circuit breaker of the publishing part.
         heartbeat: seconds between heartbeats.
         is_stopped: whether the relay must end.
-        on_settled: called with the number of published events that the position has moved over, the duration
-            in seconds, and the shard's result.
+        on_settled: called with the number of published events that the position newly covers, the duration in
+            seconds, and the shard's result.
         on_dead_letter: called with an event that became a dead letter without an attempt, and the reason.
     """
 
     def __init__(
         self,
-        shard: Shard,
+        shard: SettleShard,
         ledger: Ledger,
         blocked: BlockedAggregates,
-        retries: Retries,
+        retries: RetryRounds,
         breaker: Breaker,
         *,
         clock: Clock,
@@ -119,14 +124,15 @@ class Settler:
         self.barrier_pause = BarrierPause()
 
     def settle(self, *, last: bool = False) -> int | None:
-        """Deal with all that is complete or ordered.
-
-        Returns how many of its events Kafka has; None if nothing was complete.
+        """Settle all complete batches and answer all requests.
 
         Args:
-            last: the relay ends with this.
+            last: whether this is the last settle before the relay ends.
+
+        Returns:
+            The number of published events; None if no batch was complete.
         """
-        batches, orders = self._ledger.take()
+        batches, requests = self._ledger.take()
         ticks = [batch for batch in batches if isinstance(batch.batch, Batch)]
         for batch in ticks:
             self._position = batch.moves(self._position)
@@ -134,55 +140,57 @@ class Settler:
             if isinstance(batch.batch, ReleasedBatch):
                 self._retries.settled(batch)
         tick_id = None
-        for order in orders:
-            if order.position is not None:
-                self._position = self._position.opened_as(order.position)
-            tick_id = order.tick_id or tick_id
+        for request in requests:
+            if request.position is not None:
+                self._position = self._position.opened_as(request.position)
+            tick_id = request.tick_id or tick_id
         events = 0
         is_due = self._clock() - self._beat_at >= self._heartbeat
-        # Who waits for an order relies on the shard, so each is a proof that it is still owned.
-        if is_due or last or orders or any(batch.batch.events for batch in ticks):
+        # The publishing part relies on each answer as a proof that the shard is still owned.
+        if is_due or last or requests or any(batch.batch.events for batch in ticks):
             events = self._move(ticks, tick_id, last=last)
             self._beat_at = self._clock()
         self._ledger.settled(batches)
-        self._carry_out(orders)
+        self._answer(requests)
         return events if batches else None
 
-    def _carry_out(self, orders: list[Order]) -> None:
-        for order in orders:
-            if order.parked:
-                self._shard.park(order.parked)
-        self._ledger.carried_out(orders)
+    def _answer(self, requests: list[SettleRequest]) -> None:
+        for request in requests:
+            if request.parked:
+                self._shard.park(request.parked)
+        self._ledger.answer(requests)
 
     def _move(self, ticks: list[Complete], tick_id: str | None, *, last: bool) -> int:
         parked = [batch for batch in ticks if batch.parked]
-        aside = [batch.parked_states() for batch in parked if not batch.is_in_table]
+        states = [batch.parked_states() for batch in parked if not batch.is_in_table]
         events = sum(len(batch.batch.events) - len(batch.parked) for batch in ticks)
         newest = max((batch.batch.events[-1].seq for batch in ticks if batch.batch.events), default=None)
         begun = self._clock()
-        settled = self._shard.settle(self._position, events, newest, parked=aside, tick_id=tick_id, last=last)
+        settled = self._shard.settle(
+            self._position, events, newest, parked=states, tick_id=tick_id, last=last
+        )
         self._on_settled(events, self._clock() - begun, settled)
         if parked:
             for batch in ticks:
                 self._blocked.parked(batch.parked_events())
-                for event, why in batch.dead.values():
-                    self._on_dead_letter(event, why)
+                for event, reason in batch.dead.values():
+                    self._on_dead_letter(event, reason)
         return events
 
-    def look_after(self) -> None:
-        """One round for what is parked, and for a stand-still that is wanted."""
-        self._retries.look_after(may_try=self.may_try)
+    def advance(self) -> None:
+        """Do one round of retries; report the barrier's pause as reached if nothing is in progress."""
+        self._retries.advance(may_try=self.may_try)
         self.barrier_pause.is_reached = self.barrier_pause.is_wanted and self._retries.is_quiet
 
     @property
     def may_try(self) -> bool:
         """Whether parked events may be tried now."""
-        away = self._breaker.state is not State.CLOSED
-        return not (away or self._is_stopped() or self.barrier_pause.is_wanted)
+        is_unavailable = self._breaker.state is not State.CLOSED
+        return not (is_unavailable or self._is_stopped() or self.barrier_pause.is_wanted)
 
     @property
     def rest(self) -> float:
-        """How long there is nothing to do, unless the ledger has work, in seconds."""
+        """Seconds until there is something to do, unless the ledger has work before."""
         until_beat = self._beat_at + self._heartbeat - self._clock()
         # While Kafka is unavailable nothing is tried, even if it is due.
         pause = self._retries.pause if self.may_try else self._heartbeat

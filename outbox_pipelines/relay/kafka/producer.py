@@ -73,10 +73,10 @@ class IdempotentProducer:
         # No event is in flight during the first look-up, so the breaker's own clock does not run.
         self._topics = Topics(settings, answer_seconds=settings.breaker_seconds)
         self._routes: dict[tuple[str, str], tuple[str, int, bool]] = {}
-        """By aggregate type and event type: topic, payload beyond doubt, whether all partitions are begun."""
+        """By aggregate type and event type: what `_route` returns."""
         self._begun = FirstAcknowledgments()
         self._unanswered = 0
-        """Probes in a row that Kafka has answered, and not this producer."""
+        """Probes in a row that Kafka answered, but not to this producer."""
         self._batches = BatchSize()
         self.has_failed = False
         self.trouble = ""
@@ -94,16 +94,16 @@ class IdempotentProducer:
             self.schema_ids.connect()
 
     def prepare(self, shards: int) -> None:
-        """Make ready what so many shards need; may be called in another thread."""
+        """Prepare what this number of shards needs; may be called in another thread."""
 
     def idle(self) -> None:
-        """Serve the clients while nothing is published: what they report would pile up."""
+        """Serve the clients while nothing is published: their reports would accumulate."""
         self.serve(0.0, linger=True)
         self._topics.idle()
 
     @property
     def lookups(self) -> Topics:
-        """What is known of the topics, for all who publish to them."""
+        """The lookups of topics, shared by everything that publishes."""
         return self._topics
 
     @property
@@ -113,27 +113,22 @@ class IdempotentProducer:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether one with batches of another size is wanted, or this one is old."""
         return self._batches.is_outdated or time.monotonic() > self._renew_at
 
     @property
     def must_shrink(self) -> bool:
-        """Whether it may send batches that a topic refuses."""
         return self._batches.must_shrink
 
     @property
     def in_flight(self) -> int:
-        """How many messages it has not reported."""
         return len(self._producer)
 
     def refresh(self) -> None:
-        """Apply news about topics and their limits."""
         if self._topics.refresh() | self._batches.turn(time.monotonic()):
             self._routes.clear()
 
     def send(self, delivery: Delivery, events: list[Event], gate: Gate) -> list[Event]:
-        """Hand events over in order; return those that were not taken."""
-        # The hot loop: what is looked up here is looked up 200,000 times a second.
+        # The hot loop: 200,000 events per second.
         callback: Report
         produce, report, routes, encode = self._producer.produce, delivery.report, self._routes, self._encode
         in_flight, observe = delivery.in_flight.append, self._observe
@@ -145,7 +140,7 @@ class IdempotentProducer:
             if (
                 blocked
                 and (event.aggregate_type, event.aggregate_id) in blocked
-                and gate.holds_back(delivery, event)
+                and gate.park_behind(delivery, event)
             ):
                 continue
             try:
@@ -157,7 +152,7 @@ class IdempotentProducer:
                 topic, usual, is_begun = route
                 if waiting or not is_begun:
                     key = topic, event.aggregate_id
-                    # The acknowledgment may come during this call: what follows of the key must wait, too.
+                    # The acknowledgment may come during this call: later events of the key must wait, too.
                     if key in waiting or (not is_begun and self._begun.is_awaited(*key)):
                         waiting.add(key)
                         later.append(event)
@@ -208,9 +203,9 @@ class IdempotentProducer:
         return reported
 
     def serve(self, seconds: float, *, linger: bool) -> None:
-        """Fetch reports. A producer that has failed for good raises then, yet goes on reporting."""
+        # A producer that has failed permanently raises here, and still reports.
         try:
-            # With nothing in flight, a flush returns at once: who waits in a loop would burn a core.
+            # With nothing in flight, a flush returns immediately: a waiting loop would use a whole core.
             if linger or not len(self._producer):
                 self._producer.poll(seconds)
             else:
@@ -220,7 +215,6 @@ class IdempotentProducer:
             self.trouble = error.args[0].str()
 
     def await_reports(self) -> None:
-        """Fetch the last reports after a failure, for a while."""
         deadline = time.monotonic() + _LAST_REPORTS_SECONDS
         while len(self._producer) and time.monotonic() < deadline:
             # A producer that has failed keeps its queue, and adds to it what failed as a consequence.
@@ -228,27 +222,22 @@ class IdempotentProducer:
             self.serve(0.05, linger=True)
 
     def purge(self) -> None:
-        """Discard messages that are not acknowledged; they are reported as failed."""
         self._producer.purge()
 
     def flush(self, seconds: float) -> None:
-        """Fetch reports until all are in, for so long at most."""
         deadline = time.monotonic() + seconds
         while len(self._producer) and time.monotonic() < deadline:
             self.serve(0.05, linger=True)
 
     def replace(self) -> None:
-        """Take a new producer, with batches as they are wanted."""
         self._producer = self._new()
         self.has_failed = False
 
     def identify(
         self, in_flight: list[Event], failed: list[tuple[Message, KafkaError]]
     ) -> list[tuple[Event, Refusal]]:
-        """The events of failed messages, which carry topic, key and value only.
-
-        Of equal ones the last are meant: what is acknowledged of a partition is a prefix.
-        """
+        # A failed message has a topic, a key and a value only. Of equal events the last ones failed: the
+        # acknowledged messages of a partition are a prefix.
         if not failed:
             return []
         same: dict[tuple[str | None, bytes, bytes], list[Event]] = {}
@@ -265,7 +254,7 @@ class IdempotentProducer:
         ]
 
     def shrink(self, refused: list[Event]) -> set[int]:
-        """Plan smaller batches, topic by topic; hopeless are those which were alone in their batch."""
+        # No smaller batch helps an event that was alone in its batch.
         hopeless: set[int] = set()
         together: dict[str, list[int]] = {}
         for event in refused:
@@ -279,7 +268,7 @@ class IdempotentProducer:
         return hopeless
 
     def _shrink(self, topic: str) -> bool:
-        # Not larger than a batch may be, and refused: what is known of the topic's limit is wrong.
+        # Refused although the batch was within the known limit of its topic: that limit is wrong.
         self._topics.doubt(topic)
         self._routes.clear()
         largest = None
@@ -288,30 +277,23 @@ class IdempotentProducer:
         return self._batches.lower(topic, largest)
 
     def refuse_topic(self, event: Event, refusal: Refusal) -> None:
-        """Take the topic of this event for unavailable."""
         self._topics.refuse(self._topic(event), refusal)
         self._routes.clear()
 
     def refuse_halted(self, waiting: Iterable[Event]) -> bool:
-        """Take topics for unavailable that accept nothing while others do; return whether there are any."""
         self._topics.ask(self._names({(event.aggregate_type, event.event_type) for event in waiting}))
         is_any = self._topics.refuse_halted()
         self._routes.clear()
         return is_any
 
     def answers(self) -> bool:
-        """Return whether Kafka answers a probe, and the schema registry if its ids are needed.
-
-        Raises:
-            ShardLostError: it answers others, and has not answered this producer several times in a row.
-        """
         if not self._topics.answers():
             self._unanswered = 0
             return False
         try:
             self._producer.list_topics("", timeout=1.0)
         except KafkaException as error:
-            # A client that heard of no broker at a bad moment never finds one again, and says nothing
+            # A client that knew no broker at a critical moment never finds one again and reports no error
             # (confluentinc/librdkafka#5301).
             self._unanswered += 1
             if self._unanswered == _MOST_UNANSWERED:
@@ -323,7 +305,6 @@ class IdempotentProducer:
         return self.schema_ids is None or self.schema_ids.answers()
 
     def close(self) -> None:
-        """End the look-ups and the client, with its threads and connections."""
         self._topics.close()
         del self._producer
 
@@ -339,10 +320,10 @@ class IdempotentProducer:
         return self._router.topic(event.aggregate_type, event.event_type)
 
     def _route(self, event: Event, delivery: Delivery) -> tuple[str, int, bool]:
-        """Where an event goes, what payload is beyond doubt there, whether all partitions are begun."""
+        """Return a topic, the payload size always accepted there, whether all partitions are begun."""
         name = self._topic(event)
         if not self._topics.is_asked(name):
-            # One question for all topics that are new here.
+            # One request for all topics of this batch that are not known.
             types = {(other.aggregate_type, other.event_type) for other in delivery.batch.events}
             self._topics.ask(self._names(types - self._routes.keys()))
         topic = self._topics.find(name)
@@ -353,16 +334,16 @@ class IdempotentProducer:
         return route
 
     def _names(self, types: Iterable[tuple[str, str]]) -> Iterator[str]:
-        for some in types:
+        for aggregate_type, event_type in types:
             with suppress(IllegalTopicError):
-                yield self._router.topic(*some)
+                yield self._router.topic(aggregate_type, event_type)
 
     def _is_too_large(self, topic: str, event: Event, value: Value, headers: Headers) -> bool:
         largest = self._topics.find(topic).largest
         return largest is not None and _size(event, value, headers) > largest
 
     def _on_error(self, error: KafkaError) -> None:
-        # That all brokers are down follows a reason, and says less.
+        # "All brokers down" follows an error that is more precise.
         if not (self.trouble and error.code() == KafkaError._ALL_BROKERS_DOWN):
             self.trouble = error.str()
 

@@ -120,8 +120,8 @@ def _require_kept(admin: Any, name: str) -> None:
 
 
 def _may_pass(reason: KafkaError) -> bool:
-    is_away = reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
-    return is_away or reason.retriable() or client_errors.says_fenced(reason)
+    is_unavailable = reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
+    return is_unavailable or reason.retriable() or client_errors.says_fenced(reason)
 
 
 def _was_made(answer: Future[None], was_there: int) -> bool:

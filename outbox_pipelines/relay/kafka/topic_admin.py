@@ -216,9 +216,10 @@ class TopicAdmin:
         return {resource.name: _limit(answer) for resource, answer in asked.items()}
 
     def halted(self, names: Iterable[str]) -> dict[str, str]:
-        """Return for each topic why a partition of it accepts nothing now; empty if all do, or it is gone.
+        """Return for each topic why a partition of it accepts nothing now.
 
-        Any broker knows it: the controller may be away as well. Empty if no broker answers.
+        The reason is empty if all partitions accept messages, or the topic does not exist. Any broker can
+        answer, because the controller may be unavailable too. Nothing is returned if no broker answers.
         """
         admin = self._admin
         try:

@@ -78,7 +78,7 @@ class Topics:
         self._admin = TopicAdmin(settings)
         self._patience = Patience()
         # Guards all of the following; only whether a topic is known is read without it.
-        self._word = threading.Condition()
+        self._changed = threading.Condition()
         self._topics: dict[str, Topic] = {}
         self._searches: dict[str, Search] = {}
         self._new: list[str] = []
@@ -87,7 +87,7 @@ class Topics:
         self._refusals: dict[str, TopicRefusal] = {}
         self._outages = 0
         self._outage = ""
-        self._has_news = False
+        self._has_changed = False
         self._refresh_due = time.monotonic() + _REFRESH_SECONDS
         self._halted_due = math.inf
         self._failure: BaseException | None = None
@@ -112,35 +112,35 @@ class Topics:
 
     def close(self) -> None:
         """End the lookups, and the client that asks."""
-        with self._word:
+        with self._changed:
             self._end = True
-            self._word.notify_all()
+            self._changed.notify_all()
         if self._thread is None:
             self._admin.close()
 
     @property
     def known(self) -> frozenset[str]:
         """The topics that were found and still exist."""
-        with self._word:
+        with self._changed:
             return frozenset(self._topics)
 
     def doubt(self, name: str) -> None:
         """Have the topic looked up before its next use: Kafka has contradicted what is known of it."""
-        with self._word:
+        with self._changed:
             if (topic := self._topics.pop(name, None)) is not None:
                 self._doubted[name] = topic
             self._ask([name])
 
     def refresh(self) -> bool:
-        """Return whether news since the last call changes where, or how, to publish."""
-        if not self._has_news:
+        """Return whether topics or limits have changed since the last call."""
+        if not self._has_changed:
             return False
-        self._has_news = False
+        self._has_changed = False
         return True
 
     def ask(self, names: Iterable[str]) -> None:
         """Have these topics looked up together, except those that are known or being looked up."""
-        with self._word:
+        with self._changed:
             self._ask(names)
 
     def is_asked(self, name: str) -> bool:
@@ -158,7 +158,7 @@ class Topics:
             TopicUnavailableError: it does not exist yet, may not be written to, or refuses messages.
             UnavailableError: no broker answers.
         """
-        with self._word:
+        with self._changed:
             if (refusal := self._refusals.get(name)) is not None:
                 raise TopicUnavailableError(name, refusal.reason)
             topic = self._topics.get(name)
@@ -173,15 +173,11 @@ class Topics:
             TopicUnavailableError: it does not exist, or the relay may not write to it.
             UnavailableError: no broker answers.
         """
-        with self._word:
+        with self._changed:
             return self._topics.get(name) or self._wait(name, seconds, is_spent=False)
 
     def unavailable(self, name: str) -> str | None:
-        """Return why the topic is unavailable; None if it is available, empty if no broker has answered yet.
-
-        Does not wait.
-        """
-        with self._word:
+        with self._changed:
             if (refusal := self._refusals.get(name)) is not None:
                 return refusal.reason
             if name in self._topics:
@@ -190,14 +186,13 @@ class Topics:
             return self._searches[name].reason
 
     def may_be_found(self, name: str) -> bool:
-        """Return whether the topic is available, or may become available at any moment."""
-        with self._word:
+        with self._changed:
             search = self._searches.get(name)
             return name not in self._refusals and (search is None or not search.is_final)
 
     def refuse(self, name: str, refusal: Refusal) -> None:
         """Mark the topic as unavailable: Kafka has refused a message because of its topic."""
-        with self._word:
+        with self._changed:
             if refusal.code in client_errors.TOPIC_CHANGED:
                 self._topics.pop(name, None)
                 self._ask([name])
@@ -209,18 +204,17 @@ class Topics:
                 )
 
     def accept(self, name: str) -> None:
-        """Mark the topic as available: it has accepted a message, or refused one because of its content."""
-        with self._word:
+        with self._changed:
             if self._refusals.pop(name, None) is not None:
                 _LOG.warning("topic %s accepts messages again", name)
-                self._has_news = True
+                self._has_changed = True
 
     def refuse_halted(self) -> bool:
-        """Mark topics as unavailable of which a partition accepts nothing; return whether there are any new.
+        """Mark topics of which a partition accepts nothing as unavailable; return whether there are any.
 
-        None if no topic is known that accepts something: then it is Kafka that is unavailable.
+        Returns False without marking any if no known topic accepts messages: then Kafka is unavailable.
         """
-        with self._word:
+        with self._changed:
             names = [name for name in self._topics if name not in self._refusals]
         found: dict[str, str] = {}
         for first in range(0, len(names), _AT_ONCE):
@@ -228,19 +222,18 @@ class Topics:
         halted = {name: reason for name, reason in found.items() if reason}
         if not halted or len(halted) == len(found):
             return False
-        with self._word:
+        with self._changed:
             for name, reason in halted.items():
                 _LOG.warning("topic %s %s", name, reason)
                 self._refusals[name] = TopicRefusal(reason, math.inf)
             self._halted_due = time.monotonic() + _AGAIN_SECONDS
             self._start()
-            self._word.notify_all()
+            self._changed.notify_all()
         return True
 
     def due_for_trial(self) -> list[str]:
-        """Return the refusing topics that are due for a trial, and schedule their next trial."""
         now = time.monotonic()
-        with self._word:
+        with self._changed:
             due = [name for name, refusal in self._refusals.items() if refusal.trial_at <= now]
             for name in due:
                 self._refusals[name].trial_at = now + _TRIAL_SECONDS
@@ -260,23 +253,25 @@ class Topics:
                 self._new.append(name)
         if self._new:
             self._start()
-            self._word.notify_all()
+            self._changed.notify_all()
 
     def _wait(self, name: str, seconds: float, *, is_spent: bool = True) -> Topic:
         self._ask([name])
         outages = self._outages
 
-        def is_told() -> bool:
+        def is_answered() -> bool:
             search = self._searches.get(name)
-            is_away = self._outages > outages or self._failure is not None or self._end
-            return search is None or bool(search.reason) or is_away
+            is_over = self._outages > outages or self._failure is not None or self._end
+            return search is None or bool(search.reason) or is_over
 
-        self._word.wait_for(is_told, self._answer_seconds)
+        self._changed.wait_for(is_answered, self._answer_seconds)
         begun = time.monotonic()
         search = self._searches.get(name)
         if search is not None and search.reason and not (is_spent and search.is_waited_for):
             search.is_waited_for = search.is_waited_for or is_spent
-            self._word.wait_for(lambda: name not in self._searches or self._searches[name].is_final, seconds)
+            self._changed.wait_for(
+                lambda: name not in self._searches or self._searches[name].is_final, seconds
+            )
         if is_spent:
             self._patience.spend(time.monotonic() - begun)
         if self._failure is not None:
@@ -299,10 +294,10 @@ class Topics:
 
     def _run(self) -> None:
         while True:
-            with self._word:
+            with self._changed:
                 # A call that notifies may have changed how long to rest.
                 if not (self._end or self._new):
-                    self._word.wait(self._rest())
+                    self._changed.wait(self._rest())
                 if self._end:
                     break
                 names, self._new = self._new[:_AT_ONCE], self._new[_AT_ONCE:]
@@ -316,9 +311,9 @@ class Topics:
             except UnavailableError as error:
                 self._note_outage(str(error))
             except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
-                with self._word:
+                with self._changed:
                     self._failure = error
-                    self._word.notify_all()
+                    self._changed.notify_all()
                 return
         self._admin.close()
 
@@ -333,17 +328,17 @@ class Topics:
         found = self._admin.describe(names)
         limits = self._admin.limits(name for name, what in found.items() if isinstance(what, int))
         now = time.monotonic()
-        with self._word:
+        with self._changed:
             for name, what in found.items():
                 if isinstance(what, int):
                     self._searches.pop(name, None)
                     self._topics[name] = Topic(name, what, limits.get(name))
-                    self._has_news = True
+                    self._has_changed = True
                     if (before := self._doubted.pop(name, None)) is not None:
                         self._note_change(before, what, limits.get(name))
                 elif (search := self._searches.get(name)) is not None:
                     self._note_absence(search, what, now)
-            self._word.notify_all()
+            self._changed.notify_all()
 
     def _note_absence(self, search: Search, what: Unavailable, now: float) -> None:
         # The reason why the relay may not create it is more useful than that it is missing.
@@ -360,14 +355,14 @@ class Topics:
     def _search(self) -> None:
         """Create missing topics, or have the broker create them, if enabled; then look them up again."""
         now = time.monotonic()
-        with self._word:
+        with self._changed:
             due = [name for name, search in self._searches.items() if search.reason and search.due <= now]
             due = due[:_AT_ONCE]
             fresh = [name for name in due if self._searches[name].create_at <= now]
             create_again_at = now + _CREATE_AGAIN_SECONDS + 0.01 * len(self._searches)
         if fresh and self._admin.creates:
             refused = self._admin.create(fresh)
-            with self._word:
+            with self._changed:
                 for name in fresh:
                     search = self._searches[name]
                     search.create_at = create_again_at
@@ -381,7 +376,7 @@ class Topics:
                 if self._new or self._end:
                     return
                 self._admin.provoke(name)
-                with self._word:
+                with self._changed:
                     self._searches[name].create_at = create_again_at
         if due:
             self._look(due)
@@ -392,14 +387,14 @@ class Topics:
             return
         self._refresh_due = time.monotonic() + _REFRESH_SECONDS
         self._admin.poll()
-        with self._word:
+        with self._changed:
             known = dict(self._topics)
         names = list(known)
         for first in range(0, len(names), _AT_ONCE):
             some = names[first : first + _AT_ONCE]
             found = self._admin.describe(some)
             limits = self._admin.limits(name for name, what in found.items() if isinstance(what, int))
-            with self._word:
+            with self._changed:
                 for name, what in found.items():
                     self._note_change(known[name], what, limits.get(name))
 
@@ -407,7 +402,7 @@ class Topics:
         """Accept the topics of which all partitions take messages again."""
         if time.monotonic() < self._halted_due:
             return
-        with self._word:
+        with self._changed:
             names = [name for name, refusal in self._refusals.items() if refusal.trial_at == math.inf]
             self._halted_due = time.monotonic() + _AGAIN_SECONDS if names else math.inf
         for name, reason in (self._admin.halted(names) if names else {}).items():
@@ -419,7 +414,7 @@ class Topics:
             if what.is_missing:
                 _LOG.warning("topic %s no longer exists", before.name)
                 self._topics.pop(before.name, None)
-                self._has_news = True
+                self._has_changed = True
             return
         after = Topic(before.name, what, before.largest if limit is None else limit)
         if after.partitions != before.partitions:
@@ -431,10 +426,10 @@ class Topics:
             )
         if after != before:
             self._topics[before.name] = after
-            self._has_news = True
+            self._has_changed = True
 
     def _note_outage(self, reason: str) -> None:
-        with self._word:
+        with self._changed:
             self._outages, self._outage = self._outages + 1, reason
             for search in self._searches.values():
                 search.due = max(search.due, time.monotonic() + _OUTAGE_PAUSE)
@@ -442,4 +437,4 @@ class Topics:
             for name in [name for name, search in self._searches.items() if not search.reason]:
                 del self._searches[name]
             self._new = []
-            self._word.notify_all()
+            self._changed.notify_all()

@@ -82,7 +82,7 @@ def recover(
     where = place(shard)
     progress_topic.create_topic(settings, where.topic, shard.shards)
     producer = begin(settings, where, on_error)
-    if not shard.is_held():
+    if not shard.is_owned():
         raise ShardLostError(f"another relay has taken shard {shard.shard}")
     take_up(shard, progress_topic.read_last(settings, where.topic, where.shard, Record.decode))
     return producer

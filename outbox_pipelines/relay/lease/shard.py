@@ -21,7 +21,7 @@ from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.outcomes import ShardLostError
-from outbox_pipelines.relay.core.parked import DEATH_PAUSE, LONGEST_PAUSE
+from outbox_pipelines.relay.core.parked import CRASH_PAUSE, LONGEST_PAUSE
 from outbox_pipelines.relay.lease.shard_ownership import ShardOwnership
 from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.read import contents
@@ -210,8 +210,8 @@ class Shard(ShardOwnership):
                 raise ShardLostError("the rows of rejected events are not visible to this session yet")
             time.sleep(_ROWS_POLL)
         if self.crash_guard_crashes and self.crash_guard_seq in parked:
-            pause = min(LONGEST_PAUSE, DEATH_PAUSE * self._settings.retry_seconds)
-            self.execute(parking_sql.DIED_ALONE, {"seq": self.crash_guard_seq, "pause": pause})
+            pause = min(LONGEST_PAUSE, CRASH_PAUSE * self._settings.retry_seconds)
+            self.execute(parking_sql.CRASHED_ALONE, {"seq": self.crash_guard_seq, "pause": pause})
         dead = [seq for seq, (state, _) in parked.items() if state == "failed"]
         if dead and self._has_command:
             self.execute(parking_sql.COMMANDS_DUE, {"seqs": dead})

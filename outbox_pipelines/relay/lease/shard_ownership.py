@@ -133,8 +133,8 @@ class ShardOwnership(Ownership):
     def _waiting(self, shard: int) -> dict[str, Any]:
         return {"lock": f"{self._schema}.outbox_shards.next", "shard": shard}
 
-    def is_held(self) -> bool:
-        """Whether this relay still holds the shard."""
+    def is_owned(self) -> bool:
+        """Return whether this relay still owns the shard."""
         return bool(self.execute(relay_sql.FIND_AGAIN, {}))
 
     def is_awaited(self) -> bool:

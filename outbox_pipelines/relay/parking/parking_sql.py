@@ -156,7 +156,7 @@ RETURNING {NAMES}, was, state, attempts, last_error, alone, crashes,
           extract(epoch FROM next_attempt_at - clock_timestamp())::float8"""
 
 # A relay crashed while it published this event alone: that is the first crash that counts for it.
-DIED_ALONE: Final = """
+CRASHED_ALONE: Final = """
 UPDATE outbox_parked SET crashes = 1, next_attempt_at = clock_timestamp() + make_interval(secs => %(pause)s)
 WHERE seq = %(seq)s AND state = 'retrying'"""
 
@@ -190,7 +190,7 @@ UPDATE outbox_parked SET command_due = false
 WHERE seq IN (SELECT seq FROM outbox_parked WHERE seq = ANY (%(seqs)s::bigint[]) ORDER BY seq FOR UPDATE)"""
 
 # Changes with each replay or discard. The highest number would miss an entry that commits late.
-NEWS: Final = "SELECT count(*) FROM outbox_audit"
+REVISION: Final = "SELECT count(*) FROM outbox_audit"
 
 # --- dead letters ---------------------------------------------------------------------------------------
 

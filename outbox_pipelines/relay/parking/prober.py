@@ -94,26 +94,15 @@ class Prober:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a batch is being tried, or its verdicts are not fetched."""
         return bool(self._batch or self._tried)
 
     def submit(self, batch: list[Attempt]) -> None:
-        """Try these events, each of another aggregate; call it only while it is not busy."""
         self._start(batch, is_preparing=False)
 
     def is_ready(self, topic: str) -> bool:
-        """Return whether an event of this topic can be tried immediately; call it only while not busy.
-
-        Args:
-            topic: empty if the event's types form no valid name: the event is refused before it is sent.
-        """
         return not topic or (self._producer is not None and self._topics.is_known(topic))
 
     def prepare(self, batch: list[Attempt]) -> None:
-        """Prepare for these events, whose content is not read yet; call it only while it is not busy.
-
-        Only those that cannot be tried now get a verdict: `UNAVAILABLE` or `UNKNOWN`.
-        """
         self._start(batch, is_preparing=True)
 
     def _start(self, batch: list[Attempt], *, is_preparing: bool) -> None:
@@ -125,13 +114,11 @@ class Prober:
             self._thread.start()
 
     def verdicts(self) -> list[Tried]:
-        """Return the verdicts since the last call."""
         if self._failure is not None:
             raise self._failure
         return [self._tried.popleft() for _ in range(len(self._tried))]
 
     def innocent(self) -> list[int]:
-        """Return the seqs of events that do not crash the process: answered, or unanswered for a second."""
         found = [self._answered.popleft() for _ in range(len(self._answered))]
         handed = self._handed
         if handed is not None and time.monotonic() - handed[0] >= _INNOCENT_SECONDS:

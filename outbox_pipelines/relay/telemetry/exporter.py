@@ -128,7 +128,7 @@ class Registered(Metrics):
         self._to.dead_lettered.labels(self._outbox, self._shard)
         self.breaker(State.CLOSED)
 
-    def released(self) -> None:
+    def returned(self) -> None:
         if self._shard:
             self._to.held.labels(self._outbox, self._shard).set(0)
             # From now on another relay reports these.

@@ -1,4 +1,4 @@
-"""What a relay counts, and when: the worker calls this, per batch and never per event.
+"""The relay's counters; the worker updates them per batch, never per event.
 
 Invariants:
 - Without OUTBOX_METRICS_PORT, nothing is counted or served, and `prometheus_client` is not imported: decided
@@ -18,28 +18,28 @@ from outbox_pipelines.settings import ProcessSettings
 
 
 class Metrics:
-    """Counts nothing."""
+    """Counters that count nothing."""
 
     def reached(self) -> None:
-        """Database and Kafka have answered: the relay takes its shard, or stands by for it."""
+        """Record that database and Kafka have answered: the relay owns its shard, or is a standby for it."""
 
     def took(self, shard: int) -> None:
-        """The process relays this shard from now on; what follows is about it."""
+        """Record that the process owns this shard: the following calls are about it."""
 
-    def released(self) -> None:
-        """It does not any more."""
+    def returned(self) -> None:
+        """Record that the process no longer owns its shard."""
 
     def acknowledged(self, complete: Iterable[Complete]) -> None:
-        """Batches have become complete."""
+        """Count the events of complete batches."""
 
     def settled(self, events: int, seconds: float, progress: Settled | None) -> None:
-        """The position has moved over so many published events, which took the database so long."""
+        """Record that a settle covered `events` published events in `seconds`."""
 
     def published(self, events: int) -> None:
-        """So many parked events have been published, and their rows deleted."""
+        """Count parked events that have been published."""
 
     def rejected(self, reasons: Iterable[str]) -> None:
-        """Events were refused that were tried alone, each for one of these reasons."""
+        """Count events that were refused when tried alone, by reason."""
 
     def dead_lettered(self) -> None:
         """Count an event that became a dead letter."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.existing.core.claimer import Claimer
 from outbox_pipelines.existing.core.claims import Claim, Claims, LockedError, Rows, Wanted
-from outbox_pipelines.existing.core.row_retries import Retries, _of
+from outbox_pipelines.existing.core.row_retries import RowRetries, _of
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.ledger import Ledger
 from outbox_pipelines.relay.core.parked import Tried, Verdict
@@ -166,14 +166,14 @@ def tries_unmarkable(patch: Patch) -> None:
 
 @_break("a later event of an aggregate takes the place of its first", "aa", refuses=[1, 2], batch_events=1)
 def takes_a_later_head(patch: Patch) -> None:
-    settled = Retries.settled
+    settled = RowRetries.settled
 
-    def wrong(self: Retries, complete: Complete) -> None:
+    def wrong(self: RowRetries, complete: Complete) -> None:
         for event in complete.parked_events():
             self._trials.pop((event.aggregate_type, event.aggregate_id), None)
         settled(self, complete)
 
-    patch(Retries, "settled", wrong)
+    patch(RowRetries, "settled", wrong)
 
 
 @_break(
@@ -185,11 +185,11 @@ def takes_a_later_head(patch: Patch) -> None:
     faults=1,
 )
 def looks_after_early(patch: Patch) -> None:
-    look_after = Retries.look_after
+    advance = RowRetries.advance
 
-    def early(self: Retries, *, may_try: bool) -> None:
+    def early(self: RowRetries, *, may_try: bool) -> None:
         self._put_back = type(self._put_back)((-1, events) for _, events in self._put_back)
-        look_after(self, may_try=may_try)
+        advance(self, may_try=may_try)
 
     of_process = Marked._of_process
 
@@ -197,25 +197,25 @@ def looks_after_early(patch: Patch) -> None:
         faults = {"fault", "kill", "lose session"}
         return [each for each in of_process(self, n, process) if each[0] not in faults]
 
-    patch(Retries, "look_after", early)
+    patch(RowRetries, "advance", early)
     # Of all faults, a stall of Kafka is what shows it.
     patch(Marked, "_of_process", only_stalls)
 
 
 @_break("what is pending again is not looked after", "a", refuses=[1])
 def forgets_put_back(patch: Patch) -> None:
-    settled = Retries.settled
+    settled = RowRetries.settled
 
-    def forgets(self: Retries, complete: Complete) -> None:
+    def forgets(self: RowRetries, complete: Complete) -> None:
         settled(self, complete)
         self._put_back.clear()
 
-    patch(Retries, "settled", forgets)
+    patch(RowRetries, "settled", forgets)
 
 
 def _with_verdict(patch: Patch, change: Callable[[Tried], Tried]) -> None:
-    record = Retries._record
-    patch(Retries, "_record", lambda self, tried: record(self, [change(one) for one in tried]))
+    record = RowRetries._record
+    patch(RowRetries, "_record", lambda self, tried: record(self, [change(one) for one in tried]))
 
 
 @_break("no answer counts as published", "a", refuses=[1], repairs=1, faults=1)
@@ -228,52 +228,52 @@ def no_answer_is_published(patch: Patch) -> None:
 
 @_break("an outage counts as an attempt", "a", refuses=[1], faults=1)
 def counts_outages(patch: Patch) -> None:
-    go_on = Retries._go_on
+    go_on = RowRetries._go_on
 
-    def counted(self: Retries, tried: Tried, pause: float) -> None:
+    def counted(self: RowRetries, tried: Tried, pause: float) -> None:
         go_on(self, tried, pause)
         if tried.verdict is Verdict.UNKNOWN:
             self._trials[_of(tried)].attempts += 1
 
-    patch(Retries, "_go_on", counted)
+    patch(RowRetries, "_go_on", counted)
 
 
 @_break("a dead letter an attempt too early", "a", refuses=[1])
 def gives_up_early(patch: Patch) -> None:
-    attend = Retries._attend
+    attend = RowRetries._attend
 
-    def early(self: Retries, aggregates: Any) -> None:
+    def early(self: RowRetries, aggregates: Any) -> None:
         self._most_attempts = 1
         attend(self, aggregates)
 
-    patch(Retries, "_attend", early)
+    patch(RowRetries, "_attend", early)
 
 
 @_break("a refused event is released so that its aggregate continues", "aa", refuses=[1], repairs=1)
 def overtakes_the_refused(patch: Patch) -> None:
-    def go_on(self: Retries, tried: Tried, pause: float) -> None:
+    def go_on(self: RowRetries, tried: Tried, pause: float) -> None:
         event = tried.attempt.event
         if tried.verdict is Verdict.REFUSED:
             self._claims.passed_over.add(event.seq)
         self._free((event.aggregate_type, event.aggregate_id))
 
-    patch(Retries, "_go_on", go_on)
+    patch(RowRetries, "_go_on", go_on)
 
 
 @_break("verdicts are not recorded when the relay ends", "a", refuses=[1], repairs=1, stops=1, slots=2)
 def drops_verdicts(patch: Patch) -> None:
-    patch(Retries, "close", _nothing)
+    patch(RowRetries, "close", _nothing)
 
 
 @_break("an aggregate does not wait for its dead letter", "aa", refuses=[1], blocks=True)
 def blocks_nothing(patch: Patch) -> None:
-    give_up = Retries._give_up
+    give_up = RowRetries._give_up
 
-    def given_up(self: Retries, letter: Any) -> None:
+    def given_up(self: RowRetries, letter: Any) -> None:
         self._blocks = False
         give_up(self, letter)
 
-    patch(Retries, "_give_up", given_up)
+    patch(RowRetries, "_give_up", given_up)
 
 
 @_break("a predecessor's dead letters block nothing", "aa", refuses=[1], blocks=True, stops=1)
@@ -288,13 +288,13 @@ def waits_for_the_deleted(patch: Patch) -> None:
 
 @_break("a dead letter of which the table says nothing is claimed again", "a", refuses=[1], remembers=False)
 def claims_the_dead(patch: Patch) -> None:
-    give_up = Retries._give_up
+    give_up = RowRetries._give_up
 
-    def given_up(self: Retries, letter: Any) -> None:
+    def given_up(self: RowRetries, letter: Any) -> None:
         give_up(self, letter)
         self._claims.passed_over.clear()
 
-    patch(Retries, "_give_up", given_up)
+    patch(RowRetries, "_give_up", given_up)
 
 
 # --- until empty --------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from outbox_pipelines.existing.core.claimer import Claimer
 from outbox_pipelines.existing.core.claims import Claims, MarkError
-from outbox_pipelines.existing.core.row_retries import Retries
+from outbox_pipelines.existing.core.row_retries import RowRetries
 from outbox_pipelines.relay.core.batch import BatchQueue
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State
@@ -41,7 +41,7 @@ class ModelClaims(Claims):
         )
 
 
-class ModelRetries(Retries):
+class ModelRetries(RowRetries):
     def __init__(self, process: Process) -> None:
         self.prober = ModelProber(process, process.world.kafka, rehearses=False)
         super().__init__(
@@ -136,7 +136,7 @@ class Process(process.Process):
         self.in_settle = True
         self.claimer.settle()
         if not last:
-            self.claimer.look_after()
+            self.claimer.advance()
             was_claiming = not self.claimer.is_settled
             self.claimer.claim()
             is_empty = was_claiming and self.claimer.is_settled and not self.claimer.is_stopped()

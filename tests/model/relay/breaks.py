@@ -93,15 +93,15 @@ def removes_late(patch: Patch) -> None:
     settle = Settler._move
 
     def settled(self: Settler, *, last: bool = False) -> int | None:
-        batches, orders = self._ledger.take()
+        batches, requests = self._ledger.take()
         ticks = [batch for batch in batches if isinstance(batch.batch, Batch)]
         for batch in ticks:
             self._position = batch.moves(self._position)
         tick_id = None
-        for order in orders:
-            if order.position is not None:
-                self._position = self._position.opened_as(order.position)
-            tick_id = order.tick_id or tick_id
+        for request in requests:
+            if request.position is not None:
+                self._position = self._position.opened_as(request.position)
+            tick_id = request.tick_id or tick_id
         events = 0
         if last or tick_id or any(batch.batch.events for batch in ticks):
             events = settle(self, ticks, tick_id, last=last)
@@ -109,7 +109,7 @@ def removes_late(patch: Patch) -> None:
             if isinstance(batch.batch, ReleasedBatch):
                 self._retries.settled(batch)
         self._ledger.settled(batches)
-        self._carry_out(orders)
+        self._answer(requests)
         return events if batches else None
 
     patch(Settler, "settle", settled)
@@ -210,7 +210,7 @@ def passes_over_held_back(patch: Patch) -> None:
 
 @_break("a record of another tick is believed", "a", "b", faults=2, **_ONCE)
 def believes_all(patch: Patch) -> None:
-    def taken_up(shard: record.Shard, last: record.Record | None) -> None:
+    def taken_up(shard: record.TakenShard, last: record.Record | None) -> None:
         if last is not None:
             moved = shard.position.published_up_to(last.last_seq, finished=last.finished)
             if moved != shard.position:
@@ -226,7 +226,7 @@ def believes_nothing(patch: Patch) -> None:
 
 @_break("released events that the record names are not removed", "a", parked=["waiting"], **_ONCE)
 def forgets_released(patch: Patch) -> None:
-    def taken_up(shard: record.Shard, last: record.Record | None) -> None:
+    def taken_up(shard: record.TakenShard, last: record.Record | None) -> None:
         if last is not None:
             record.take_up(shard, record.Record(last.tick, last.last_seq, last.finished, []))
 
@@ -452,15 +452,15 @@ def tells_nobody(patch: Patch) -> None:
     patch(BlockedAggregates, "parked", lambda self, events: None)
 
 
-@_break("an order is done before it is written", refuses=[1], **_ONCE)
+@_break("a request is done before it is written", refuses=[1], **_ONCE)
 def done_before_written(patch: Patch) -> None:
-    order = Ledger.order
+    request = Ledger.request
 
     def ordered(self: Ledger, wanted: Any) -> None:
-        order(self, wanted)
+        request(self, wanted)
         wanted.is_done = True
 
-    patch(Ledger, "order", ordered)
+    patch(Ledger, "request", ordered)
 
 
 @_break("batches are settled in another order", "abc", batch_events=1, faults=0)
@@ -468,8 +468,8 @@ def settles_backwards(patch: Patch) -> None:
     take = Ledger.take
 
     def taken(self: Ledger) -> Any:
-        batches, orders = take(self)
-        return batches[::-1], orders
+        batches, requests = take(self)
+        return batches[::-1], requests
 
     patch(Ledger, "take", taken)
 
@@ -560,11 +560,11 @@ def forgets_the_aggregate(patch: Patch) -> None:
     record_ = Retries._record
 
     def forgetful(self: Retries, tried: Any) -> None:
-        again = self._blocked.look_again
-        self._blocked.look_again = lambda *args: None  # type: ignore[method-assign]
+        again = self._blocked.schedule
+        self._blocked.schedule = lambda *args: None  # type: ignore[method-assign]
         record_(self, tried)
-        self._blocked.look_again = again  # type: ignore[method-assign]
-        del self._blocked.__dict__["look_again"]
+        self._blocked.schedule = again  # type: ignore[method-assign]
+        del self._blocked.__dict__["schedule"]
 
     patch(Retries, "_record", forgetful)
 
@@ -592,21 +592,21 @@ def run_never_ends(patch: Patch) -> None:
 def forgets_the_parked(patch: Patch) -> None:
     def begun(self: Retries, *, crashed: bool) -> None:
         self._table.take_over(crashed=crashed)
-        self._news = self._table.news()
+        self._revision = self._table.revision()
 
     patch(Retries, "begin", begun)
 
 
 @_break("a replayed dead letter is not noticed", "a", refuses=[1], mends=1, commands=1, faults=0)
 def hears_no_news(patch: Patch) -> None:
-    patch(Retries, "_hear_news", _first_news)
+    patch(Retries, "_refresh", _first_news)
 
 
 def _first_news(self: Retries, now: float) -> None:
-    if self._news < 0:
-        self._news = self._table.news()
+    if self._revision < 0:
+        self._revision = self._table.revision()
         self._blocked.load(self._table.blocked())
-    self._news_at = now + 1
+    self._refresh_at = now + 1
 
 
 @_break(

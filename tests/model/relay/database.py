@@ -62,7 +62,7 @@ class Database:
         self.published_parked: set[int] = set()
         """Removed from the parked ones, as published."""
         self.discarded: set[int] = set()
-        self.news = 0
+        self.revision = 0
         self.wanted = False
         """Whether the number of shards is to change. There is one shard before and after."""
         self.barrier_paused = self.barrier_reached = False
@@ -164,7 +164,7 @@ class Database:
             tuple((seq, row.key(now)) for seq, row in sorted(self.parked.items())),
             tuple(sorted(self.published_parked)),
             tuple(sorted(self.discarded)),
-            self.news,
+            self.revision,
             (
                 self.wanted,
                 self.barrier_paused,

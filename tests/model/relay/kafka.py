@@ -223,7 +223,9 @@ class Producer:
             begun = self.connection.begun
             later = []
             for event in events:
-                if (event.aggregate_type, event.aggregate_id) in blocked and gate.holds_back(delivery, event):
+                if (event.aggregate_type, event.aggregate_id) in blocked and gate.park_behind(
+                    delivery, event
+                ):
                     continue
                 if not self._transactional and begun.is_awaited(_TOPIC, event.aggregate_id):
                     later.append(event)

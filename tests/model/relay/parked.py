@@ -21,7 +21,7 @@ from tests.model.relay.kafka import Kafka
 
 BLOCKING = ("waiting", "retrying")
 ATTEMPTS = 2
-_DEATH_PAUSE = 3.0
+_CRASH_PAUSE = 3.0
 
 
 class ModelTable:
@@ -69,7 +69,7 @@ class ModelTable:
                 row.trying, row.due = False, self._now
                 if is_alone:
                     row.crashes += 1
-                    row.due = self._now + _DEATH_PAUSE * 4 ** (row.crashes - 1)
+                    row.due = self._now + _CRASH_PAUSE * 4 ** (row.crashes - 1)
                 elif crashed:
                     row.crashes = max(row.crashes, 1)
                 if is_alone and row.crashes >= MAX_CRASHES:
@@ -90,10 +90,10 @@ class ModelTable:
                     row.state, row.due = "retrying", self._now
         return found
 
-    def news(self) -> int:
-        with self._process.call("news"):
+    def revision(self) -> int:
+        with self._process.call("revision"):
             self._session.require()
-            return self._database.news
+            return self._database.revision
 
     def blocked(self) -> Iterable[tuple[str, str]]:
         found = {self._event(seq).aggregate_id: None for seq, _ in self._rows(*BLOCKING)}
@@ -160,9 +160,9 @@ class ModelTable:
     def take_large(self) -> bool:
         return True
 
-    def let_go(self) -> None: ...
+    def return_large(self) -> None: ...
 
-    def give_up(self, unreadable: dict[int, str]) -> list[tuple[int, int]]:
+    def make_dead_letters(self, unreadable: dict[int, str]) -> list[tuple[int, int]]:
         raise NotImplementedError
 
     def accept(self, seqs: Sequence[int]) -> None:
@@ -309,24 +309,23 @@ class ModelRetries(Retries):
                 for entry in self._blocked.aggregates.values()
             )
             or (self._replay_at is not None and self._replay_at > now)
-            or (self._news != self.table._database.news and self._news_at > now)
+            or (self._revision != self.table._database.revision and self._refresh_at > now)
             or any(
-                run.marked and run.handed_at is not None and run.handed_at + 1 > now
-                for run in self._in_flight
+                run.marked and run.taken_at is not None and run.taken_at + 1 > now for run in self._in_flight
             )
         )
 
     def key(self) -> Key:
         now = self._clock()
         return (
-            (self._news, self._news_at <= now),
+            (self._revision, self._refresh_at <= now),
             None if self._replay_at is None else self._replay_at <= now,
             tuple(
                 (
                     tuple(event.seq for event in run.released.events),
                     tuple(run.marked),
                     run.is_alone,
-                    None if run.handed_at is None else run.handed_at + 1 <= now,
+                    None if run.taken_at is None else run.taken_at + 1 <= now,
                 )
                 for run in self._in_flight
             ),

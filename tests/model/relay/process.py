@@ -22,7 +22,7 @@ from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.flow import Flow
-from outbox_pipelines.relay.core.ledger import Ledger, Order
+from outbox_pipelines.relay.core.ledger import Ledger, SettleRequest
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.record import take_up
@@ -47,14 +47,14 @@ class ImpossibleError(Exception):
 
 
 class ModelLedger(Ledger):
-    """One whose orders are carried out by the settling thread's rounds."""
+    """One whose requests are carried out by the settling thread's rounds."""
 
     def __init__(self, process: Process) -> None:
         super().__init__()
         self._process = process
 
-    def wait_for(self, order: Order) -> None:
-        while not order.is_done:
+    def wait_for(self, request: SettleRequest) -> None:
+        while not request.is_done:
             self._process.settle_once()
 
 
@@ -295,7 +295,7 @@ class Process:
             with self.call("calm"):
                 self.session.calm()
         if not last:
-            self.settler.look_after()
+            self.settler.advance()
         self.in_settle = False
 
     def end(self, *, failed: bool) -> None:
@@ -326,7 +326,7 @@ class Process:
             _transaction(publisher) if isinstance(publisher, TransactionalPublisher) else None,
             self.producer.has_failed,
             tuple(_complete(batch) for batch in self.ledger._completed),
-            tuple(_order(order) for order in self.ledger._orders),
+            tuple(_request(request) for request in self.ledger._requests),
             (position_key(settler._position), settler._beat_at + HEARTBEAT <= self.clock()),
             tuple(
                 (tuple(name), entry.in_flight, _due(entry.due, self.clock()), entry.busy)
@@ -348,8 +348,8 @@ class Process:
         )
 
 
-def _order(order: Order) -> Key:
-    return order.position and position_key(order.position), order.tick_id
+def _request(request: SettleRequest) -> Key:
+    return request.position and position_key(request.position), request.tick_id
 
 
 def _due(due: float | None, now: float) -> Key:

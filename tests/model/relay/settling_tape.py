@@ -111,7 +111,7 @@ class SettlingRecording:
             "begin": lambda given: retries.begin(crashed=given),
             "close": lambda given: retries.close(),
             "settle": lambda given: settler.settle(last=given),
-            "look after": lambda given: settler.look_after(),
+            "advance": lambda given: settler.advance(),
         }
         tape.play_drives(lambda name, given: calls[name](given))
 
@@ -156,8 +156,8 @@ class _Settler(Settler):
         )
         return settled
 
-    def look_after(self) -> None:
-        self._tape.drive("look after", None, super().look_after)
+    def advance(self) -> None:
+        self._tape.drive("advance", None, super().advance)
 
 
 class _RecordedQueue:
@@ -202,11 +202,11 @@ class _PlayedLedger(Played):
         answer = super().call(name, given, named)
         if name != "ledger.take":
             return answer
-        batches, orders = answer
+        batches, requests = answer
         taken = [copy.copy(each) for each in batches]
         for each in taken:
             each.batch = self.__dict__["queue"].ours(each.batch)
-        return taken, orders
+        return taken, requests
 
 
 class _RecordedTable(Recorded):

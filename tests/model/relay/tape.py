@@ -23,7 +23,7 @@ from outbox_pipelines.core.position import Position
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.flow import Flow
-from outbox_pipelines.relay.core.ledger import Order
+from outbox_pipelines.relay.core.ledger import SettleRequest
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 
@@ -160,7 +160,7 @@ def digest(given: Any) -> Any:
         return digest(given.batch)
     if isinstance(given, Complete):
         return [digest(given.batch), given.parked_states()]
-    if isinstance(given, Order):
+    if isinstance(given, SettleRequest):
         return [given.position, given.tick_id, [dict(each) for each in given.parked]]
     if isinstance(given, dict):
         return {name: digest(each) for name, each in given.items()}

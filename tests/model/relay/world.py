@@ -315,7 +315,7 @@ class Relays:
             row = self.database.parked[rest[0]]
             row.state = "replaying" if name == "replay" else "discarded"
             row.due = self.clock()
-            self.database.news += 1
+            self.database.revision += 1
         elif name == "stop":
             self.stops -= 1
             process = self.slots[rest[0]]
