@@ -324,12 +324,13 @@ class Days(BaseModel):
 class Checks(BaseModel):
     """Checks and alerts."""
 
-    warn_at: types.Limits = Field(
-        default={},
-        description="Limits of [checks](operating.md#the-checks) for a warning, as `lag=30,backlog=off`.",
-    )
     error_at: types.Limits = Field(
-        default={}, description="Limits of checks for an error, which sends an alert, as `lag=120,keys=off`."
+        default={},
+        description="Limits of [checks](operating.md#the-checks) for an error, which sends an "
+        "alert, as `lag=120,keys=off`.",
+    )
+    warn_at: types.Limits = Field(
+        default={}, description="Limits of checks for a warning, as `lag=30,backlog=off`."
     )
     alerts: types.AlertAddresses = Field(
         default=Secret(),
@@ -346,10 +347,12 @@ class Checks(BaseModel):
         "Dagster contain the chapter.",
     )
 
-    @field_validator("error_at")
+    # After the other one's field, whose value it has.
+    @field_validator("warn_at")
     @classmethod
-    def _is_after_the_warning(cls, value: dict[str, float | str], info: ValidationInfo) -> object:
-        check_order(info.data.get("warn_at", {}), value)
+    def _is_before_the_error(cls, value: dict[str, float | str], info: ValidationInfo) -> object:
+        if "error_at" in info.data:
+            check_order(value, info.data["error_at"])
         return value
 
 

@@ -8,28 +8,28 @@ from typing import Any, Final
 
 from outbox_pipelines.config.tables import as_table, each_checked
 
-CHECKS: Final = (
-    "lag",
-    "backlog",
-    "blocked_aggregates",
-    "dead_letters",
-    "delayed",
-    "replays",
-    "partitions_ahead",
-    "days_closed",
-    "days_archived",
-    "days_dropped",
-    "days_attached",
-    "shards_relayed",
-    "kafka",
-    "slot",
-    "slot_log",
-    "connector",
-    "connector_lag",
-    "old_transactions",
-    "keys",
-)
-"""The names of `quality.rules.RULES`, which settings cannot import."""
+LIMITS: Final[dict[str, tuple[float | None, float | None]]] = {
+    "lag": (15.0, 60.0),
+    "backlog": (100_000.0, None),
+    "blocked_aggregates": (1.0, 100.0),
+    "dead_letters": (None, 1.0),
+    "delayed": (60.0, 300.0),
+    "replays": (60.0, None),
+    "partitions_ahead": (None, 7.0),
+    "days_closed": (None, 1.0),
+    "days_archived": (None, 1.0),
+    "days_dropped": (1.0, 7.0),
+    "days_attached": (None, 1.0),
+    "shards_relayed": (15.0, 30.0),
+    "kafka": (None, 1.0),
+    "slot": (1.0, None),
+    "slot_log": (1e9, 10e9),
+    "connector": (None, 1.0),
+    "connector_lag": (120.0, 300.0),
+    "old_transactions": (600.0, 3600.0),
+    "keys": (50_000_000.0, None),
+}
+"""For each of `quality.rules.RULES`, from which value on it is a warning, and an error; None for never."""
 LEAST: Final = frozenset(("partitions_ahead",))
 """Those of which low values are bad."""
 
@@ -44,19 +44,24 @@ def read_thresholds(given: Any) -> dict[str, float | None]:
 
 
 def check_order(warn: dict[str, Any], error: dict[str, Any]) -> None:
-    """Raise `ValueError` if a warning would begin after the error of the same check."""
-    for name in sorted(warn.keys() & error.keys()):
-        first, then = _limit(name, warn[name]), _limit(name, error[name])
+    """Raise `ValueError` if a warning would begin after the error of the same check, given or usual."""
+    for name in sorted(warn):
+        first = _limit(name, warn[name])
+        then = _limit(name, error[name]) if name in error else LIMITS[name][1]
         if first is not None and then is not None and (first < then if name in LEAST else first > then):
             raise ValueError(
-                f"{name}={error[name]} is reached before the warning, {name}={warn[name]} in OUTBOX_WARN_AT: "
-                "exchange them, or turn one off"
+                f"{name}={warn[name]} is reached after the error, "
+                + (
+                    f"{name}={error[name]} in OUTBOX_ERROR_AT: exchange them, or turn one off"
+                    if name in error
+                    else f"by default {then:,g}: warn earlier, or set {name} in OUTBOX_ERROR_AT, too"
+                )
             )
 
 
 def _limit(name: str, limit: Any) -> float | None:
-    if name not in CHECKS:
-        raise ValueError(f"no check is named {name!r}: write NAME=LIMIT,… with {', '.join(CHECKS)}")
+    if name not in LIMITS:
+        raise ValueError(f"no check is named {name!r}: write NAME=LIMIT,… with {', '.join(LIMITS)}")
     try:
         return None if limit == "off" else _number(limit)
     except (TypeError, ValueError):

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from outbox_pipelines.config import parsed
+from outbox_pipelines.config.thresholds import LIMITS
 from outbox_pipelines.core.text import size
-from outbox_pipelines.days.partitions import FEW_AHEAD
-from outbox_pipelines.quality.measurements import CAP, STILL_SECONDS, Measurements, age
+from outbox_pipelines.quality.measurements import CAP, Measurements, age
 from outbox_pipelines.settings import CheckSettings
 
 _PACKAGE: Final = Path(__file__).parents[1]
@@ -105,7 +105,7 @@ class CheckResult:
         return f"{said} ({self.detail})" if self.detail else said
 
 
-RULES: Final = (
+_WITHOUT_LIMITS: Final = (
     Rule(
         "lag",
         lambda found: found.oldest_unpublished_seconds,
@@ -113,8 +113,6 @@ RULES: Final = (
         why="Events are published within milliseconds of their commit. An old unpublished event means that "
         "no relay is active, that Kafka is unavailable, or that the relay cannot keep up.",
         help="Run `outbox status`: it shows the owner of each shard and whether Kafka is reachable",
-        warn=15.0,
-        error=60.0,
         show=age,
     ),
     Rule(
@@ -125,7 +123,6 @@ RULES: Final = (
         "some hundred thousand a second. A backlog that does not shrink has a cause: see the check "
         "`lag` for its age.",
         help="Check the rate in `outbox status`: a shrinking backlog needs no action",
-        warn=float(CAP),
     ),
     Rule(
         "blocked_aggregates",
@@ -134,8 +131,6 @@ RULES: Final = (
         why="Kafka or the encoder refused an event. It is retried automatically, OUTBOX_MAX_ATTEMPTS times, "
         "and the later events of its aggregate are parked behind it. All others are published.",
         help="`outbox status` shows the reason. Correct the topic or the event; the retry is automatic",
-        warn=1.0,
-        error=100.0,
     ),
     Rule(
         "dead_letters",
@@ -144,7 +139,6 @@ RULES: Final = (
         why="These events were refused OUTBOX_MAX_ATTEMPTS times, and no consumer has them. They are kept, "
         "even after their day is dropped, until they are replayed or discarded.",
         help="Run `outbox dead-letters list`, then `replay` or `discard`; or the job dead_letters",
-        error=1.0,
     ),
     Rule(
         "delayed",
@@ -154,8 +148,6 @@ RULES: Final = (
         "once a second; without a relay (Debezium) `outbox delayed move` does. One with a reason is "
         "refused by the table, and tried again every minute.",
         help="Start `outbox relay`, or run `outbox delayed move`; `outbox delayed list` shows reasons",
-        warn=60.0,
-        error=300.0,
         show=age,
     ),
     Rule(
@@ -165,7 +157,6 @@ RULES: Final = (
         why="The process of a replay reports once a second, also while it waits for Kafka. If it reports "
         "nothing, it was killed or hangs. Live events are not affected.",
         help="Re-execute its run in Dagster, or run `outbox replay --resume ID` or `outbox replay cancel ID`",
-        warn=STILL_SECONDS,
         show=age,
     ),
     Rule(
@@ -177,7 +168,6 @@ RULES: Final = (
         "failed for days.",
         help="Run `outbox partitions ensure` or the job maintain_partitions; its error names the cause. If "
         "`outbox partitions list` shows a detached day, run `outbox partitions attach DAY`",
-        error=float(FEW_AHEAD),
         is_least=True,
     ),
     Rule(
@@ -187,17 +177,15 @@ RULES: Final = (
         why="A day that ended more than a day ago still accepts inserts, so it cannot be archived: a "
         "transaction of that day is still open or prepared, or events of that day are unpublished.",
         help="Run `outbox partitions close`: it names the obstacle",
-        error=1.0,
     ),
     Rule(
         "days_archived",
         lambda found: found.days_late.to_archive,
         "{} day{s} not archived or not proven in time",
         why="A closed day still has no file one day after it could have been archived. The table keeps "
-        "growing; nothing is lost, because no day is dropped without its archive. Or the last proof of an "
-        "archived day has failed.",
+        "growing; nothing is lost, because no day is dropped without its archive. Or an archived day is "
+        "not proven: the last proof has failed, or none has run for a day.",
         help="The failed run of archive_day, or `outbox archive day DAY`, names the cause",
-        error=1.0,
     ),
     Rule(
         "days_dropped",
@@ -206,8 +194,6 @@ RULES: Final = (
         why="They should have been dropped a day ago (OUTBOX_RETENTION_DAYS). Either their archive could "
         "not be proven equal, which needs a person, or a long transaction prevented the drop.",
         help="`outbox partitions drop --due`, or the failed run of drop_day, names the cause",
-        warn=1.0,
-        error=7.0,
     ),
     Rule(
         "days_attached",
@@ -216,7 +202,6 @@ RULES: Final = (
         why="A drop ended between detaching a partition and dropping it, or waits for a long transaction. "
         "The rows exist, but neither the table nor its view shows them.",
         help="`outbox partitions list` names them. Run `outbox partitions attach DAY`, or drop them",
-        error=1.0,
     ),
     Rule(
         "shards_relayed",
@@ -225,8 +210,6 @@ RULES: Final = (
         why="No relay owns the shard, so its events are not published. A successor takes over within "
         "seconds if one is started: as a service, or by the sensor relay_supervisor.",
         help="Start `outbox relay`, or turn on the sensor relay_supervisor",
-        warn=15.0,
-        error=30.0,
         show=age,
     ),
     Rule(
@@ -237,7 +220,6 @@ RULES: Final = (
         "probes Kafka and continues automatically. No attempt is counted against an event, and "
         "nothing is lost.",
         help="Restore Kafka. Events stay in the table and are published automatically",
-        error=1.0,
     ),
     Rule(
         "slot",
@@ -247,7 +229,6 @@ RULES: Final = (
         "read. The relay reads between snapshots until it can: no event is lost. Events wait only if the "
         "server waits for a standby before it delivers them.",
         help="Run `outbox cdc status`: it names each problem with its remedy",
-        warn=1.0,
     ),
     Rule(
         "slot_log",
@@ -256,8 +237,6 @@ RULES: Final = (
         why="PostgreSQL keeps its log (WAL) until each slot has been read; without a limit it fills the "
         "disk. All slots of the database count, also those of Debezium and of subscriptions.",
         help="Start what reads the slot, or drop the slot: `outbox cdc drop`, or pg_drop_replication_slot",
-        warn=1e9,
-        error=10e9,
         show=size,
     ),
     Rule(
@@ -267,7 +246,6 @@ RULES: Final = (
         why="Debezium publishes the outbox from a Kafka Connect cluster (OUTBOX_CONNECT), and its connector "
         "or task does not run. Events stay in the table and in the server's log until it does.",
         help="Run `outbox debezium status`: it names each problem with its remedy",
-        error=1.0,
     ),
     Rule(
         "connector_lag",
@@ -278,8 +256,6 @@ RULES: Final = (
         "the database does not send them, or an orphaned task keeps the slot.",
         help="Check that Kafka is available, then restart the process of the worker that `outbox debezium "
         "status` names",
-        warn=120.0,
-        error=300.0,
         show=age,
     ),
     Rule(
@@ -289,8 +265,6 @@ RULES: Final = (
         why="Its events are not committed, so they are not published. Its day cannot be closed, and dead "
         "rows stay in every table of the database until it ends. It does not slow relays.",
         help="End it: `SELECT pg_terminate_backend(PID)`, or ROLLBACK PREPARED",
-        warn=600.0,
-        error=3600.0,
         show=age,
     ),
     Rule(
@@ -301,8 +275,11 @@ RULES: Final = (
         "OUTBOX_KEY_RETENTION_DAYS. If far more are kept than are written in that time, the removal "
         "does not run.",
         help="Check that maintain_partitions succeeds; lower OUTBOX_KEY_RETENTION_DAYS",
-        warn=50_000_000.0,
     ),
+)
+
+RULES: Final = tuple(
+    replace(rule, warn=warn, error=error) for rule in _WITHOUT_LIMITS for warn, error in [LIMITS[rule.name]]
 )
 
 _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {

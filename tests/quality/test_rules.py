@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.config.thresholds import CHECKS, LEAST, read_thresholds
+from outbox_pipelines.config.thresholds import LEAST, LIMITS, read_thresholds
+from outbox_pipelines.days.partitions import FEW_AHEAD
 from outbox_pipelines.debezium.connector_state import Connector, Task
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.measurements import CAP, Late, Measurements, OpenReplay, ShardStatus
+from outbox_pipelines.quality.measurements import (
+    CAP,
+    STILL_SECONDS,
+    Late,
+    Measurements,
+    OpenReplay,
+    ShardStatus,
+)
 from outbox_pipelines.quality.rules import RULES, Rule, Status, judge, judge_one, rules, worst
 from outbox_pipelines.quality.slots import OtherSlot, Slots
 from outbox_pipelines.settings import load_settings
@@ -231,17 +239,26 @@ def test_limits_that_mean_nothing_are_refused(text: str, says: str) -> None:
 
 def test_thresholds_know_every_check() -> None:
     """Guards against a check whose thresholds cannot be set."""
-    assert tuple(rule.name for rule in RULES) == CHECKS
+    assert [rule.name for rule in RULES] == [*LIMITS]
     assert {rule.name for rule in RULES if rule.is_least} == LEAST
+
+
+def test_a_limit_is_that_of_the_code_that_reads_it() -> None:
+    """Guards against a backlog that is never counted as far as its warning, and the like."""
+    limits = (LIMITS["backlog"][0], LIMITS["replays"][0], LIMITS["partitions_ahead"][1])
+    assert limits == (CAP, STILL_SECONDS, FEW_AHEAD)
 
 
 def test_a_warning_comes_before_the_error() -> None:
     """Guards against a warning that is never seen."""
     for warn, error in (("lag=100", "lag=5"), ("partitions_ahead=1", "partitions_ahead=2")):
-        with pytest.raises(
-            SetupError, match=f"OUTBOX_ERROR_AT.*{error} is reached before the warning, {warn}"
-        ):
+        with pytest.raises(SetupError, match=f"OUTBOX_WARN_AT={warn}: {warn} is .* the error, {error} in"):
             load_settings(warn_at=warn, error_at=error)
         load_settings(warn_at=error, error_at=warn)
         load_settings(warn_at=warn, error_at=warn)
+        name = warn.partition("=")[0]
+        with pytest.raises(SetupError, match=f"the error, by default .*: warn .*set {name} in OUTBOX_ERROR"):
+            load_settings(warn_at=warn)
+        load_settings(error_at=error)
     load_settings(warn_at="lag=100", error_at="lag=off,keys=1")
+    load_settings(warn_at="lag=60,partitions_ahead=7,backlog=200000")
