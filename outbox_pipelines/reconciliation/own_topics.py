@@ -3,7 +3,8 @@
 Invariants:
 - A topic is the outbox's own if its own settings, grants or consumers name it, or if it has an event of the
   outbox, of any day, that belongs there. A name that merely matches OUTBOX_TOPIC can be another outbox's.
-- A note names the topics with messages since that day of which this is unknown: none is skipped silently.
+- Notes name the topics with messages since that day of which this is unknown, and why: none is skipped
+  silently.
 """
 
 from __future__ import annotations
@@ -72,21 +73,33 @@ def find(
             if name not in own and not name.startswith("__") and _matches(router, name)
         }
         busy = messages.spans(settings, others, day_ms)
-        unknown = []
+        unknown: list[str] = []
+        unread: list[str] = []
         for number, (name, spans) in enumerate(sorted(busy.items())):
-            if number < _MOST and _is_own(settings, kafka, connection, router, name, spans):
-                own.add(name)
-            else:
-                sent = sum(end - start for _, start, end in spans.values())
-                unknown.append(f"{name} ({counted(sent, 'message')})")
-    if not unknown:
-        return own, []
-    section = f"outboxes.{settings.name}.aggregate_types" if settings.inherited else "aggregate_types"
-    more = f" and {len(unknown) - _SHOWN:,} more" if len(unknown) > _SHOWN else ""
-    return own, [
-        "not read, since no event, grant or setting shows that they are of this outbox: "
-        f"{', '.join(unknown[:_SHOWN])}{more}; if one is, name it as the topic of [{section}.TYPE]"
-    ]
+            sent = sum(end - start for _, start, end in spans.values())
+            said = f"{name} ({counted(sent, 'message')})"
+            try:
+                if number < _MOST and _is_own(settings, kafka, connection, router, name, spans):
+                    own.add(name)
+                else:
+                    unknown.append(said)
+            except SetupError as error:
+                unread.append(f"{said}: {error}")
+    notes = []
+    if unread:
+        notes.append(f"not read, since a sample of them could not be read: {_some(unread, '; ')}")
+    if unknown:
+        section = f"outboxes.{settings.name}.aggregate_types" if settings.inherited else "aggregate_types"
+        notes.append(
+            "not read, since no event, grant or setting shows that they are of this outbox: "
+            f"{_some(unknown, ', ')}; if one is, name it as the topic of [{section}.TYPE]"
+        )
+    return own, notes
+
+
+def _some(texts: Sequence[str], between: str) -> str:
+    more = f" and {len(texts) - _SHOWN:,} more" if len(texts) > _SHOWN else ""
+    return between.join(texts[:_SHOWN]) + more
 
 
 def _matches(router: Router, topic: str) -> bool:
@@ -101,7 +114,11 @@ def _is_own(
     name: str,
     spans: Mapping[int, tuple[int, int, int]],
 ) -> bool:
-    """Return whether a topic has an event of the outbox that belongs there, among those of a sample."""
+    """Return whether a topic has an event of the outbox that belongs there, among those of a sample.
+
+    Raises:
+        SetupError: part of the sample could not be read, and the rest has no such event.
+    """
     around = (
         {
             number: Part(max(first, start - _SAMPLE), start, False)
@@ -109,15 +126,17 @@ def _is_own(
         },
         {number: Part(max(first, end - _SAMPLE), end, False) for number, (first, _, end) in spans.items()},
     )
+    failed: SetupError | None = None
     for parts in around:
         found: list[Any] = []
 
         def add(batch: pa.Table, found: list[Any] = found) -> None:
             found += batch.column("id").to_pylist()
 
-        # One that the role may not read, or that does not answer, is unknown: the note names it.
-        with suppress(SetupError):
+        try:
             messages.read(settings, kafka, [Topic(0, name, parts)], add, lambda _: None)
+        except SetupError as error:
+            failed = error
         ids = []
         for id in found:
             with suppress(ValueError):
@@ -125,4 +144,6 @@ def _is_own(
         types = connection.execute(reconciliation_sql.TYPES_OF, {"ids": ids}).fetchall() if ids else []
         if any(router.topic_or_empty(*each) == name for each in types):
             return True
+    if failed is not None:
+        raise failed
     return False

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from outbox_pipelines.config.rules import Rule
 from outbox_pipelines.days.partitions.calendar import leaf_of
-from outbox_pipelines.reconciliation import own_topics
+from outbox_pipelines.errors import UnavailableError
+from outbox_pipelines.reconciliation import messages, own_topics
 from outbox_pipelines.reconciliation import steps as days
+from outbox_pipelines.reconciliation.messages import Topic
 from tests.reconciliation.place import DAY, START_MS, Place, found, new_id
 from tests.relay.topic import create_topic
 
@@ -59,6 +62,22 @@ def test_a_type_that_has_lost_all_events_of_the_day_is_not_passed_over(
     place.write(1, aggregate_type="invoice", day=DAY + timedelta(1))
     place.relay()
     assert found(place.reconcile().sides[0]) == {"phantom": 2}
+    # One that the role may not read, and one that is silent, have reasons of their own.
+    sample = messages.read
+
+    def read(settings: Any, kafka: Any, topics: list[Topic], *given: Any) -> Any:
+        if topics[0].name == others and topics[0].number == 0:
+            raise UnavailableError("Kafka has sent nothing for a minute")
+        return sample(settings, kafka, topics, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(messages, "read", read)
+        failed, unknown = place.reconcile().notes
+    assert failed == (
+        "not read, since a sample of them could not be read: "
+        f"{others} (2 messages): Kafka has sent nothing for a minute"
+    )
+    assert (copies in unknown, others in unknown) == (True, False)
     # No more than so many are examined.
     monkeypatch.setattr(own_topics, "_MOST", 1)
     assert found(place.reconcile().sides[0]) == {}
