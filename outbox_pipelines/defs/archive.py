@@ -50,7 +50,7 @@ manifest, whose digest the database keeps. For a dropped day, the file is compar
 has its own result: the success of a later day hides no failure.
 
 When it fails: the metadata names the buckets and the events that differ. Find out first who changed what.
-While the rows still exist, `outbox archive day DAY --again` writes the file again. A day that is not proven
+If the rows are correct, `outbox archive day DAY --again` writes the file again. A day that is not proven
 equal is never dropped.
 """
 _ARCHIVE_DAY: Final = """\

@@ -52,7 +52,7 @@ Use: let the schedule `drop_days` do it. By hand: only the job `drop_day`; "Mate
 When a day is missing here: the run of `drop_day` for that day says in one line why it stays. It is not
 archived (run `archive_day`), is within the retention, or is in use by a long transaction (run the job again);
 or rows and file differ. In that case the error names the events, and the day remains part of the outbox. Find
-out who changed what, then `outbox archive day DAY --again` writes the file again.
+out who changed what: if the rows are correct, `outbox archive day DAY --again` writes the file again.
 """
 _DROP_DAY: Final = """\
 Drops an archived day after verifying it again, and reports it to `outbox/dropped`.

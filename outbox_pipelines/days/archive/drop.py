@@ -33,13 +33,20 @@ _LOG = logging.getLogger(__name__)
 
 
 class NotProvenError(NotReadyError):
-    """A day is not dropped because its file and its rows differ."""
+    """A day is not dropped: its file and its rows differ, or there are no rows and its file has changed."""
 
-    def __init__(self, day: date, differences: tuple[str, ...]) -> None:
-        super().__init__(
-            f"partition {day} not dropped: archive file and table rows differ: {'; '.join(differences)}: "
-            f"find the cause, then rewrite the file with `outbox archive day {day} --again`"
+    def __init__(self, day: date, differences: tuple[str, ...], *, has_rows: bool = True) -> None:
+        what, remedy = (
+            "its table does not exist, and its archive file has changed",
+            f"restore the archive (OUTBOX_ARCHIVE), then run `outbox archive verify {day}`",
         )
+        if has_rows:
+            what = "archive file and table rows differ"
+            remedy = (
+                "copy the file, and find out who changed file or rows. If the rows are correct, run `outbox "
+                f"archive day {day} --again`; if the file is correct, keep both"
+            )
+        super().__init__(f"partition {day} not dropped: {what}: {'; '.join(differences)}: {remedy}")
         self.differences = differences
 
 
@@ -220,7 +227,7 @@ def _was_gone(
     if settings.archive != NO_ARCHIVE:
         found = proof.verify(open_store(settings), day, manifest_sha256)
         if not found.equal:
-            raise NotProvenError(day, (f"the partition {leaf_of(day)} does not exist", *found.differences))
+            raise NotProvenError(day, found.differences, has_rows=False)
     _LOG.warning("%s: its partition does not exist: it was dropped manually", day)
     connection.execute(partitions_sql.DROPPED, {"day": day, "proven": False})
     return Dropped(day, None, True)
