@@ -152,9 +152,9 @@ UNION ALL
 SELECT seq, id::text, 'PROCESSED', published_at, attempts, NULL
 FROM outbox_released WHERE seq = ANY (%(seqs)s)"""
 
-# For each day: whether it is attached, whether it is archived, and whether its partition exists.
+# For each day: whether it is attached, the digest of its manifest, and whether its partition exists.
 WHERE_DAYS_ARE: Final[LiteralString] = f"""
-SELECT d.day, {ATTACHED}, d.manifest_sha256 IS NOT NULL, c.oid IS NOT NULL
+SELECT d.day, {ATTACHED}, d.manifest_sha256, c.oid IS NOT NULL
 FROM outbox_days d
 LEFT JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD'))
 ORDER BY d.day"""

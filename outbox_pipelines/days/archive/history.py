@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, date, datetime
 from typing import Any, Final, Literal
@@ -64,11 +64,17 @@ NOTES: Final = {
 """What two statuses mean, for people."""
 
 
-def history(settings: DaySettings, aggregate_type: str, aggregate_id: str) -> list[Happened]:
+def history(
+    settings: DaySettings, aggregate_type: str, aggregate_id: str, *, verify: bool = False
+) -> list[Happened]:
     """Return the events of one aggregate, by `seq`; an empty list if it has none.
 
+    Args:
+        verify: compare each manifest with its digest in the database, and each file with its digest in the
+            manifest, which reads all of it; otherwise the size of the file, in a directory.
+
     Raises:
-        SetupError: the archive does not have all dropped days, a file cannot be read or has another size, or
+        SetupError: the archive does not have all dropped days, a file cannot be read or has changed, or
             OUTBOX_ARCHIVE is not set.
         UnavailableError: the database or the archive does not answer.
     """
@@ -80,14 +86,15 @@ def history(settings: DaySettings, aggregate_type: str, aggregate_id: str) -> li
         of_table = connection.execute(archive_sql.HISTORY, aggregate).fetchall()
         attached = before & _attached(connection)
         days = connection.execute(archive_sql.WHERE_DAYS_ARE).fetchall()
-    only_archived = [day for day, _, archived, _ in days if archived and day not in attached]
-    for day, _, archived, exists in days:
-        if exists and not archived and day not in attached:
+    only_archived = [day for day, _, digest, _ in days if digest and day not in attached]
+    for day, _, digest, exists in days:
+        if exists and not digest and day not in attached:
             raise SetupError(
                 f"the partition of {day} is detached, and the day is not archived: run "
                 f"`outbox partitions attach {day}`"
             )
-    of_archive = _archived(settings, attached, only_archived, aggregate)
+    digests = {day: digest for day, _, digest, _ in days} if verify else None
+    of_archive = _archived(settings, attached, only_archived, aggregate, digests)
     archived = [Happened(*(*row, "archive")) for row in of_archive]
     found = {one.seq: one for one in _as_of_now(settings, archived, {day for day, *_ in days})}
     found |= {row[0]: Happened(*(*row, "table")) for row in of_table}
@@ -123,9 +130,18 @@ def _attached(connection: Connection) -> set[date]:
 
 
 def _archived(
-    settings: DaySettings, attached: set[date], required: Sequence[date], aggregate: dict[str, str]
+    settings: DaySettings,
+    attached: set[date],
+    required: Sequence[date],
+    aggregate: dict[str, str],
+    digests: Mapping[date, str | None] | None,
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of days that are not in the table."""
+    """Return the rows of days that are not in the table.
+
+    Args:
+        digests: of the manifests in the database; None: the sizes of files are compared alone.
+    """
+    from outbox_pipelines.days.archive import proof
     from outbox_pipelines.days.archive.data_set import Archive, differing
     from outbox_pipelines.days.archive.question import refusing
 
@@ -135,14 +151,19 @@ def _archived(
                 f"{_some(required)} not in the table, only in the archive: set OUTBOX_ARCHIVE to its location"
             )
         return []
-    archive = Archive(Store(settings.archive))
+    store = Store(settings.archive)
+    archive = Archive(store)
     archive.require(required)
     if missing := [day for day in required if day not in archive.manifests]:
         raise SetupError(f"{_some(missing)} not in the table, and not in {settings.archive} (OUTBOX_ARCHIVE)")
     if not (days := [day for day in archive.manifests if day not in attached]):
         return []
-    for difference in differing(archive, days):
-        raise SetupError(difference)
+    if digests is None:
+        for difference in differing(archive, days):
+            raise SetupError(difference)
+    else:
+        for day in days:
+            proof.require_unchanged(store, day, digests.get(day))
     with refusing():
         rows = archive.of_days(
             days,

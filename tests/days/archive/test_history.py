@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.days.archive import day as days
+from outbox_pipelines.days.archive import store
 from outbox_pipelines.days.archive.history import Happened, history
+from outbox_pipelines.days.archive.manifest import read_manifest
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
@@ -189,6 +191,25 @@ def test_the_command(database: Database, settings: Settings, seqs: list[int]) ->
     assert [each["seq"] for each in found] == seqs
     assert found[1]["correlation_id"] == "c"
     assert [each["place"] for each in found] == ["archive"] * 2 + ["table"] * 3
+
+
+def test_a_changed_file(database: Database, settings: Settings, seqs: list[int]) -> None:
+    """Guards against a file or manifest with other events, of the same size, that counts as verified."""
+    _drop(database, settings, FIRST)
+    asked = ("archive", "history", "order", "42", "--verify")
+    assert database.outbox(*asked, OUTBOX_ARCHIVE=settings.archive).exit_code == 0
+    manifest = manifest_path(settings, FIRST)
+    file = Path(settings.archive, store.key(FIRST, read_manifest(manifest.read_bytes(), FIRST).file))
+    for path, says in ((file, "has changed since it was written"), (manifest, "its digest differs")):
+        before = path.read_bytes()
+        # Where neither Parquet nor JSON has a reason to complain.
+        path.write_bytes(before.replace(b"parquet-cpp", b"Parquet-cpp") if path == file else before + b"\n")
+        assert path.read_bytes() != before
+        assert len(history(settings, "order", "42")) == len(seqs)
+        done = database.outbox(*asked, OUTBOX_ARCHIVE=settings.archive)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert says in done.stderr
+        path.write_bytes(before)
 
 
 def test_nothing_is_known(database: Database) -> None:
