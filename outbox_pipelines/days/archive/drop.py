@@ -36,17 +36,15 @@ class NotProvenError(NotReadyError):
     """A day is not dropped: its file and its rows differ, or there are no rows and its file has changed."""
 
     def __init__(self, day: date, differences: tuple[str, ...], *, has_rows: bool = True) -> None:
-        what, remedy = (
-            "its table does not exist, and its archive file has changed",
-            f"restore the archive (OUTBOX_ARCHIVE), then run `outbox archive verify {day}`",
+        found = "; ".join(differences)
+        super().__init__(
+            f"partition {day} not dropped: archive file and table rows differ: {found}: copy the file, and find "
+            f"out who changed file or rows. If the rows are correct, run `outbox archive day {day} --again`; if "
+            "the file is correct, keep both"
+            if has_rows
+            else f"partition {day} not dropped: its table does not exist, and its archive file has changed: "
+            f"{found}: restore the archive (OUTBOX_ARCHIVE), then run `outbox archive verify {day}`"
         )
-        if has_rows:
-            what = "archive file and table rows differ"
-            remedy = (
-                "copy the file, and find out who changed file or rows. If the rows are correct, run `outbox "
-                f"archive day {day} --again`; if the file is correct, keep both"
-            )
-        super().__init__(f"partition {day} not dropped: {what}: {'; '.join(differences)}: {remedy}")
         self.differences = differences
 
 
