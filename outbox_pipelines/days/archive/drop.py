@@ -38,9 +38,9 @@ class NotProvenError(NotReadyError):
     def __init__(self, day: date, differences: tuple[str, ...], *, has_rows: bool = True) -> None:
         found = "; ".join(differences)
         super().__init__(
-            f"partition {day} not dropped: archive file and table rows differ: {found}: copy the file, and find "
-            f"out who changed file or rows. If the rows are correct, run `outbox archive day {day} --again`; if "
-            "the file is correct, keep both"
+            f"partition {day} not dropped: archive file and table rows differ: {found}: copy the file, "
+            "and find out who changed file or rows. If the rows are correct, run "
+            f"`outbox archive day {day} --again`; if the file is correct, keep both"
             if has_rows
             else f"partition {day} not dropped: its table does not exist, and its archive file has changed: "
             f"{found}: restore the archive (OUTBOX_ARCHIVE), then run `outbox archive verify {day}`"
