@@ -57,7 +57,7 @@ def test_another_session_has_it(
             assert "(outbox: first), since 20" in who
         # Another number is free.
         assert lock.take(other, {**given, "key": 1, "n": 9}) is None
-        lock.release(first, given)
+        lock.unlock(first, given)
         assert lock.take(other, given) is None
 
 

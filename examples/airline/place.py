@@ -24,7 +24,7 @@ from examples.airline.airline import TABLES
 from outbox_pipelines.config import parsed
 from outbox_pipelines.database import Connection, connect, schema
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.kafka.topic_lookups import Topics
+from outbox_pipelines.relay.kafka.topic_lookups import TopicLookups
 from outbox_pipelines.settings import Settings
 
 AGGREGATES: Final = ("aircraft", "flight")
@@ -51,7 +51,7 @@ def prepared(servers: Settings, name: str, *, keep: bool, copies: Sequence[str] 
         update={"db_schema": name, "topic": f"demo-{secrets.token_hex(3)}-{{aggregate_type}}"}
     )
     # Before anything is changed.
-    Topics(settings).connect()
+    TopicLookups(settings).connect()
     with connect(servers, name="outbox demo") as connection:
         row = connection.execute(queries.TRY_LOCK, [name]).fetchone()
         if not (row and row[0]):

@@ -46,7 +46,7 @@ _ANYTHING: Final[dict[str, Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TypeChange:
     """A difference of an event type."""
 
     event_type: str
@@ -57,7 +57,7 @@ class Change:
     """Services that it breaks, as far as the catalog names them."""
 
 
-def changes(old: Catalog, new: Catalog) -> list[Change]:
+def changes(old: Catalog, new: Catalog) -> list[TypeChange]:
     """Return what is different, by event type in the order of the new catalog; removed types come last."""
     names = [*new.events, *(name for name in old.events if name not in new.events)]
     return [change for name in names for change in _of_type(name, old.events.get(name), new.events.get(name))]
@@ -68,9 +68,9 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str
     return [(place, what) for place, what, _ in _Schemas(old, new).differences()]
 
 
-def _of_type(name: str, old: EventType | None, new: EventType | None) -> Iterator[Change]:
+def _of_type(name: str, old: EventType | None, new: EventType | None) -> Iterator[TypeChange]:
     if old is None:
-        yield Change(name, "added")
+        yield TypeChange(name, "added")
         return
     if new is None:
         is_over = old.lifecycle == "retired"
@@ -95,7 +95,7 @@ def _of_type(name: str, old: EventType | None, new: EventType | None) -> Iterato
         yield _change(name, old, f"payload{place}: {what}", breaks - _WRITERS if is_kept else breaks)
 
 
-def _of_versions(name: str, old: EventType, new: EventType) -> Iterator[Change]:
+def _of_versions(name: str, old: EventType, new: EventType) -> Iterator[TypeChange]:
     """Yield what is different in the schemas of earlier versions, which events of the archive have."""
     before, after = _by_version(old), _by_version(new)
     for version in sorted(before.keys() | after.keys()):
@@ -117,9 +117,9 @@ def _by_version(documented: EventType) -> dict[int, dict[str, Any]]:
     }
 
 
-def _change(name: str, old: EventType, what: str, breaks: frozenset[Whom]) -> Change:
+def _change(name: str, old: EventType, what: str, breaks: frozenset[Whom]) -> TypeChange:
     whom = [old.producer] if "writers" in breaks else []
-    return Change(name, what, breaks, (*whom, *(old.consumers if "consumers" in breaks else ())))
+    return TypeChange(name, what, breaks, (*whom, *(old.consumers if "consumers" in breaks else ())))
 
 
 _Difference = tuple[str, str, frozenset[Whom]]

@@ -208,12 +208,12 @@ def drain(until_empty: bool, **given: Any) -> None:
 
 @contextmanager
 def _inbox(settings: Settings) -> Iterator[Store]:
-    from outbox_pipelines.consumer.administration import DeadLetters
+    from outbox_pipelines.consumer.administration import ConsumerDeadLetters
     from outbox_pipelines.registry import SchemaRegistry
 
     registry = SchemaRegistry(settings.registry_url) if settings.registry_url else None
     with _connected(settings) as connection:
-        yield DeadLetters(connection, registry)
+        yield ConsumerDeadLetters(connection, registry)
 
 
 def _line(row: DeadLetterRow) -> str:

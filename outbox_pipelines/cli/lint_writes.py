@@ -14,7 +14,7 @@ import click
 
 from outbox_pipelines.core.text import counted, plain, to_json
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.lint.dual_write import Place, places
+from outbox_pipelines.lint.dual_write import DualWrite, dual_writes
 from outbox_pipelines.lint.event_types import Documented
 from outbox_pipelines.lint.finding import (
     APART,
@@ -121,7 +121,7 @@ def lint_writes(
         documented = None if catalog is None else _documented(catalog)
         options = Options(selected, strict_inserts, atomic_requests, documented)
         if report:
-            _report(places(read_sources(sources_of(files), options)), as_json=as_json)
+            _report(dual_writes(read_sources(sources_of(files), options)), as_json=as_json)
             return
         found = check(files, options)
     except SetupError as error:
@@ -157,7 +157,7 @@ def _documented(path: Path) -> Documented:
     return Documented(str(path), text, {name: each.lifecycle for name, each in events.items()})
 
 
-def _report(found: list[Place], *, as_json: bool) -> None:
+def _report(found: list[DualWrite], *, as_json: bool) -> None:
     if as_json:
         click.echo(to_json([asdict(place) for place in found], indent=2))
         return

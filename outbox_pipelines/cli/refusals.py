@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from outbox_pipelines.config import parsed
-from outbox_pipelines.config.file import Place
+from outbox_pipelines.config.file import KeyPath
 from outbox_pipelines.config.registry_files import unusable_files
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings, Values
 
-Refusals = Iterator[tuple[Place, str]]
+Refusals = Iterator[tuple[KeyPath, str]]
 
 
 def find(outbox: str | None, values: Values) -> list[str]:

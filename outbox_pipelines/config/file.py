@@ -52,7 +52,7 @@ _STRING: Final = re.compile(
 )
 _KEY: Final = re.compile(r"\s*([\w.\-\"' ]+?)\s*=")
 
-Place = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Entries:
 
     values: dict[str, Any] = field(default_factory=dict)
     """By field of the settings. Secrets are read already."""
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, KeyPath] = field(default_factory=dict)
     """Where each field is, for `ConfigFile.line`."""
     mistakes: list[str] = field(default_factory=list)
 
@@ -76,13 +76,13 @@ class ConfigFile:
     outboxes: dict[str, Entries]
     """By name, in the order of the file."""
 
-    def at(self, place: Place, within: Place = ()) -> str:
+    def at(self, keys: KeyPath, within: KeyPath = ()) -> str:
         """The file, a line and the name of an entry or a section; the line is of what is wrong within it."""
         lines = _lines(self.text)
         # `sasl.password = …` is a table in a table, and `"sasl.password" = …` is not.
         dotted = [part for each in within for part in each.split(".")]
-        line = max(_line(lines, (*place, *within)), _line(lines, (*place, *dotted)))
-        return f"{self.path} line {line}: {place[-1]}"
+        line = max(_line(lines, (*keys, *within)), _line(lines, (*keys, *dotted)))
+        return f"{self.path} line {line}: {keys[-1]}"
 
     def for_all(self, name: str) -> Entries:
         """The entries of all outboxes, as they apply to one of this name; if there is only one, its own."""
@@ -173,54 +173,54 @@ class _Reader:
         outboxes = outboxes if isinstance(outboxes, dict) else {}
         for given, table in outboxes.items():
             # A connection string may have been pasted as a name, and names are printed.
-            name, place = redacted(given), (_OUTBOXES, given)
+            name, keys = redacted(given), (_OUTBOXES, given)
             own = found[name] = Entries()
             if not OUTBOX_NAME.fullmatch(name):
-                self._mistake(own, place, "is no name of an outbox: write lower-case letters, digits and _")
+                self._mistake(own, keys, "is no name of an outbox: write lower-case letters, digits and _")
             elif not isinstance(table, dict):
-                self._mistake(own, place, f"is no section: write [outboxes.{name}]")
+                self._mistake(own, keys, f"is no section: write [outboxes.{name}]")
             else:
                 # `kafka = "…"` is an entry, and `[kafka]` a section.
                 known = {key for key, value in table.items() if isinstance(value, dict)} & {*SECTIONS, *WHOLE}
                 sections = {key: table[key] for key in table if key in known}
                 rest = {key: value for key, value in table.items() if key not in known}
-                self._entries(own, "outbox", rest, place)
-                self._sections(own, sections, place)
+                self._entries(own, "outbox", rest, keys)
+                self._sections(own, sections, keys)
         for each in sorted(NOT_SHARED & shared.values.keys()) if found else ():
             self._mistake(shared, shared.places[each], "would be the same for each outbox: write it in each")
         return ConfigFile(self._path, self._text, shared, found)
 
-    def _sections(self, to: Entries, content: Mapping[str, Any], place: Place) -> None:
+    def _sections(self, to: Entries, content: Mapping[str, Any], keys: KeyPath) -> None:
         for section, table in content.items():
             if section in WHOLE and not isinstance(table, dict):
                 remedy = "its addresses belong in [outbox]; " if section == "kafka" else ""
-                self._mistake(to, (*place, section), f"is no section: {remedy}write [{section}]")
+                self._mistake(to, (*keys, section), f"is no section: {remedy}write [{section}]")
             elif section in WHOLE:
                 to.values[WHOLE[section]] = beside(table, self._path.parent)
-                to.places[WHOLE[section]] = (*place, section)
+                to.places[WHOLE[section]] = (*keys, section)
                 if section not in RULES:
-                    self._refuse_secrets(to, table, (*place, section), "")
+                    self._refuse_secrets(to, table, (*keys, section), "")
             elif section not in SECTIONS:
                 other = next((each for each in SECTIONS if section in entry_names(each)), None)
                 remedy = f"it belongs in [{other}]" if other else _close(section, {**SECTIONS, **WHOLE})
-                self._mistake(to, (*place, section), f"is no section: {remedy}")
+                self._mistake(to, (*keys, section), f"is no section: {remedy}")
             elif not isinstance(table, dict):
-                self._mistake(to, (*place, section), f"is no section: write [{'.'.join((*place, section))}]")
+                self._mistake(to, (*keys, section), f"is no section: write [{'.'.join((*keys, section))}]")
             else:
-                self._entries(to, section, table, (*place, section))
+                self._entries(to, section, table, (*keys, section))
 
-    def _entries(self, to: Entries, section: str, table: Mapping[str, Any], place: Place) -> None:
+    def _entries(self, to: Entries, section: str, table: Mapping[str, Any], keys: KeyPath) -> None:
         names = entry_names(section)
         for key, value in table.items():
-            at = (*place, key)
+            at = (*keys, key)
             if key not in names:
                 other = next((each for each in SECTIONS if key in entry_names(each)), None)
                 remedy = f"it belongs in [{other}]" if other else _close(key, names)
                 self._mistake(to, at, f"does not belong in [{section}]: {remedy}")
                 continue
             name = names[key]
-            if name == "name" and place[:1] == (_OUTBOXES,):
-                self._mistake(to, at, f"is given by the section: remove it from [{'.'.join(place)}]")
+            if name == "name" and keys[:1] == (_OUTBOXES,):
+                self._mistake(to, at, f"is given by the section: remove it from [{'.'.join(keys)}]")
                 continue
             try:
                 to.places[name] = at
@@ -228,9 +228,9 @@ class _Reader:
             except ValueError as error:
                 self._mistake(to, at, str(error))
 
-    def _refuse_secrets(self, to: Entries, table: Any, place: Place, prefix: str) -> None:
+    def _refuse_secrets(self, to: Entries, table: Any, keys: KeyPath, prefix: str) -> None:
         for key, value in table.items() if isinstance(table, dict) else ():
-            at, name = (*place, key), f"{prefix}{key}"
+            at, name = (*keys, key), f"{prefix}{key}"
             # With other keys it is a part of a name, as in `sasl.password = …`.
             if isinstance(value, dict) and not {"env", "file"} & value.keys():
                 self._refuse_secrets(to, value, at, f"{name}.")
@@ -256,8 +256,8 @@ class _Reader:
             return str(self._path.parent / value)
         return beside(value, self._path.parent)
 
-    def _mistake(self, to: Entries, place: Place, why: str, name: str = "") -> None:
-        line = f"{self._path} line {_line(self._lines, place)}: {name or place[-1]} {why}"
+    def _mistake(self, to: Entries, keys: KeyPath, why: str, name: str = "") -> None:
+        line = f"{self._path} line {_line(self._lines, keys)}: {name or keys[-1]} {why}"
         # What is printed may be a connection string in a wrong place.
         to.mistakes.append(redacted(line))
 
@@ -291,10 +291,10 @@ def _filled(value: Any, name: str) -> Any:
     return value.replace(_PLACEHOLDER, name) if isinstance(value, str) else value
 
 
-def _lines(text: str) -> dict[Place, int]:
+def _lines(text: str) -> dict[KeyPath, int]:
     """The first line of each section and entry. tomllib does not tell it."""
-    found: dict[Place, int] = {}
-    section: Place = ()
+    found: dict[KeyPath, int] = {}
+    section: KeyPath = ()
     # A line of a long string may look like a header.
     text = _STRING.sub(lambda one: "\n" * one[0].count("\n") or one[0], text)
     for number, line in enumerate(text.split("\n"), 1):
@@ -303,15 +303,15 @@ def _lines(text: str) -> dict[Place, int]:
             for length in range(1, len(section) + 1):
                 found.setdefault(section[:length], number)
         elif key := _KEY.match(line):
-            place = (*section, *_parts(key[1]))
-            for length in range(len(section) + 1, len(place) + 1):
-                found.setdefault(place[:length], number)
+            keys = (*section, *_parts(key[1]))
+            for length in range(len(section) + 1, len(keys) + 1):
+                found.setdefault(keys[:length], number)
     return found
 
 
-def _line(lines: Mapping[Place, int], place: Place) -> int:
+def _line(lines: Mapping[KeyPath, int], keys: KeyPath) -> int:
     """The line of an entry; in an inline table, that of the table."""
-    return next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 1)
+    return next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), 1)
 
 
 def _parts(dotted: str) -> Iterator[str]:

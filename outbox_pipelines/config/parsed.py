@@ -6,7 +6,7 @@ from typing import Any
 
 from outbox_pipelines.config import fields
 from outbox_pipelines.config.consumers import Consumer, read_consumers
-from outbox_pipelines.config.file import Place
+from outbox_pipelines.config.file import KeyPath
 from outbox_pipelines.config.kafka_config import read_config
 from outbox_pipelines.config.message_names import read_headers, read_members
 from outbox_pipelines.config.table_mapping import Mapping, read_mapping
@@ -49,7 +49,7 @@ def kafka_config(settings: fields.Outbox) -> dict[str, Any]:
         raise SetupError(f"OUTBOX_KAFKA_CONFIG {error}") from None
 
 
-def mistakes_of_kafka_config(settings: fields.Outbox) -> list[tuple[Place, str]]:
+def mistakes_of_kafka_config(settings: fields.Outbox) -> list[tuple[KeyPath, str]]:
     """Return what `kafka_config` would raise, each with its place in the table."""
     try:
         read_config(settings.kafka_config)
@@ -70,7 +70,7 @@ def archive_retention(settings: fields.Days) -> dict[str, int]:
         raise SetupError(f"OUTBOX_ARCHIVE_RETENTION_DAYS {error}") from None
 
 
-def mistakes_of_archive_retention(settings: fields.Days) -> list[tuple[Place, str]]:
+def mistakes_of_archive_retention(settings: fields.Days) -> list[tuple[KeyPath, str]]:
     """Return what `archive_retention` would raise, each with its place in the table."""
     try:
         read_retention(settings.archive_retention_days, settings.retention_days)

@@ -149,7 +149,7 @@ class DeadLetterRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundDeadLetters:
     """Dead letters, the newest first, and their number by reason."""
 
     total: int
@@ -157,7 +157,7 @@ class Found:
     rows: list[DeadLetterRow] = field(default_factory=list)
 
 
-class DeadLetters:
+class ConsumerDeadLetters:
     """The dead letters of consumers; selected by the options of `outbox consumer dead-letters`.
 
     Args:
@@ -168,7 +168,7 @@ class DeadLetters:
         self._connection = connection
         self._registry = registry
 
-    def find(self, given: Mapping[str, Any], *, limit: int = 50, discarded: bool = False) -> Found:
+    def find(self, given: Mapping[str, Any], *, limit: int = 50, discarded: bool = False) -> FoundDeadLetters:
         """Return the selected dead letters.
 
         Args:
@@ -180,7 +180,7 @@ class DeadLetters:
         rows = _rows(self._connection, queries.LIST_DEAD_LETTERS, which)
         by_error: dict[str, int] = {error or "": count for error, count in counts}
         found = [DeadLetterRow(*(*columns, _replay_of(headers))) for *columns, headers in rows]
-        return Found(sum(by_error.values()), by_error, found)
+        return FoundDeadLetters(sum(by_error.values()), by_error, found)
 
     def show(self, given: UUID) -> list[dict[str, Any]]:
         """Return a message with its content and audit, for each source; an empty list if there is none."""

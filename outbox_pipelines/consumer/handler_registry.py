@@ -100,7 +100,7 @@ class Handlers:
             per_transaction: up to this many events that have arrived share a transaction, with a call for
                 each. If one fails, all are rolled back and handled again one by one: only for handlers
                 without effects outside the database.
-            replays: what becomes of events that `outbox replay` has published again: they are skipped and
+            replays: the treatment of events that `outbox replay` has published again: they are skipped and
                 counted; handled, once per replay; or only they are handled, and other events are ignored.
 
         Raises:

@@ -60,5 +60,5 @@ def place_of(message: Any) -> Place:
 
 
 def described(message: Message) -> str:
-    """Return where a message is, for people."""
+    """Return the topic, partition and offset of a message, for messages and logs."""
     return f"the message at {message.topic()}, partition {message.partition()}, offset {message.offset()}"

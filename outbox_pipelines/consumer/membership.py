@@ -175,7 +175,7 @@ class Member:
         return left, new
 
     def wait(self, seconds: float) -> None:
-        """Stays in the group for so long, and takes no messages."""
+        """Stay in the group for `seconds`, and take no messages."""
         paused = self._client.assignment()
         self._client.pause(paused)
         try:

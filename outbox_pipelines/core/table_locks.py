@@ -46,7 +46,7 @@ def is_reading() -> bool:
     return _reads.get()
 
 
-class Session(answers.Session):
+class LimitedSession(answers.Session):
     """A connection with these limits."""
 
     def __init__(self, *given: Any, **named: Any) -> None:

@@ -17,7 +17,7 @@ import psycopg
 from outbox_pipelines.core import session
 from outbox_pipelines.core.outages import is_refused
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.core.table_locks import LOCK_PATIENCE, Session, is_reading
+from outbox_pipelines.core.table_locks import LOCK_PATIENCE, LimitedSession, is_reading
 from outbox_pipelines.errors import RefusedError, SetupError, UnavailableError
 from outbox_pipelines.settings import OutboxSettings
 
@@ -40,7 +40,7 @@ def connect(
     beside: Connection | None = None,
     setting: str = "OUTBOX_DSN",
     replication: bool = False,
-) -> Session:
+) -> LimitedSession:
     """Open a connection in autocommit mode, shown in pg_stat_activity under `name`.
 
     Args:
@@ -53,8 +53,8 @@ def connect(
         SetupError: the setting is not a connection string, or leads through a pooler in transaction mode.
     """
 
-    def opened(beside: Connection | None) -> Session:
-        return Session.connect(
+    def opened(beside: Connection | None) -> LimitedSession:
+        return LimitedSession.connect(
             settings.require_dsn(),
             autocommit=True,
             connect_timeout=10,

@@ -61,8 +61,8 @@ class AdvisoryLock:
         who = f"session {pid}" + (f" of role {role} ({name or 'unnamed'})" if role else "")
         return plain(who + (f", since {since}" if since else ""))
 
-    def release(self, connection: Connection, given: Mapping[str, Any]) -> None:
-        """Release the lock of the session."""
+    def unlock(self, connection: Connection, given: Mapping[str, Any]) -> None:
+        """Unlock the lock of the session."""
         connection.execute(_UNLOCK.format(key=self._key), given)
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outbox_pipelines.config import parsed, rules
-from outbox_pipelines.config.file import Place
+from outbox_pipelines.config.file import KeyPath
 from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.core.text import plain
 from outbox_pipelines.database import Connection, connect
@@ -71,31 +71,31 @@ def read(settings: RelaySettings) -> Checked:
 
 def _of_rows(connection: Connection, mapping: Mapping, columns: dict[str, Column]) -> list[Finding]:
     """Return what rows have, as far as that is cheap to know, and as far as it is no matter of each start."""
-    place = pg_catalog.look_up(connection, mapping.schema, mapping.table)
-    if place is None or not (place.may_use and place.may_read):
+    relation = pg_catalog.look_up(connection, mapping.schema, mapping.table)
+    if relation is None or not (relation.may_use and relation.may_read):
         return []
     findings: list[Finding] = []
     status, time = (columns.get(mapping.columns.get(name, "")) for name in ("status", "created_at"))
     if status is not None and status.can_be("status"):
         name, pending = identifier(status.name), literal(mapping.states["pending"])
-        for value in pg_catalog.occurring(connection, place, status):
+        for value in pg_catalog.occurring(connection, relation, status):
             if value not in mapping.states.values():
                 problem = f"rows of {mapping} have the status {value!r}, and are not published"
                 remedy = "if no publisher works on them, and they must be"
-                update = f"UPDATE {place.spelled} SET {name} = {pending} WHERE {name} = {literal(value)}"
+                update = f"UPDATE {relation.spelled} SET {name} = {pending} WHERE {name} = {literal(value)}"
                 findings.append(Finding(problem, remedy, (update,), is_error=False))
     if mapping.remembers_failures and "last_error" not in mapping.columns:
         problem = f"{mapping} has no last_error: why an event was refused is only in the relay's log"
         remedy = "name the column in [table.columns], if necessary after"
-        add = f"ALTER TABLE {place.spelled} ADD COLUMN last_error text"
+        add = f"ALTER TABLE {relation.spelled} ADD COLUMN last_error text"
         findings.append(Finding(problem, remedy, (add,), is_error=False))
-    findings += _of_an_earlier_publisher(connection, mapping, place, columns)
+    findings += _of_an_earlier_publisher(connection, mapping, relation, columns)
     published = columns.get(mapping.columns.get("published_at", ""))
     for flag in flags(columns.values()):
-        if published is not None and pg_catalog.is_marked(connection, place, flag, published):
+        if published is not None and pg_catalog.is_marked(connection, relation, flag, published):
             problem = f"rows of {mapping} are pending and have {flag.name} = true: the relay publishes them"
             name, mark = identifier(published.name), identifier(flag.name)
-            update = f"UPDATE {place.spelled} SET {name} = now() WHERE {mark} AND {name} IS NULL"
+            update = f"UPDATE {relation.spelled} SET {name} = now() WHERE {mark} AND {name} IS NULL"
             findings.append(Finding(problem, "if they are published already", (update,), is_error=False))
     zone = connection.execute(existing_sql.ZONE).fetchone()
     if zone and time is not None and time.type == "timestamp" and (time.default or "").lower() in _LOCAL:
@@ -104,13 +104,13 @@ def _of_rows(connection: Connection, mapping: Mapping, columns: dict[str, Column
             "the relay reads it as UTC, so that the age of events is wrong by the difference"
         )
         change = f"ALTER COLUMN {identifier(time.name)} SET DEFAULT (now() AT TIME ZONE 'UTC')"
-        statement = f"ALTER TABLE {place.spelled} {change}"
+        statement = f"ALTER TABLE {relation.spelled} {change}"
         findings.append(Finding(problem, "if the application can", (statement,), is_error=False))
     return findings
 
 
 def _of_an_earlier_publisher(
-    connection: Connection, mapping: Mapping, place: pg_catalog.Place, columns: dict[str, Column]
+    connection: Connection, mapping: Mapping, relation: pg_catalog.Relation, columns: dict[str, Column]
 ) -> list[Finding]:
     """Return what it may have recorded, and the relay would take for its own record."""
     findings: list[Finding] = []
@@ -121,7 +121,7 @@ def _of_an_earlier_publisher(
         status, failed = identifier(mapping.columns["status"]), literal(mapping.states["failed"])
         # As text: an enum may lack the value.
         chosen = f"{status}::text = {failed}"
-        if number := pg_catalog.count(connection, place, chosen):
+        if number := pg_catalog.count(connection, relation, chosen):
             problem = f"{number} rows of {mapping} have the status {mapping.states['failed']!r}: dead letters"
             remedy = (
                 "if an earlier publisher has set it, for example in an outage, and they must be published"
@@ -130,20 +130,20 @@ def _of_an_earlier_publisher(
             change = f"{status} = {pending}"
             if "retry_count" in mapping.columns:
                 change += f", {identifier(mapping.columns['retry_count'])} = 0"
-            update = f"UPDATE {place.spelled} SET {change} WHERE {chosen}"
+            update = f"UPDATE {relation.spelled} SET {change} WHERE {chosen}"
             findings.append(Finding(problem, remedy, (update,), is_error=False))
     if "retry_count" in mapping.columns and "last_error" not in mapping.columns:
         tries = identifier(mapping.columns["retry_count"])
         state = f"::text = {literal(mapping.states['pending'])}" if mapping.has_status else " IS NULL"
         marker = identifier(mapping.columns["status" if mapping.has_status else "published_at"])
         where = f"{marker}{state} AND {tries} > 0"
-        if number := pg_catalog.count(connection, place, where):
+        if number := pg_catalog.count(connection, relation, where):
             problem = (
                 f"{number} pending rows of {mapping} have attempts in {tries}: without a last_error the "
                 "relay takes counts below OUTBOX_MAX_ATTEMPTS for its own"
             )
             remedy = "name a last_error in [table.columns], or if an earlier publisher has counted"
-            update = f"UPDATE {place.spelled} SET {tries} = 0 WHERE {where}"
+            update = f"UPDATE {relation.spelled} SET {tries} = 0 WHERE {where}"
             findings.append(Finding(problem, remedy, (update,), is_error=False))
     return findings
 
@@ -161,7 +161,7 @@ def of_settings(connection: Connection, settings: RelaySettings, mapping: Mappin
     return findings + [finding for _, finding in conflicts(settings, mapping)]
 
 
-def conflicts(settings: RelaySettings, mapping: Mapping) -> Iterator[tuple[Place, Finding]]:
+def conflicts(settings: RelaySettings, mapping: Mapping) -> Iterator[tuple[KeyPath, Finding]]:
     """Yield what does not fit together in the settings and the mapping, each with the place of a setting."""
     if settings.delivery == "exactly_once":
         yield (

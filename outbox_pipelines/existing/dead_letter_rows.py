@@ -24,7 +24,7 @@ from outbox_pipelines.relay.parking.dead_letter_store import (
     CONDITIONS,
     Action,
     DeadLetterRow,
-    Found,
+    FoundDeadLetters,
     Replayed,
 )
 from outbox_pipelines.settings import RelaySettings
@@ -41,7 +41,7 @@ class DeadLetterRows:
     def __init__(self, settings: RelaySettings) -> None:
         self._settings = settings
 
-    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Found:
+    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> FoundDeadLetters:
         if discarded:
             raise SetupError("an existing table has no discarded dead letters: leave out --discarded")
         with self._opened(given) as (connection, statements, conditions):
@@ -50,7 +50,7 @@ class DeadLetterRows:
                 statements(existing_sql.LIST_DEAD_LETTERS), conditions | {"limit": limit}
             ).fetchall()
         by_error: dict[str, int] = dict(counts)
-        return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
+        return FoundDeadLetters(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
 
     def show(self, given: str) -> list[dict[str, Any]]:
         """Return the rows with this id that are not published, with all of their columns."""

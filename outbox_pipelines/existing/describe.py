@@ -31,7 +31,7 @@ from outbox_pipelines.existing.guesses import (
     recognize,
     status_of,
 )
-from outbox_pipelines.existing.pg_catalog import Column, Place
+from outbox_pipelines.existing.pg_catalog import Column, Relation
 from outbox_pipelines.settings import OutboxSettings
 
 # Entries in the order of the file.
@@ -113,23 +113,24 @@ def describe(settings: OutboxSettings, name: str) -> Description:
             library whose rows only the library reads.
     """
     with connect(settings, name="outbox: table") as connection:
-        place = _find(connection, name)
-        columns = pg_catalog.read_columns(connection, place.oid)
+        relation = _find(connection, name)
+        columns = pg_catalog.read_columns(connection, relation.oid)
         known = recognize(columns.values())
         receiver = ""
         if known is None:
-            states = _states(connection, place, list(columns.values()))
+            states = _states(connection, relation, list(columns.values()))
             guesses = guess(list(columns.values()), uses_status=states is not None)
         else:
             guesses = entries(known, list(columns.values()))
-            _refuse(place, known, guesses)
-            receiver = _receiver(connection, place, known, columns)
+            _refuse(relation, known, guesses)
+            receiver = _receiver(connection, relation, known, columns)
             values = list(known.states.values())
             states = _States(known.states, values, is_closed=True) if known.states else None
-        slots = [name for (name,) in connection.execute(existing_sql.SLOTS, {"oid": place.oid}).fetchall()]
+        slots = [name for (name,) in connection.execute(existing_sql.SLOTS, {"oid": relation.oid}).fetchall()]
     file = _File()
     file.say(
-        f"The outbox table {place.spelled}, as `outbox table describe` guesses it. Check each line: the relay"
+        f"The outbox table {relation.spelled}, as `outbox table describe` guesses it. Check each line: the "
+        "relay"
     )
     file.say("does what is written here. Then run `outbox table check`. See docs/existing-tables.md.")
     if known is not None:
@@ -139,7 +140,7 @@ def describe(settings: OutboxSettings, name: str) -> Description:
         file.say(receiver)
     # As it was asked for: without a schema it is the one of OUTBOX_SCHEMA, in each environment.
     file.line("[table]")
-    file.entry("name", f"{place.schema}.{place.name}" if "." in name else place.name)
+    file.entry("name", f"{relation.schema}.{relation.name}" if "." in name else relation.name)
     has_marks = states is not None or "published_at" in guesses.columns
     slot = slots[0] if len(slots) == 1 and not has_marks else None
     if slot is not None:
@@ -168,14 +169,14 @@ def candidates(settings: OutboxSettings) -> tuple[list[str], list[str]]:
     return ours, [f"{schema}.{name}" for schema, name, _ in others]
 
 
-def _find(connection: Connection, name: str) -> Place:
+def _find(connection: Connection, name: str) -> Relation:
     """Return the table that a person means, as SQL would write it, or in upper and lower case."""
     if not re.fullmatch(rf"{_PART}(\.{_PART})?", name):
         raise SetupError(f"{name!r} is not the name of a table: write outbox, or app.outbox with its schema")
     parts = [_spellings(part) for part in re.findall(_PART, name)]
     for *schema, table in itertools.product(*parts):
-        place = pg_catalog.look_up(connection, schema[0] if schema else None, table)
-        if place is not None:
+        relation = pg_catalog.look_up(connection, schema[0] if schema else None, table)
+        if relation is not None:
             break
     else:
         others = pg_catalog.elsewhere(connection, parts[-1][0])
@@ -183,39 +184,41 @@ def _find(connection: Connection, name: str) -> Place:
             f"there is {', '.join(others)}" if others else "correct the name, or put its schema before it"
         )
         raise SetupError(f"table {name} does not exist: {remedy}")
-    if finding := findings.unsuitable(place):
+    if finding := findings.unsuitable(relation):
         raise SetupError(str(finding))
-    findings.refuse(findings.lacking_rights(place))
-    if re.search(r"[.%]", place.schema + place.name):
+    findings.refuse(findings.lacking_rights(relation))
+    if re.search(r"[.%]", relation.schema + relation.name):
         raise SetupError(
-            f"{place.spelled} has a name with a dot or %, which the file cannot contain: rename it"
+            f"{relation.spelled} has a name with a dot or %, which the file cannot contain: rename it"
         )
-    return place
+    return relation
 
 
-def _refuse(place: Place, known: KnownTable, guesses: Guesses) -> None:
+def _refuse(relation: Relation, known: KnownTable, guesses: Guesses) -> None:
     """Raise why the table of a library cannot be relayed as it is."""
-    table = f"{place.spelled} is the table of {known.library}"
+    table = f"{relation.spelled} is the table of {known.library}"
     if known.refusal:
         raise SetupError(f"{table}, {known.refusal}")
     if known.missing is not None:
         name, definition, reason = known.missing
         if name not in guesses.columns:
-            add = f"ALTER TABLE {place.spelled} ADD COLUMN {name} {definition}"
+            add = f"ALTER TABLE {relation.spelled} ADD COLUMN {name} {definition}"
             raise SetupError(f"{table}, {reason}: {add}; then describe it again")
 
 
-def _receiver(connection: Connection, place: Place, known: KnownTable, columns: dict[str, Column]) -> str:
+def _receiver(
+    connection: Connection, relation: Relation, known: KnownTable, columns: dict[str, Column]
+) -> str:
     """Return a sentence about the one receiver for which the rows are, if an event has a row for each."""
     if known.one_of is None:
         return ""
     (column,) = (each for each in columns.values() if normal(each.name) == known.one_of)
-    found = pg_catalog.occurring(connection, place, column)
+    found = pg_catalog.occurring(connection, relation, column)
     each_row = f"one row of an event for each {column.name}"
     if len(found) > 1:
         raise SetupError(
-            f"{place.spelled} is the table of {known.library}, with {each_row} ({', '.join(found[:5])}), and "
-            f"a relay would publish and complete all: move those of one, {PAGE}"
+            f"{relation.spelled} is the table of {known.library}, with {each_row} ({', '.join(found[:5])}), "
+            f"and a relay would publish and complete all: move those of one, {PAGE}"
         )
     return f"It has {each_row}; found: {found[0] if found else 'none'}. The relay completes all of them."
 
@@ -227,13 +230,13 @@ def _spellings(part: str) -> list[str]:
     return [part, part.lower()]
 
 
-def _states(connection: Connection, place: Place, columns: list[Column]) -> _States | None:
+def _states(connection: Connection, relation: Relation, columns: list[Column]) -> _States | None:
     """Return the values of the status; None if there is none, or another column says what is pending."""
     column = status_of(columns)
     if column is None:
         return None
     default = literal_default(column.default)
-    given = {"oid": place.oid, "column": column.name}
+    given = {"oid": relation.oid, "column": column.name}
     conditions = [row[1] for row in connection.execute(existing_sql.CHECKS, given).fetchall()]
     if column.labels:
         values = column.labels
@@ -245,7 +248,9 @@ def _states(connection: Connection, place: Place, columns: list[Column]) -> _Sta
             if all(pg_catalog.allows(connection, column, condition, value) for condition in conditions)
         ]
     else:
-        values = sorted({*pg_catalog.occurring(connection, place, column), *([default] if default else [])})
+        values = sorted(
+            {*pg_catalog.occurring(connection, relation, column), *([default] if default else [])}
+        )
     found = guess_values(values, default)
     if values and "pending" not in found and has_time(columns):
         # Its values mean something different.

@@ -27,7 +27,7 @@ from outbox_pipelines.existing.pg_catalog import (
     NULLED,
     TEXT,
     Column,
-    Place,
+    Relation,
     allows,
     look_up,
     read_columns,
@@ -66,25 +66,25 @@ NAMES: Final = ("id", "aggregate_type", "aggregate_id", "event_type")
 
 
 def _mismatches(
-    mapping: Mapping, place: Place, ours: str, theirs: str, columns: dict[str, Column]
+    mapping: Mapping, relation: Relation, ours: str, theirs: str, columns: dict[str, Column]
 ) -> list[Finding]:
     column = columns.get(theirs)
     allowed, usual = KINDS[ours]
     quoted = identifier(theirs)
     if column is None:
-        return [_missing_column(mapping, place, ours, theirs, columns)]
+        return [_missing_column(mapping, relation, ours, theirs, columns)]
     if column.is_a not in allowed:
         problem = f"column {theirs!r} of {mapping} has type {column.declared}, which cannot be {ours}"
         remedy = f"name a column of a type such as {usual}"
         # Other types have no conversion that is certain to exist, and a default would need one of its own.
         if column.default is not None or not (usual == "text" or column.type in TEXT):
             return [Finding(problem, remedy)]
-        change = f"ALTER TABLE {place.spelled} ALTER COLUMN {quoted} TYPE {usual} USING {quoted}::{usual}"
+        change = f"ALTER TABLE {relation.spelled} ALTER COLUMN {quoted} TYPE {usual} USING {quoted}::{usual}"
         return [Finding(problem, f"{remedy}, or", (change,))]
-    not_unique = _not_unique(mapping, place, ours, column)
+    not_unique = _not_unique(mapping, relation, ours, column)
     if column.never_null:
-        return [*not_unique, *_never_null(mapping, place, ours, column)]
-    refuse = (f"ALTER TABLE {place.spelled} ALTER COLUMN {quoted} SET NOT NULL",)
+        return [*not_unique, *_never_null(mapping, relation, ours, column)]
+    refuse = (f"ALTER TABLE {relation.spelled} ALTER COLUMN {quoted} SET NOT NULL",)
     meaning = "" if ours == theirs else f" ({ours})"
     allows = f"column {theirs!r} of {mapping}{meaning} allows NULL"
     if ours == key_of(mapping):
@@ -96,41 +96,41 @@ def _mismatches(
     return []
 
 
-def _never_null(mapping: Mapping, place: Place, ours: str, column: Column) -> list[Finding]:
+def _never_null(mapping: Mapping, relation: Relation, ours: str, column: Column) -> list[Finding]:
     if ours not in NULLED:
         return []
     problem = f"column {column.name!r} of {mapping} ({ours}) is NOT NULL, and must be able to be null"
-    change = f"ALTER TABLE {place.spelled} ALTER COLUMN {identifier(column.name)} DROP NOT NULL"
+    change = f"ALTER TABLE {relation.spelled} ALTER COLUMN {identifier(column.name)} DROP NOT NULL"
     remedy = "name another one" if ours == "published_at" else f"remove {ours} from [table.columns]"
     return [Finding(problem, f"{remedy}, or", (change,))]
 
 
-def _not_unique(mapping: Mapping, place: Place, ours: str, column: Column) -> list[Finding]:
+def _not_unique(mapping: Mapping, relation: Relation, ours: str, column: Column) -> list[Finding]:
     if ours not in _TWICE or column.is_distinct:
         return []
     consequence, remedy = _TWICE[ours]
     problem = f"column {column.name!r} of {mapping} ({ours}) is not unique on its own; {consequence}"
-    if place.kind == "p":
+    if relation.kind == "p":
         # A unique index there must contain the columns by which rows are distributed.
         return [Finding(problem, remedy, is_error=False)]
-    create = f"CREATE UNIQUE INDEX CONCURRENTLY ON {place.spelled} ({identifier(column.name)})"
+    create = f"CREATE UNIQUE INDEX CONCURRENTLY ON {relation.spelled} ({identifier(column.name)})"
     return [Finding(problem, f"{remedy}, or", (create,), is_error=False)]
 
 
-def _ageless(mapping: Mapping, place: Place) -> list[Finding]:
+def _ageless(mapping: Mapping, relation: Relation) -> list[Finding]:
     """Return a warning if nothing says how old a row is."""
     if "created_at" in mapping.columns:
         return []
     problem = f"{mapping} has no created_at in [table.columns]; the check lag cannot see how long rows wait"
     remedy = (
-        f"name the time of the insert as created_at; ALTER TABLE {place.spelled} ADD COLUMN created_at "
+        f"name the time of the insert as created_at; ALTER TABLE {relation.spelled} ADD COLUMN created_at "
         "timestamptz NOT NULL DEFAULT now() adds one"
     )
     return [Finding(problem, remedy, is_error=False)]
 
 
 def _missing_column(
-    mapping: Mapping, place: Place, ours: str, theirs: str, columns: dict[str, Column]
+    mapping: Mapping, relation: Relation, ours: str, theirs: str, columns: dict[str, Column]
 ) -> Finding:
     remedy = f"name the correct one as {ours} in [table.columns]"
     if ours == "seq" and any(column.can_be("created_at") for column in columns.values()):
@@ -143,23 +143,23 @@ def _missing_column(
         return Finding(problem, remedy)
     if ours == "status":
         definition += f" DEFAULT {literal(mapping.states['pending'])}"
-    add = f"ALTER TABLE {place.spelled} ADD COLUMN {identifier(theirs)} {definition}"
+    add = f"ALTER TABLE {relation.spelled} ADD COLUMN {identifier(theirs)} {definition}"
     return Finding(problem, f"{remedy}{_REMARKS.get(ours, '')}, or", (add,))
 
 
-def _unwritable(mapping: Mapping, place: Place, columns: dict[str, Column]) -> list[Finding]:
+def _unwritable(mapping: Mapping, relation: Relation, columns: dict[str, Column]) -> list[Finding]:
     written = [mapping.columns[name] for name in WRITTEN if name in mapping.columns]
     refused = [name for name in written if name in columns and not columns[name].may_write]
-    if not refused or not place.may_write:
+    if not refused or not relation.may_write:
         # Without a right to any column, the one to the table is missing.
         return []
     names = ", ".join(map(identifier, refused))
-    problem = f"role {place.user} may not mark the rows of {mapping}"
-    return [lacks(problem, f"UPDATE ({names}) ON {place.spelled}", place.user)]
+    problem = f"role {relation.user} may not mark the rows of {mapping}"
+    return [lacks(problem, f"UPDATE ({names}) ON {relation.spelled}", relation.user)]
 
 
 def _wrong_states(
-    connection: Connection, mapping: Mapping, place: Place, columns: dict[str, Column]
+    connection: Connection, mapping: Mapping, relation: Relation, columns: dict[str, Column]
 ) -> list[Finding]:
     column = columns.get(mapping.columns.get("status", ""))
     if column is None or not column.can_be("status"):
@@ -174,7 +174,7 @@ def _wrong_states(
             add = f"ALTER TYPE {column.qualified} ADD VALUE {literal(value)}"
             findings.append(Finding(problem, f"{remedy}{', '.join(column.labels)}, or", (add,)))
     for name, condition in connection.execute(
-        existing_sql.CHECKS, {"oid": place.oid, "column": column.name}
+        existing_sql.CHECKS, {"oid": relation.oid, "column": column.name}
     ).fetchall():
         refused = [
             (meaning, value)
@@ -183,18 +183,23 @@ def _wrong_states(
             if not allows(connection, column, condition, value)
         ]
         if refused:
-            findings.append(_refused_states(mapping, place, column, name, condition, refused))
+            findings.append(_refused_states(mapping, relation, column, name, condition, refused))
     return findings
 
 
 def _refused_states(
-    mapping: Mapping, place: Place, column: Column, name: str, condition: str, refused: list[tuple[str, str]]
+    mapping: Mapping,
+    relation: Relation,
+    column: Column,
+    name: str,
+    condition: str,
+    refused: list[tuple[str, str]],
 ) -> Finding:
     values = ", ".join(repr(value) for _, value in refused)
     literals = ", ".join(literal(value) for _, value in refused)
     constraint = f"CONSTRAINT {identifier(name)}"
     change = (
-        f"ALTER TABLE {place.spelled} DROP {constraint}, ADD {constraint} "
+        f"ALTER TABLE {relation.spelled} DROP {constraint}, ADD {constraint} "
         f"CHECK ({condition} OR {identifier(column.name)} IN ({literals})) NOT VALID"
     )
     return Finding(
@@ -215,7 +220,7 @@ class Examined:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CheckedTable:
     """A table that matches its mapping."""
 
     oid: int
@@ -223,7 +228,7 @@ class Found:
     warnings: list[str]
 
 
-def check(connection: Connection, mapping: Mapping) -> Found:
+def check(connection: Connection, mapping: Mapping) -> CheckedTable:
     """Compare the table with its mapping.
 
     Raises:
@@ -232,38 +237,40 @@ def check(connection: Connection, mapping: Mapping) -> Found:
     found = examine(connection, mapping)
     refuse(found.findings)
     assert found.oid is not None
-    return Found(found.oid, _types(mapping, found.columns), [str(finding) for finding in found.findings])
+    return CheckedTable(
+        found.oid, _types(mapping, found.columns), [str(finding) for finding in found.findings]
+    )
 
 
 def examine(connection: Connection, mapping: Mapping) -> Examined:
     """Return everything that is to be corrected in the table or in the mapping."""
-    place = look_up(connection, mapping.schema, mapping.table)
-    if place is None:
+    relation = look_up(connection, mapping.schema, mapping.table)
+    if relation is None:
         return Examined(None, {}, [missing_table(connection, mapping)])
-    if finding := unsuitable(place):
+    if finding := unsuitable(relation):
         return Examined(None, {}, [finding])
-    columns = read_columns(connection, place.oid)
+    columns = read_columns(connection, relation.oid)
     of_columns = [
         finding
         for ours, theirs in mapping.columns.items()
         # One column may be both; what a seq must be is enough for an id.
         if not (ours == "id" and theirs == mapping.columns.get("seq"))
-        for finding in _mismatches(mapping, place, ours, theirs, columns)
+        for finding in _mismatches(mapping, relation, ours, theirs, columns)
     ]
     if mapping.slot is not None:
         # Nothing is marked or claimed.
-        return Examined(place.oid, columns, [*lacking_rights(place), *of_columns])
+        return Examined(relation.oid, columns, [*lacking_rights(relation), *of_columns])
     findings = [
-        *lacking_rights(place),
+        *lacking_rights(relation),
         *of_columns,
-        *_unwritable(mapping, place, columns),
-        *_wrong_states(connection, mapping, place, columns),
-        *forgetful(mapping, place, columns),
-        *_ageless(mapping, place),
-        *missing_indexes(connection, mapping, place, columns),
-        *ending(connection, place),
+        *_unwritable(mapping, relation, columns),
+        *_wrong_states(connection, mapping, relation, columns),
+        *forgetful(mapping, relation, columns),
+        *_ageless(mapping, relation),
+        *missing_indexes(connection, mapping, relation, columns),
+        *ending(connection, relation),
     ]
-    return Examined(place.oid, columns, findings)
+    return Examined(relation.oid, columns, findings)
 
 
 def _types(mapping: Mapping, columns: dict[str, Column]) -> Types:

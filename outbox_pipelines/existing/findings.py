@@ -18,7 +18,7 @@ from outbox_pipelines.config.table_mapping import Mapping
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.existing import existing_sql
-from outbox_pipelines.existing.pg_catalog import Column, Place, elsewhere
+from outbox_pipelines.existing.pg_catalog import Column, Relation, elsewhere
 from outbox_pipelines.existing.table_statements import COUNTED, DEAD
 
 _LIMIT: Final = re.compile(r"\((\d+)\)$")
@@ -65,29 +65,29 @@ def refuse(findings: list[Finding]) -> None:
             raise SetupError(str(finding))
 
 
-def unsuitable(place: Place) -> Finding | None:
+def unsuitable(relation: Relation) -> Finding | None:
     """Return why a relation cannot be a marked table."""
-    if place.root is not None and place.kind in ("r", "p", "f"):
-        return Finding(f"{place.spelled} is a partition", f"name its parent, {place.root}")
-    if place.kind not in ("r", "p"):
-        what = _RELATIONS.get(place.kind, "something different")
+    if relation.root is not None and relation.kind in ("r", "p", "f"):
+        return Finding(f"{relation.spelled} is a partition", f"name its parent, {relation.root}")
+    if relation.kind not in ("r", "p"):
+        what = _RELATIONS.get(relation.kind, "something different")
         remedy = "name the table that has the events"
-        if place.kind == "v":
+        if relation.kind == "v":
             remedy += "; if `outbox adopt` has made it a view, relay the append-only outbox, without [table]"
-        return Finding(f"{place.spelled} is not a table but {what}", remedy)
+        return Finding(f"{relation.spelled} is not a table but {what}", remedy)
     return None
 
 
-def lacking_rights(place: Place) -> list[Finding]:
+def lacking_rights(relation: Relation) -> list[Finding]:
     """Return the rights to the whole table that the role lacks."""
-    table, user = place.spelled, place.user
+    table, user = relation.spelled, relation.user
     findings: list[Finding] = []
-    if not place.may_use:
-        schema = identifier(place.schema)
+    if not relation.may_use:
+        schema = identifier(relation.schema)
         findings.append(lacks(f"role {user} may not use schema {schema}", f"USAGE ON SCHEMA {schema}", user))
-    if not (place.may_read and place.may_write):
+    if not (relation.may_read and relation.may_write):
         findings.append(lacks(f"role {user} may not relay {table}", f"SELECT, UPDATE ON {table}", user))
-    if place.is_filtered:
+    if relation.is_filtered:
         findings.append(
             Finding(
                 f"row security of {table} hides rows from role {user}, so their events would be lost",
@@ -112,9 +112,9 @@ def missing_table(connection: Connection, mapping: Mapping) -> Finding:
     )
 
 
-def forgetful(mapping: Mapping, place: Place, columns: dict[str, Column]) -> list[Finding]:
+def forgetful(mapping: Mapping, relation: Relation, columns: dict[str, Column]) -> list[Finding]:
     """Return what of refusals and dead letters the rows cannot record."""
-    add = f"ALTER TABLE {place.spelled} ADD COLUMN"
+    add = f"ALTER TABLE {relation.spelled} ADD COLUMN"
     name_it = "name the column in [table.columns], if necessary after"
     error = columns.get(mapping.columns.get("last_error", ""))
     limit = _LIMIT.search(error.declared) if error else None
@@ -126,7 +126,7 @@ def forgetful(mapping: Mapping, place: Place, columns: dict[str, Column]) -> lis
                 f"column {error.name!r} of {mapping} has no room for the {needed} characters that say who "
                 "has refused a row",
                 "remove last_error from [table.columns], or",
-                (f"ALTER TABLE {place.spelled} {change}",),
+                (f"ALTER TABLE {relation.spelled} {change}",),
             )
         ]
     if not mapping.remembers_failures:
@@ -152,7 +152,7 @@ def forgetful(mapping: Mapping, place: Place, columns: dict[str, Column]) -> lis
 
 
 def missing_indexes(
-    connection: Connection, mapping: Mapping, place: Place, columns: dict[str, Column]
+    connection: Connection, mapping: Mapping, relation: Relation, columns: dict[str, Column]
 ) -> list[Finding]:
     """Return the indexes without which a claim or a mark must read the whole table."""
     order = mapping.columns[mapping.order]
@@ -163,7 +163,7 @@ def missing_indexes(
     value = f"'{pending}'" if mapping.has_status else "IS NULL"
     if mapping.has_status and (status := columns.get(marker)) is not None and status.is_whole:
         value = f"= {pending}"
-    given = {"oid": place.oid, "order": order, "key": key, "marker": marker, "value": value}
+    given = {"oid": relation.oid, "order": order, "key": key, "marker": marker, "value": value}
     leaves = connection.execute(existing_sql.LEAVES, {**given, "has_status": mapping.has_status}).fetchall()
     condition = f"{identifier(marker)} {f'= {literal(pending)}' if mapping.has_status else value}"
     over_pending = f" ({identifier(order)}) WHERE {condition}"
@@ -183,14 +183,14 @@ def _missing_index(leaves: list[str], what: str, index: str) -> list[Finding]:
     return [Finding(f"{leaves[0]} has no index {what}", statements=statements, is_error=False)]
 
 
-def ending(connection: Connection, place: Place) -> list[Finding]:
-    row = connection.execute(existing_sql.ENDING, {"oid": place.oid}).fetchone()
+def ending(connection: Connection, relation: Relation) -> list[Finding]:
+    row = connection.execute(existing_sql.ENDING, {"oid": relation.oid}).fetchone()
     if row is None:
         return []
     end, is_over = row
     problem = (
-        f"the newest partition of {place.spelled} {'ended' if is_over else 'ends'} on {end} UTC, and there "
-        f"is no default one: writers {'are' if is_over else 'will then be'} refused"
+        f"the newest partition of {relation.spelled} {'ended' if is_over else 'ends'} on {end} UTC, and "
+        f"there is no default one: writers {'are' if is_over else 'will then be'} refused"
     )
     remedy = "make the next one, or let `outbox table months` make them (OUTBOX_MONTHS_AHEAD)"
     return [Finding(problem, remedy, is_error=False)]

@@ -41,14 +41,14 @@ def own(settings: RelaySettings, shard: int | None, owner: str) -> TableOwnershi
 
 def make_worker(
     settings: ProcessSettings,
-    place: TableOwnership,
+    ownership: TableOwnership,
     producer: IdempotentProducer,
     blocked: SharedBlockedAggregates,
     run: Run,
 ) -> MarkedTableWorker:
     from outbox_pipelines.existing.table_worker import MarkedTableWorker
 
-    return MarkedTableWorker(settings, place, producer, blocked, run)
+    return MarkedTableWorker(settings, ownership, producer, blocked, run)
 
 
 def what_is_not_locked(settings: OutboxSettings) -> dict[str, Any]:

@@ -160,13 +160,13 @@ def ensure(settings: DaySettings, ahead: int | None = None) -> Made:
 
 
 def _find(connection: Connection, mapping: Mapping) -> _Table:
-    place = pg_catalog.look_up(connection, mapping.schema, mapping.table)
-    if place is None:
+    relation = pg_catalog.look_up(connection, mapping.schema, mapping.table)
+    if relation is None:
         findings.refuse(examine.examine(connection, mapping).findings)
-    assert place is not None
-    if finding := findings.unsuitable(place):
+    assert relation is not None
+    if finding := findings.unsuitable(relation):
         raise SetupError(str(finding))
-    (row,) = connection.execute(existing_sql.PARTITIONED, {"oid": place.oid}).fetchall()
+    (row,) = connection.execute(existing_sql.PARTITIONED, {"oid": relation.oid}).fetchall()
     table = _Table(*row)
     if not table.is_by_range or table.type not in _TIMES:
         raise SetupError(

@@ -51,7 +51,7 @@ KINDS: Final[dict[str, tuple[frozenset[str], str]]] = {
 NULLED: Final = ("published_at", "failed_at", "next_attempt_at")
 
 
-class Place(NamedTuple):
+class Relation(NamedTuple):
     """A relation, as `pg_catalog` describes it to this role."""
 
     oid: int
@@ -115,10 +115,10 @@ class Column(NamedTuple):
         return self.is_a in KINDS[ours][0]
 
 
-def look_up(connection: Connection, schema: str | None, name: str) -> Place | None:
+def look_up(connection: Connection, schema: str | None, name: str) -> Relation | None:
     """Return the relation of this name; without a schema, the one in OUTBOX_SCHEMA."""
     row = connection.execute(existing_sql.TABLE, {"schema": schema, "table": name}).fetchone()
-    return None if row is None else Place(*row)
+    return None if row is None else Relation(*row)
 
 
 def read_columns(connection: Connection, oid: int) -> dict[str, Column]:
@@ -152,30 +152,30 @@ def allows(connection: Connection, column: Column, condition: str, value: str) -
     return row == (True,)
 
 
-def occurring(connection: Connection, place: Place, column: Column) -> list[str]:
+def occurring(connection: Connection, relation: Relation, column: Column) -> list[str]:
     """Return values of a column that are cheap to know: the frequent ones, and those of a few rows."""
     few = sql.SQL(existing_sql.FEW).format(
-        column=sql.Identifier(column.name), table=sql.Identifier(place.schema, place.name)
+        column=sql.Identifier(column.name), table=sql.Identifier(relation.schema, relation.name)
     )
-    given = {"schema": place.schema, "table": place.name, "column": column.name}
+    given = {"schema": relation.schema, "table": relation.name, "column": column.name}
     found = {value for (value,) in connection.execute(existing_sql.FREQUENT, given).fetchall()}
     return sorted(found | {value for (value,) in _few(connection, few) if value is not None})
 
 
-def is_marked(connection: Connection, place: Place, flag: Column, time: Column) -> bool:
+def is_marked(connection: Connection, relation: Relation, flag: Column, time: Column) -> bool:
     """Whether one of a few rows has this flag and not yet this time."""
     marked = sql.SQL(existing_sql.MARKED).format(
         flag=sql.Identifier(flag.name),
         time=sql.Identifier(time.name),
-        table=sql.Identifier(place.schema, place.name),
+        table=sql.Identifier(relation.schema, relation.name),
     )
     return _few(connection, marked) == [(True,)]
 
 
-def count(connection: Connection, place: Place, condition: str) -> int:
+def count(connection: Connection, relation: Relation, condition: str) -> int:
     """Return how many rows match, up to a limit; 0 if that is not cheap to know."""
     query = sql.SQL(existing_sql.COUNT_SOME).format(
-        table=sql.Identifier(place.schema, place.name), condition=sql.SQL(condition)
+        table=sql.Identifier(relation.schema, relation.name), condition=sql.SQL(condition)
     )
     return sum(number for (number,) in _few(connection, query))
 

@@ -25,7 +25,7 @@ from outbox_pipelines.existing.table_statements import Keys
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.parked import DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.core.quarantine import Quarantine
-from outbox_pipelines.relay.kafka.topic_lookups import Topics
+from outbox_pipelines.relay.kafka.topic_lookups import TopicLookups
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns, describe
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.settings import ProcessSettings
@@ -50,7 +50,7 @@ class MarkedTableRetries(RowRetries):
         claims: Claims,
         blocked: BlockedAggregates,
         *,
-        topics: Topics,
+        topics: TopicLookups,
         schema_ids: SchemaIds | None = None,
         on_dead_letter: Callable[[DeadLetter], None],
     ) -> None:

@@ -217,7 +217,7 @@ class TableOwnership(Ownership):
         except psycopg.OperationalError as error:
             raise self._lost(error) from error
 
-    def release(self) -> None:
+    def close(self) -> None:
         if self._has_lock:
             with suppress(psycopg.OperationalError):
                 self._connection.execute(existing_sql.UNLOCK, self._lock(_HOLDS))

@@ -21,7 +21,7 @@ from outbox_pipelines.lint.effects import Effect, Effects, Site, is_statement
 from outbox_pipelines.lint.finding import APART, DUAL_WRITE, IN_HOOK
 from outbox_pipelines.lint.libraries import ROW_WRITES, Library, Role, Thing
 from outbox_pipelines.lint.module import Module
-from outbox_pipelines.lint.outbox_writes import Found, is_callers
+from outbox_pipelines.lint.outbox_writes import RuleFinding, is_callers
 from outbox_pipelines.lint.story import Act, Around, Ending, Shelter, Step, Story, follows
 from outbox_pipelines.lint.syntax import Touch, path_of
 
@@ -41,7 +41,7 @@ _EVENTS: Final = {
 AFTER_COMMIT: Final = "after_commit"
 
 
-def before_commit(story: Story, module: Module, effects: Effects) -> Iterator[Found]:
+def before_commit(story: Story, module: Module, effects: Effects) -> Iterator[RuleFinding]:
     """Yield publishes inside a transaction that writes."""
     published = [step for step in story.steps if _only_publishes(step, story, module, effects)]
     if not published or is_relay(story):
@@ -164,7 +164,7 @@ def _is_certain(commit: Step, thing: Thing) -> bool:
     return not commit.implicit or thing.autocommit is False
 
 
-def in_hook(story: Story, module: Module, effects: Effects) -> Iterator[Found]:
+def in_hook(story: Story, module: Module, effects: Effects) -> Iterator[RuleFinding]:
     """Yield publishes in a hook."""
     hook = hook_of(story, module)
     if hook in ("", AFTER_COMMIT) or is_relay(story):
@@ -250,7 +250,7 @@ class Done:
         return self.effect.publishes is not None and (self.effect.writes is not None or self.effect.commits)
 
 
-def beside_commit(story: Story, module: Module, effects: Effects) -> Iterator[Found]:
+def beside_commit(story: Story, module: Module, effects: Effects) -> Iterator[RuleFinding]:
     """Yield messages after a commit, and messages before a commit that does not include them."""
     done = steps(story, module, effects)
     if is_relay(story) or not any(one.effect.publishes for one in done):
@@ -337,7 +337,7 @@ _ORDERS: Final = {
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class DualWrite:
     """A function that writes and publishes, with the lines of both and the places they lead to."""
 
     path: str
@@ -348,18 +348,18 @@ class Place:
     publishes: list[str]
 
 
-def places(read: Read) -> list[Place]:
+def dual_writes(read: Read) -> list[DualWrite]:
     """Return all places, in order."""
     found = (
-        place
+        dual_write
         for module in read.modules.values()
         for story in module.stories
-        if (place := _place(story, module, read)) is not None
+        if (dual_write := _dual_write(story, module, read)) is not None
     )
     return sorted(found)
 
 
-def _place(story: Story, module: Module, read: Read) -> Place | None:
+def _dual_write(story: Story, module: Module, read: Read) -> DualWrite | None:
     done = steps(story, module, read.effects)
     published = [one for one in done if one.effect.publishes and not one.is_both]
     written = [one for one in done if (one.effect.writes or one.effect.commits) and not one.is_both]
@@ -374,7 +374,7 @@ def _place(story: Story, module: Module, read: Read) -> Place | None:
     line = getattr(story.node, "lineno", 1)
     order = "; ".join(f"{_ORDERS[code]} ({code})" for code in sorted(codes)) or "order unknown"
     writes = [_line(one, one.effect.writes) for one in written] or [f"{hook}: the row that is saved"]
-    return Place(
+    return DualWrite(
         module.path,
         line,
         story.key or "the module",

@@ -40,7 +40,7 @@ _PUBLISHING = re.compile(
 _BROKEN: Final = (SyntaxError, ValueError, RecursionError, MemoryError)
 _CONNECTING = re.compile(rb"\.connect\(|\blisten\(")
 _WORD = re.compile(rb"[A-Za-z_]\w+")
-_CHECKS: Final[tuple[Callable[[Story, Module], Iterable[outbox_writes.Found]], ...]] = (
+_CHECKS: Final[tuple[Callable[[Story, Module], Iterable[outbox_writes.RuleFinding]], ...]] = (
     outbox_writes.outside,
     outbox_writes.after_commit,
     outbox_writes.elsewhere,
@@ -49,7 +49,9 @@ _CHECKS: Final[tuple[Callable[[Story, Module], Iterable[outbox_writes.Found]], .
     outbox_writes.past_helper,
     outbox_writes.changed,
 )
-_CHECKS_OF_MESSAGES: Final[tuple[Callable[[Story, Module, Effects], Iterable[outbox_writes.Found]], ...]] = (
+_CHECKS_OF_MESSAGES: Final[
+    tuple[Callable[[Story, Module, Effects], Iterable[outbox_writes.RuleFinding]], ...]
+] = (
     dual_write.before_commit,
     dual_write.in_hook,
     dual_write.beside_commit,

@@ -28,11 +28,11 @@ from outbox_pipelines.lint.module import Module
 from outbox_pipelines.lint.story import Act, Around, Shelter, Step, Story, follows
 from outbox_pipelines.lint.syntax import Touch, is_task, path_of
 
-Found = tuple[Rule, ast.expr | ast.stmt, str]
+RuleFinding = tuple[Rule, ast.expr | ast.stmt, str]
 _IN_BLOCK: Final = (Shelter.TRANSACTION, Shelter.PERHAPS)
 
 
-def outside(story: Story, module: Module) -> Iterator[Found]:
+def outside(story: Story, module: Module) -> Iterator[RuleFinding]:
     """Yield events that are committed separately."""
     for emit in story.of(Act.EMIT):
         thing = emit.thing
@@ -86,7 +86,7 @@ def _is_entered_from_outside(story: Story, module: Module) -> bool:
     return any(is_task(decorator) for decorator in node.decorator_list)
 
 
-def after_commit(story: Story, module: Module) -> Iterator[Found]:
+def after_commit(story: Story, module: Module) -> Iterator[RuleFinding]:
     """Yield events after the commit that no further commit follows."""
     for emit in story.of(Act.EMIT):
         thing = emit.thing
@@ -121,7 +121,7 @@ def _between(story: Story, thing: Thing, commit: Step, emit: Step) -> bool:
     return any(follows(step, commit) and follows(emit, step) for step in story.on(thing, Act.WRITE, Act.USE))
 
 
-def elsewhere(story: Story, _: Module) -> Iterator[Found]:
+def elsewhere(story: Story, _: Module) -> Iterator[RuleFinding]:
     """Yield events on a connection that does nothing else, while the rows use another connection."""
     for emit in story.of(Act.EMIT):
         thing = emit.thing
@@ -146,7 +146,7 @@ def _are_apart(one: Thing, other: Thing) -> bool:
     return one.role is other.role or not (is_callers(one) and is_callers(other))
 
 
-def not_awaited(story: Story, _: Module) -> Iterator[Found]:
+def not_awaited(story: Story, _: Module) -> Iterator[RuleFinding]:
     """Yield coroutines that are never awaited."""
     for emit in story.of(Act.EMIT):
         if emit.dropped and emit.thing and emit.thing.is_async:
@@ -157,7 +157,7 @@ def not_awaited(story: Story, _: Module) -> Iterator[Found]:
             )
 
 
-def swallowed(story: Story, _: Module) -> Iterator[Found]:
+def swallowed(story: Story, _: Module) -> Iterator[RuleFinding]:
     """Yield events whose failure does not roll back their rows."""
     for emit in story.of(Act.EMIT):
         for depth, block in enumerate(emit.around):
@@ -182,7 +182,7 @@ def _ends_with_it(story: Story, emit: Step, depth: int, swallow: Around) -> bool
     )
 
 
-def past_helper(story: Story, _: Module) -> Iterator[Found]:
+def past_helper(story: Story, _: Module) -> Iterator[RuleFinding]:
     """Yield events written without the checks of `emit`."""
     for step in story.steps:
         if step.touch is Touch.INSERT:
@@ -193,7 +193,7 @@ def past_helper(story: Story, _: Module) -> Iterator[Found]:
             )
 
 
-def changed(story: Story, _: Module) -> Iterator[Found]:
+def changed(story: Story, _: Module) -> Iterator[RuleFinding]:
     """Yield changes and deletions of rows in the append-only table."""
     for step in story.steps:
         if step.touch is Touch.CHANGE:

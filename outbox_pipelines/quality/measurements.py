@@ -12,7 +12,7 @@ from outbox_pipelines.quality.slots import Slots
 CAP: Final = 100_000
 """Counting of backlog, parked events and dead letters stops here."""
 STILL_SECONDS: Final = 60.0
-"""A running replay that reports nothing for so long stands still; it reports once a second."""
+"""Seconds without a report after which a running replay counts as stopped; it reports once a second."""
 
 
 @dataclass(frozen=True, slots=True)

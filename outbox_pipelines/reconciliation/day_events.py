@@ -144,8 +144,8 @@ def _of_archive(settings: DaySettings, day: date, manifest_sha256: str | None) -
     archive.require([day])
     if day not in archive.manifests:
         raise SetupError(f"{day} is neither in the table nor in {settings.archive} (OUTBOX_ARCHIVE)")
-    if removed := [each for each in archive.manifests[day].changes if each.kind == "expired"]:
-        events = counted(sum(each.events for each in removed), "event")
+    if removed := [change for change in archive.manifests[day].changes if change.kind == "expired"]:
+        events = counted(sum(change.events for change in removed), "event")
         raise SetupError(
             f"{events} of {day} were removed by retention on {removed[-1].at:%Y-%m-%d}: the day cannot be "
             "reconciled"

@@ -142,7 +142,7 @@ def _is_own(
             with suppress(ValueError):
                 ids.append(UUID(id or ""))
         types = connection.execute(reconciliation_sql.TYPES_OF, {"ids": ids}).fetchall() if ids else []
-        if any(router.topic_or_empty(*each) == name for each in types):
+        if any(router.topic_or_empty(*pair) == name for pair in types):
             return True
     if failed is not None:
         raise failed

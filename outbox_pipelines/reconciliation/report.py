@@ -24,7 +24,7 @@ EXAMPLES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FindingKind:
     """A kind of finding."""
 
     name: str
@@ -61,7 +61,7 @@ class Example:
 class Finding:
     """A kind of finding with its count and examples."""
 
-    kind: Kind
+    kind: FindingKind
     count: int
     examples: list[Example] = field(default_factory=list)
 
@@ -79,7 +79,7 @@ class Side:
     @property
     def status(self) -> Status:
         """The highest severity of its findings."""
-        return max((each.kind.status for each in self.findings), default=Status.OK)
+        return max((finding.kind.status for finding in self.findings), default=Status.OK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Report:
                     "status": side.status.name,
                     "compared": side.compared,
                     "notes": side.notes,
-                    "findings": [_described(each) for each in side.findings],
+                    "findings": [_described(finding) for finding in side.findings],
                 }
                 for side in self.sides
             ],
@@ -170,14 +170,14 @@ def _described(found: Finding) -> dict[str, Any]:
 
 
 _OF_TOPICS: Final = (
-    Kind(
+    FindingKind(
         "missing",
         reconciliation_sql.MISSING,
         Status.ERROR,
         "recorded as published, but not in any topic",
         "check whether the topic was recreated or rerouted, then resend: docs/reconciliation.md, missing",
     ),
-    Kind(
+    FindingKind(
         "wrong_topic",
         reconciliation_sql.WRONG_TOPIC,
         Status.ERROR,
@@ -185,7 +185,7 @@ _OF_TOPICS: Final = (
         "check OUTBOX_TOPIC, OUTBOX_EVENT_TYPES and OUTBOX_AGGREGATE_TYPES, of the relay and of this "
         "command: docs/reconciliation.md, wrong_topic",
     ),
-    Kind(
+    FindingKind(
         "phantom",
         reconciliation_sql.PHANTOM,
         Status.ERROR,
@@ -193,50 +193,54 @@ _OF_TOPICS: Final = (
         "find the other producer of the topic; after a failover or a restore, the database has lost "
         "these events: docs/reconciliation.md, phantom",
     ),
-    Kind(
+    FindingKind(
         "out_of_order",
         reconciliation_sql.OUT_OF_ORDER,
         Status.ERROR,
         "published after a later event of their aggregate",
         "check that writers lock the aggregate before they insert: docs/reconciliation.md, out_of_order",
     ),
-    Kind(
+    FindingKind(
         "duplicated",
         reconciliation_sql.DUPLICATED,
         Status.WARN,
         "extra messages: their event was already in the topic",
         "normal after a crash with at_least_once; idempotent consumers skip ids that they have processed",
     ),
-    Kind(
+    FindingKind(
         "lagging",
         reconciliation_sql.LAGGING,
         Status.WARN,
         "not published yet",
         "run `outbox status` for the cause and the fix; then run this again",
     ),
-    Kind(
+    FindingKind(
         "unreadable",
         reconciliation_sql.UNREADABLE,
         Status.WARN,
         "messages without a valid event id",
         "find the other producer of the topic, or correct OUTBOX_HEADER_NAMES",
     ),
-    Kind(
+    FindingKind(
         "unknowable",
         reconciliation_sql.UNKNOWABLE,
         Status.WARN,
         "published, but no longer or not yet in the topic",
         "reconcile within the topic's retention; consumers are compared with the remaining messages",
     ),
-    Kind(
+    FindingKind(
         "late_replays", reconciliation_sql.LATE_REPLAYS, Status.OK, "dead letters published late, by a replay"
     ),
-    Kind("dead_letters", reconciliation_sql.DEAD, Status.OK, "not published: see `outbox dead-letters list`"),
-    Kind("discarded", reconciliation_sql.GIVEN_UP, Status.OK, "not published: discarded by an operator"),
+    FindingKind(
+        "dead_letters", reconciliation_sql.DEAD, Status.OK, "not published: see `outbox dead-letters list`"
+    ),
+    FindingKind(
+        "discarded", reconciliation_sql.GIVEN_UP, Status.OK, "not published: discarded by an operator"
+    ),
 )
 
 _OF_CONSUMER: Final = (
-    Kind(
+    FindingKind(
         "missing",
         reconciliation_sql.NOT_HANDLED,
         Status.ERROR,
@@ -244,35 +248,35 @@ _OF_CONSUMER: Final = (
         "check the consumer's types and topics, then set its group's offsets back: "
         "recorded events are skipped",
     ),
-    Kind(
+    FindingKind(
         "phantom",
         reconciliation_sql.STRANGE,
         Status.ERROR,
         "recorded ids of the day that belong to no event",
         "find the producer; if the source also handles other outboxes, set handles_others = true",
     ),
-    Kind(
+    FindingKind(
         "dead_letters",
         reconciliation_sql.CONSUMER_DEAD,
         Status.WARN,
         "received, but all attempts of their handler failed",
         "fix the cause, then run `outbox consumer dead-letters replay` in the consumer's database",
     ),
-    Kind(
+    FindingKind(
         "lagging",
         reconciliation_sql.CONSUMER_LAGGING,
         Status.WARN,
         "not handled yet",
         "check that it runs; reconcile again later",
     ),
-    Kind(
+    FindingKind(
         "forgotten",
         reconciliation_sql.FORGOTTEN,
         Status.WARN,
         "cannot be verified: the consumer's rows of that time are pruned",
         "if they are not pruned, set keep_days; otherwise reconcile earlier, before they are pruned",
     ),
-    Kind(
+    FindingKind(
         "discarded",
         reconciliation_sql.CONSUMER_GIVEN_UP,
         Status.OK,
@@ -315,12 +319,12 @@ def passed_on(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Return findings as JSON, for `merged`."""
     return [
         {
-            "name": each.kind.name,
-            "count": each.count,
-            "examples": [dataclasses.asdict(example) for example in each.examples],
+            "name": finding.kind.name,
+            "count": finding.count,
+            "examples": [dataclasses.asdict(example) for example in finding.examples],
         }
-        for each in findings
-        if each.count
+        for finding in findings
+        if finding.count
     ]
 
 
@@ -349,7 +353,7 @@ def side(consumer: Consumer) -> str:
     return "consumer " + consumer.name.replace("'", "''")
 
 
-def _find(space: Workspace, query: str, kind: Kind) -> Finding:
+def _find(space: Workspace, query: str, kind: FindingKind) -> Finding:
     amount = "extra" if query is reconciliation_sql.DUPLICATED else "1"
     (count,) = space.row(reconciliation_sql.COUNT.format(amount=amount, finding=query))
     examples = space.rows(reconciliation_sql.EXAMPLES.format(finding=query, limit=EXAMPLES)) if count else []

@@ -345,12 +345,12 @@ def _describe(space: Workspace, of: Day, kept_from: dict[int, int | None]) -> No
     space.add(reconciliation_sql.ADD_ROUTED, pa.Table.from_pylist(kinds, _KINDS))
     topics = [
         {
-            "topic": each.number,
-            "name": each.name,
-            "kept_from": kept_from.get(each.number),
-            "doubt": each.doubt,
+            "topic": topic.number,
+            "name": topic.name,
+            "kept_from": kept_from.get(topic.number),
+            "doubt": topic.doubt,
         }
-        for each in of.topics
+        for topic in of.topics
     ]
     space.add(reconciliation_sql.ADD_TOPICS, pa.Table.from_pylist(topics, _DESCRIBED))
 

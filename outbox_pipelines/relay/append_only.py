@@ -17,7 +17,7 @@ from outbox_pipelines.settings import OutboxSettings, ProcessSettings, RelaySett
 if TYPE_CHECKING:
     from outbox_pipelines.relay.kafka.producer import IdempotentProducer
     from outbox_pipelines.relay.lease.shard import Shard
-    from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters
+    from outbox_pipelines.relay.parking.dead_letter_store import ParkedDeadLetters
     from outbox_pipelines.relay.run import Run
     from outbox_pipelines.relay.shared import SharedBlockedAggregates
     from outbox_pipelines.relay.worker import Worker
@@ -47,14 +47,14 @@ def own(settings: RelaySettings, shard: int | None, owner: str) -> Shard:
 
 def make_worker(
     settings: ProcessSettings,
-    place: Shard,
+    ownership: Shard,
     producer: IdempotentProducer,
     blocked: SharedBlockedAggregates,
     run: Run,
 ) -> Worker:
     from outbox_pipelines.relay.worker import make_worker
 
-    return make_worker(settings, place, producer, blocked, run)
+    return make_worker(settings, ownership, producer, blocked, run)
 
 
 def fleet_name(settings: OutboxSettings) -> str:
@@ -65,7 +65,7 @@ def lock_of_all(settings: OutboxSettings, connection: Connection) -> int | None:
     return None
 
 
-def dead_letters(settings: OutboxSettings) -> DeadLetters:
-    from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters
+def dead_letters(settings: OutboxSettings) -> ParkedDeadLetters:
+    from outbox_pipelines.relay.parking.dead_letter_store import ParkedDeadLetters
 
-    return DeadLetters(settings)
+    return ParkedDeadLetters(settings)

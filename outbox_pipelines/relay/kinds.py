@@ -1,4 +1,4 @@
-"""What the append-only outbox and an existing table have each in its own way; `of` chooses between them.
+"""The differences between the append-only outbox and a marked table; `of` chooses between them.
 
 Invariants:
 - A kind is a module that is imported by its name when it is asked for: nothing imports a wing, and a command
@@ -26,7 +26,7 @@ _EXISTING_TABLE: Final = "outbox_pipelines.existing.kind"
 
 
 class Worker(Protocol):
-    """Relays what it owns until it is stopped."""
+    """Relays a shard until it is stopped."""
 
     totals: Totals
 
@@ -40,7 +40,7 @@ class Worker(Protocol):
 
 
 class Store(Protocol):
-    """Where dead letters are kept: those of a relay, and those of consumers."""
+    """Dead letters of a relay or of consumers."""
 
     def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
         """Return the dead letters that meet all given conditions, with `total`, `by_error` and `rows`.
@@ -66,14 +66,14 @@ class Store(Protocol):
 
 
 class DeadLetters(Store, Protocol):
-    """Those of a relay. Ids are given as text."""
+    """Dead letters of a relay. Ids are text."""
 
     def replay(self, given: Mapping[str, Any], *, actor: str, reason: str, seconds: float) -> Replayed:
-        """Replay dead letters, and wait at most so long until a relay has tried each."""
+        """Replay dead letters, and wait up to `seconds` until a relay has tried each."""
 
 
 class Kind(Protocol):
-    """What depends on the table that is relayed. All of it raises `SetupError` for what is not set up."""
+    """Functions that depend on the table that is relayed. All raise `SetupError` for a missing setup."""
 
     has_days: bool
     """Whether its rows are kept in days, which are closed, archived and dropped."""
@@ -92,12 +92,12 @@ class Kind(Protocol):
     def make_worker(
         self,
         settings: ProcessSettings,
-        place: Any,
+        ownership: Any,
         producer: IdempotentProducer,
         blocked: SharedBlockedAggregates,
         run: Run,
     ) -> Worker:
-        """Return a worker for what `own` has returned, once it is taken."""
+        """Return a worker for the result of `own`, after the shard is taken."""
 
     def measure(self, settings: ProcessSettings) -> Measurements:
         """Return the measurements for the status, checks, alerts and metrics."""
@@ -106,10 +106,10 @@ class Kind(Protocol):
         """Return the figures that no lock of another session conceals."""
 
     def dead_letters(self, settings: ProcessSettings) -> DeadLetters:
-        """Return where its dead letters are."""
+        """Return its dead letters."""
 
     def fleet_name(self, settings: ProcessSettings) -> str:
-        """Return what names the lock of the processes that stand by for it."""
+        """Return the name of the lock of its standby processes."""
 
     def lock_of_all(self, settings: ProcessSettings, connection: Connection) -> int | None:
         """Return the key of the lock that the owner of the whole table has; None: each shard has its own."""

@@ -133,7 +133,7 @@ def _relay(
     pauses, totals, outage = _pauses(), Totals(), RepeatedLines(_LOG)
     with limited_after(stop):
         while True:
-            place: Ownership | None = None
+            ownership: Ownership | None = None
             worker: kinds.Worker | None = None
             lost = threading.Event()
             sessions = ExitStack()
@@ -144,17 +144,17 @@ def _relay(
                 producer = IdempotentProducer(settings)
                 if not has_worked:
                     _look_for_kafka(producer, run)
-                place = kind.own(settings, shard, owner)
+                ownership = kind.own(settings, shard, owner)
                 has_worked = True
                 metrics.reached()
-                sessions.enter_context(noticing(settings, place, lost))
-                if not _take(place, standby, stop, producer.idle):
+                sessions.enter_context(noticing(settings, ownership, lost))
+                if not _take(ownership, standby, stop, producer.idle):
                     break
                 # The worker sends its own heartbeats, but only once it runs.
-                with beating(place.beat, settings.lease_seconds / 5):
-                    metrics.took(place.shard)
-                    worker = kind.make_worker(settings, place, producer, blocked, run)
-                    on_take(place.shard)
+                with beating(ownership.beat, settings.lease_seconds / 5):
+                    metrics.took(ownership.shard)
+                    worker = kind.make_worker(settings, ownership, producer, blocked, run)
+                    on_take(ownership.shard)
                     has_taken, pauses = True, _pauses()
                     outage.end("outage", "relaying again")
                 with collecting_rarely():
@@ -182,8 +182,8 @@ def _relay(
             finally:
                 if worker is not None:
                     totals += worker.totals
-                if place is not None:
-                    place.release()
+                if ownership is not None:
+                    ownership.close()
                 sessions.close()
                 metrics.returned()
             stop.wait(next(pauses))
@@ -191,9 +191,9 @@ def _relay(
 
 
 def _look_for_kafka(producer: IdempotentProducer, run: Run) -> None:
-    """Raise a wrong setting, before the relay waits; a run that ends by itself raises an outage, too.
+    """Raise a wrong setting before the relay waits; a run with an end also raises an outage.
 
-    A service takes its shard and waits as the owner: an outage is no missing relay.
+    A service takes its shard and waits as the owner: during an outage its relay is not missing.
     """
     try:
         producer.connect()
@@ -213,7 +213,7 @@ def _pauses() -> Iterator[float]:
         pause = min(pause * 2, 5.0)
 
 
-def _take(place: Ownership, standby: Standby, stop: threading.Event, idle: Callable[[], None]) -> bool:
+def _take(ownership: Ownership, standby: Standby, stop: threading.Event, idle: Callable[[], None]) -> bool:
     """Wait for the shard as `standby` says; return False if the relay is stopped first.
 
     Args:
@@ -222,27 +222,27 @@ def _take(place: Ownership, standby: Standby, stop: threading.Event, idle: Calla
     is_next = False
     # A relay that was killed a moment ago still has what this one tries to take.
     for _ in locks.tries():
-        if place.try_take():
+        if ownership.try_take():
             return True
-        is_next = standby in (Standby.NEXT, Standby.ANY) and place.try_wait()
+        is_next = standby in (Standby.NEXT, Standby.ANY) and ownership.try_wait()
         if is_next or standby in (Standby.ANY, Standby.SKIP) or stop.is_set():
             break
     if standby in (Standby.REFUSE, Standby.SKIP):
-        raise ShardOwnedError(place.describe_owner())
+        raise ShardOwnedError(ownership.describe_owner())
     if standby is Standby.NEXT and not is_next:
-        raise ShardOwnedError(f"{place.describe_owner()}, and another relay already waits for it")
+        raise ShardOwnedError(f"{ownership.describe_owner()}, and another relay already waits for it")
     look_at, seen = time.monotonic() + _INTRUDER_SECONDS, None
     idle_at = 0.0
     while not stop.wait(_STANDBY_POLL):
-        if place.try_take():
+        if ownership.try_take():
             return True
-        is_next = is_next or place.try_wait()
+        is_next = is_next or ownership.try_wait()
         if time.monotonic() >= idle_at:
             idle_at = time.monotonic() + 1.0
             idle()
-            place.end_silent()
+            ownership.end_silent()
         if time.monotonic() >= look_at:
-            look_at, found = time.monotonic() + _INTRUDER_SECONDS, place.intruder()
+            look_at, found = time.monotonic() + _INTRUDER_SECONDS, ownership.intruder()
             # Only if seen twice, because a relay that is just taking the shard looks like an intruder. Then
             # once for each session.
             if found is not None and seen == (found[0], False):

@@ -24,7 +24,7 @@ from outbox_pipelines.settings import MessageSettings
 
 SAME: Final = "{topic}"
 _SECONDS: Final = 15.0
-Kind = tuple[str, str]
+EventTypeNames = tuple[str, str]
 """Aggregate type and event type."""
 
 
@@ -42,8 +42,8 @@ def check(target: str) -> None:
 
 
 def routes(
-    settings: MessageSettings, kinds: Iterable[Kind], topics: Iterable[str], target: str
-) -> dict[Kind, tuple[str, str]]:
+    settings: MessageSettings, kinds: Iterable[EventTypeNames], topics: Iterable[str], target: str
+) -> dict[EventTypeNames, tuple[str, str]]:
     """Return original and target topic of each kind of event; only of these topics, if any is given."""
     router, wanted = Router(settings), set(topics)
     found = {kind: router.topic_or_empty(*kind) for kind in kinds}

@@ -142,7 +142,7 @@ def _run(
     settings: ProcessSettings,
     reader: Reader,
     replay: Replay,
-    routes: Mapping[replay_topics.Kind, tuple[str, str]],
+    routes: Mapping[replay_topics.EventTypeNames, tuple[str, str]],
     partitions: Mapping[str, int],
     rate: float,
     is_stopped: Callable[[], bool],
@@ -157,7 +157,7 @@ def _run(
         return advance(connection, replay.id, position, sent, wanted, error)
 
     def is_ended() -> bool:
-        """Save and tell how far it is, also while Kafka is waited for; return whether to end."""
+        """Save and report the progress, also while the replay waits for Kafka; return whether to end."""
         nonlocal state, saved_at, said_at, said_sent
         if time.monotonic() > saved_at + _SAVE_SECONDS:
             state, saved_at = save("running"), time.monotonic()
@@ -191,7 +191,7 @@ def _sender(
     settings: ProcessSettings,
     connection: Connection,
     replay: Replay,
-    topics: Mapping[replay_topics.Kind, str],
+    topics: Mapping[replay_topics.EventTypeNames, str],
     partitions: Mapping[str, int],
     rate: float,
     is_ended: Callable[[], bool],
@@ -246,7 +246,7 @@ def _count(settings: ProcessSettings, reader: Reader, target: str) -> list[Count
 
 def _routes(
     settings: ProcessSettings, found: list[Counted], topics: Sequence[str], target: str
-) -> dict[replay_topics.Kind, tuple[str, str]]:
+) -> dict[replay_topics.EventTypeNames, tuple[str, str]]:
     kinds = {(each.aggregate_type, each.event_type) for each in found}
     return replay_topics.routes(settings, kinds, topics, target)
 

@@ -30,7 +30,7 @@ from outbox_pipelines.relay.core.outcomes import Kind
 from outbox_pipelines.relay.core.producers import FirstAcknowledgments
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.message import Encoder, is_framed
-from outbox_pipelines.replay.replay_topics import Kind as Types
+from outbox_pipelines.replay.replay_topics import EventTypeNames as Types
 from outbox_pipelines.settings import MessageSettings
 
 QUEUE: Final = {"queue_buffering_max_messages": 10_000, "queue_buffering_max_kbytes": 32_768}

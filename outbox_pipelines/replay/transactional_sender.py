@@ -32,7 +32,7 @@ from outbox_pipelines.relay.kafka.transactional_producer import Place, Transacti
 from outbox_pipelines.relay.lease.shard_ownership import identity_of
 from outbox_pipelines.replay import replay_sql
 from outbox_pipelines.replay.replay_record import Replay, advance
-from outbox_pipelines.replay.replay_topics import Kind as Types
+from outbox_pipelines.replay.replay_topics import EventTypeNames as Types
 from outbox_pipelines.replay.sender import QUEUE, AgainError, Sender, StoppedError
 from outbox_pipelines.settings import RelaySettings
 

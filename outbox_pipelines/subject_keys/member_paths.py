@@ -18,7 +18,7 @@ from outbox_pipelines.writer.errors import OutboxError
 ITEMS = "[]"
 
 
-class Place(NamedTuple):
+class MemberPlace(NamedTuple):
     """Where a member is."""
 
     items: tuple[int, ...]
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     """Its name or number there."""
 
 
-def places(payload: Any, path: str) -> list[Place]:
+def places(payload: Any, path: str) -> list[MemberPlace]:
     """Return where the members of a path are; none for an empty list.
 
     Raises:
@@ -52,7 +52,7 @@ def _steps_of(path: str) -> list[str]:
 
 def _places(
     value: Any, path: str, steps: list[str], at: int, items: tuple[int, ...], is_optional: bool
-) -> Iterator[Place]:
+) -> Iterator[MemberPlace]:
     step = steps[at]
     name = step.removesuffix(ITEMS)
     there = ".".join([*steps[:at], name])
@@ -75,13 +75,13 @@ def _places(
     is_last = at == len(steps) - 1
     if step == name:
         if is_last:
-            yield Place(items, value, name)
+            yield MemberPlace(items, value, name)
         else:
             yield from _places(found, path, steps, at + 1, items, is_optional)
         return
     for number, item in enumerate(found):
         if is_last:
-            yield Place((*items, number), found, number)
+            yield MemberPlace((*items, number), found, number)
         else:
             yield from _places(item, path, steps, at + 1, (*items, number), is_optional)
 

@@ -171,7 +171,7 @@ class SubjectKeys:
         if not documented.protected:
             return payload
         content = _copied(payload)
-        found: list[tuple[member_paths.Place, object]] = []
+        found: list[tuple[member_paths.MemberPlace, object]] = []
         for path, subject in documented.protected.items():
             places = member_paths.places(content, path.removesuffix("?") + "?")
             if subject == AGGREGATE_ID:
@@ -285,7 +285,7 @@ class SubjectKeys:
             last = "; other reasons are not reported" if len(self._reported) == _MOST_REPORTED else ""
             _LOG.warning("values stay encrypted: %s%s", why, last)
 
-    def _protected(self, content: Any, members: Sequence[tuple[member_paths.Place, object]]) -> Any:
+    def _protected(self, content: Any, members: Sequence[tuple[member_paths.MemberPlace, object]]) -> Any:
         """Encrypt members of a payload in place, and return it."""
         some = [(place, _subject(one)) for place, one in members if place.container[place.name] is not None]
         keys = self._keys_of_subjects(dict.fromkeys(subject for _, subject in some))

@@ -96,7 +96,7 @@ def test_a_failed_replay_is_a_dead_letter_that_names_it(place: Place) -> None:
     with running(consumer) as run:
         wait_until(lambda: place.inbox() == {"failed": 1}, what="a dead letter")
         with psycopg.connect(place.dsn) as connection:
-            letters = administration.DeadLetters(connection)
+            letters = administration.ConsumerDeadLetters(connection)
             (row,) = letters.find({}).rows
             (shown,) = letters.show(uuid.UUID(row.id))
             assert row.replay == shown["replay"] == str(replay)

@@ -146,7 +146,7 @@ def hold(outbox: Outbox) -> Iterator[Hold]:
 
         def take(owner: str) -> Shard:
             place = Shard(patient, 0, owner)
-            places.callback(place.release)
+            places.callback(place.close)
             assert place.try_take() or place.try_wait()
             return place
 

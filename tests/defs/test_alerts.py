@@ -288,7 +288,7 @@ def test_a_session_that_was_replaced_is_not_reported(
             killed(instance, 0)
             assert ticks.tick(served) == []
     finally:
-        successor.release()
+        successor.close()
 
 
 def test_runs_before_the_first_tick_are_not_reported(

@@ -14,7 +14,7 @@ from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.defs.build import served as served_of_file
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.defs.relay.assets import config
-from outbox_pipelines.defs.relay.relay_session import Session
+from outbox_pipelines.defs.relay.relay_session import RelaySession
 from outbox_pipelines.defs.relay.supervision import owner_of
 from outbox_pipelines.quality.rules import OF_CONNECTOR, OF_TABLES
 from tests.conftest import wait_until
@@ -36,8 +36,8 @@ def served(table: Table, monkeypatch: pytest.MonkeyPatch) -> Served:
 
 
 @contextmanager
-def _session(table: Table, run_id: str, seconds: float) -> Iterator[Session]:
-    with Session(
+def _session(table: Table, run_id: str, seconds: float) -> Iterator[RelaySession]:
+    with RelaySession(
         table.settings,
         shard=0,
         owner=owner_of(run_id, "here"),

@@ -93,7 +93,7 @@ def test_three_beside_a_project(
                 assert successor.try_take() or successor.try_wait()
                 assert session.result(timeout=600).success
             finally:
-                successor.release()
+                successor.close()
         day = served.days.get_first_partition_key()
         archived = repository.get_job(served.name_of("archive_day"))
         assert archived.execute_in_process(instance=instance, partition_key=day).success

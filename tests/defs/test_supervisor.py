@@ -270,7 +270,7 @@ def test_run_that_may_wait_is_not_ended(
     age(outbox, "owned_since", 3600)
     hold(owner_of(run.run_id, "host:2"))
     reason(tick())
-    owner.release()
+    owner.close()
     tick()
     assert instance.get_run_by_id(run.run_id).status is STARTED  # type: ignore[union-attr]
 

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from outbox_pipelines.consumer import prometheus as consumers
 from outbox_pipelines.quality.rules import RULES, Rule
 from outbox_pipelines.relay.fleet.fleet_metrics import Databases
-from outbox_pipelines.relay.telemetry.exporter import Database, Families, configured, families
+from outbox_pipelines.relay.telemetry.exporter import DatabaseCollector, Families, configured, families
 from outbox_pipelines.settings import Settings
 from tests.deploy.files import (
     DEPLOY,
@@ -50,7 +50,7 @@ def served() -> set[str]:
     registry = CollectorRegistry()
     Families(registry)
     # Without a database it says the names all the same.
-    registry.register(Database(Settings(dsn="")))
+    registry.register(DatabaseCollector(Settings(dsn="")))
     registry.register(_Consumers())
     names: set[str] = set()
     for family in registry.collect():

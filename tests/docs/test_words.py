@@ -48,6 +48,23 @@ WORDS: Final = {
     r"dies|died|deaths?": "crashes, crashed",
 }
 PATTERN: Final = re.compile("|".join(rf"(\b(?:{word})\b)" for word in WORDS), re.IGNORECASE)
+# Retired in the code, too: in docstrings, comments and names.
+IN_CODE: Final = {
+    r"look(?:s|ed|ing)?[ _]after": "advance, schedule",
+    r"hear_news|deal_with|(?:is_)?dealt_with": "refresh, settle",
+    r"under way": "in progress",
+    r"(?:on|of)_death|death_pause|died of|died_alone": "crash",
+    r"that went|go(?:es)? like": "published",
+    r"stand-still": "all work has stopped",
+    r"who has lost": "a relay that lost",
+    r"to blame": "the cause",
+    r"on[ _]their[ _]way": "in flight; still parked",
+    r"(?:is|are|was|be)[ _]away|_away": "unavailable",
+    r"_aside(?:_\w+)?": "parked",
+}
+CODE_PATTERN: Final = re.compile(
+    "|".join(rf"((?<![A-Za-z])(?:{word})(?![A-Za-z]))" for word in IN_CODE), re.IGNORECASE
+)
 # Texts in which such a word is a name: a user of the system, a step of an SQL function.
 NAMES: Final = {"nobody", "given up"}
 
@@ -118,6 +135,17 @@ def test_messages() -> None:
         for path in modules
         for number, text in messages(path.read_text())
         for word in found(f"{path.relative_to(ROOT)}:{number}", text)
+    ] == []
+
+
+def test_code() -> None:
+    """Guards against retired words that return in docstrings, comments and names."""
+    assert all(map(CODE_PATTERN.search, ("# Who has lost it, looks after it.", "def _look_after(self):")))
+    assert [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]!r}: {[*IN_CODE.values()][(match.lastindex or 1) - 1]}"
+        for path in (ROOT / "outbox_pipelines").rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for match in CODE_PATTERN.finditer(line)
     ] == []
 
 

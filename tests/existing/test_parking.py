@@ -21,7 +21,7 @@ from outbox_pipelines.relay.core.delivery import Delivery
 from outbox_pipelines.relay.core.outcomes import Suspect
 from outbox_pipelines.relay.core.parked import Attempt
 from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin, Unavailable
-from outbox_pipelines.relay.kafka.topic_lookups import Topics
+from outbox_pipelines.relay.kafka.topic_lookups import TopicLookups
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.shared import SharedBlockedAggregates
 from tests.conftest import read_topic, wait_until
@@ -284,7 +284,7 @@ def test_an_aggregate_waits_until_none_of_its_events_is_in_flight(
     ownership = TableOwnership(settings, "test")
     assert ownership.try_take()
     blocked, source = SharedBlockedAggregates(), MarkedTableSource(settings, ownership)
-    topics = Topics(settings)
+    topics = TopicLookups(settings)
     topics.ask([table.outbox.topic()])
     wait_until(lambda: topics.unavailable(table.outbox.topic()) is None, what="the topic to be found")
     retries = MarkedTableRetries(
@@ -305,4 +305,4 @@ def test_an_aggregate_waits_until_none_of_its_events_is_in_flight(
     assert tried == [first]
     topics.close()
     source.sessions.close()
-    ownership.release()
+    ownership.close()

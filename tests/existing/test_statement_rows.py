@@ -65,7 +65,7 @@ def rows(table: Table) -> Iterator[_Rows]:
             connection.execute(_ROWS)
             yield _Rows(table, owner.statements, connection)
     finally:
-        owner.release()
+        owner.close()
 
 
 def test_which_rows_are_marked(rows: _Rows) -> None:
@@ -166,9 +166,9 @@ def test_a_claim_needs_the_table(rows: _Rows) -> None:
                 with pytest.raises(ShardLostError):
                     owner.begin_claim(session)
             finally:
-                successor.release()
+                successor.close()
         finally:
-            owner.release()
+            owner.close()
 
 
 def test_two_tables_with_different_descriptions(rows: _Rows) -> None:
@@ -177,9 +177,9 @@ def test_two_tables_with_different_descriptions(rows: _Rows) -> None:
     description = textbook.PUBLISHED_AT_MAPPING.replace("public.events", "public.second")
     owner = TableOwnership(rows.table.settings, "a test")
     try:
-        TableOwnership(rows.table.described(description).settings, "another").release()
+        TableOwnership(rows.table.described(description).settings, "another").close()
     finally:
-        owner.release()
+        owner.close()
 
 
 def test_a_table_that_waits_for_the_append_only_outbox(rows: _Rows) -> None:
@@ -199,7 +199,7 @@ def test_a_table_that_waits_for_the_append_only_outbox(rows: _Rows) -> None:
             rows.connection.execute(made.format(name, table).encode())
             assert owner.try_take() is not must_wait
     finally:
-        owner.release()
+        owner.close()
 
 
 def test_a_successor_waits_for_open_claims(rows: _Rows) -> None:
@@ -208,14 +208,14 @@ def test_a_successor_waits_for_open_claims(rows: _Rows) -> None:
         owner = TableOwnership(rows.table.settings, "a test")
         assert owner.try_take()
         owner.begin_claim(session)
-        owner.release()
+        owner.close()
         successor = TableOwnership(rows.table.settings, "another")
         try:
             assert not successor.try_take()
             session.execute("ROLLBACK")
             assert successor.try_take()
         finally:
-            successor.release()
+            successor.close()
 
 
 _NOON: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -280,4 +280,4 @@ def test_a_filter_means_these(make_table: Make, given: dict[str, Any], expected:
             left = connection.execute("SELECT id FROM events WHERE state = 'broken'").fetchall()
             assert {seq for (seq,) in left} == {1, 2, 3, 4, 5, 6, 8} - set(expected)
     finally:
-        owner.release()
+        owner.close()

@@ -37,7 +37,7 @@ def _holding(table: Table, **settings: object) -> Iterator[tuple[TableOwnership,
         yield ownership, source
     finally:
         source.sessions.close()
-        ownership.release()
+        ownership.close()
 
 
 def _seqs(claim: Claim | None) -> list[int]:
@@ -149,7 +149,7 @@ def test_a_successor_waits_until_no_claim_of_its_predecessor_is_left(table: Tabl
             assert _seqs(successor.claim([])) == [seqs[1], seqs[1] + 1]
             successor.sessions.close()
         finally:
-            second.release()
+            second.close()
 
 
 def test_a_row_that_another_session_has_locked_is_not_overtaken(
@@ -260,7 +260,7 @@ def test_of_two_relays_one_is_active(table: Table) -> None:
         assert not standby.try_take()
         assert standby.try_wait()
     assert standby.try_take()
-    standby.release()
+    standby.close()
 
 
 def test_a_relay_past_its_time_hands_over(table: Table) -> None:
@@ -275,7 +275,7 @@ def test_a_relay_past_its_time_hands_over(table: Table) -> None:
     wait_until(successor.try_take, what="the handover")
     relay.join(600)
     assert not relay.is_alive()
-    successor.release()
+    successor.close()
 
 
 def test_a_pooler_in_transaction_mode_is_refused(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,8 +55,8 @@ def test_a_standby_has_its_description_too(table: Table) -> None:
     assert standby.try_wait()
     with pytest.raises(SetupError, match=r"^standby relays public.events by a description that differs"):
         TableOwnership(_other(table).settings, "later")
-    standby.release()
-    TableOwnership(_other(table).settings, "later").release()
+    standby.close()
+    TableOwnership(_other(table).settings, "later").close()
 
 
 @pytest.mark.extended
@@ -79,7 +79,7 @@ def test_two_that_start_together_do_not_both_stay(table: Table) -> None:
             thread.join(600)
         assert len(owned) <= 1
         for ownership in owned:
-            ownership.release()
+            ownership.close()
 
 
 def test_the_same_description_in_another_file(table: Table) -> None:
@@ -92,8 +92,8 @@ def test_the_same_description_in_another_file(table: Table) -> None:
     assert str(first) != str(second)
     assert first.digest == second.digest
     owner = TableOwnership(table.settings, "owner")
-    TableOwnership(again.settings, "standby").release()
-    owner.release()
+    TableOwnership(again.settings, "standby").close()
+    owner.close()
 
 
 _BASE = 'name = "t"\n[columns]\nstatus = "s"\n'

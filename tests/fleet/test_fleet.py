@@ -165,7 +165,7 @@ def test_a_process_that_stands_by_reports_every_outbox(outboxes: list[Outbox]) -
     with ExitStack() as owning:
         for outbox in outboxes:
             place = Shard(outbox.settings, 0, "another")
-            owning.callback(place.release)
+            owning.callback(place.close)
             assert place.try_take()
             owning.enter_context(beating(place.beat, outbox.settings.lease_seconds / 5))
         with fleet(outboxes, "two", metrics_port=0, on_serve=urls.append):

@@ -20,7 +20,7 @@ from outbox_pipelines.local.server import Server
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.fleet.standby import Standby
 from outbox_pipelines.relay.fleet.watch import FleetWatch
-from outbox_pipelines.relay.fleet.watcher import Database
+from outbox_pipelines.relay.fleet.watcher import DatabaseWatch
 from outbox_pipelines.relay.lease import resharding
 from outbox_pipelines.relay.lease.owner_session import beating
 from outbox_pipelines.relay.lease.shard import Shard
@@ -156,7 +156,7 @@ def test_a_shard_that_fails_beside_one_that_is_relayed_elsewhere(
     elsewhere = Shard(outbox.settings, 1, "elsewhere")
     assert elsewhere.try_take()
     with ExitStack() as owning:
-        owning.callback(elsewhere.release)
+        owning.callback(elsewhere.close)
         owning.enter_context(beating(elsewhere.beat, outbox.settings.lease_seconds / 5))
         with fleet([outbox], "one"):
             wait_until(lambda: "one" in owners(outbox), what="the shard to be relayed again")
@@ -180,13 +180,13 @@ def test_an_outbox_with_several_shards(outboxes: list[Outbox]) -> None:
 def test_schemas_of_one_database_share_a_question(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a question of its own for each of a hundred tenants."""
     asked: list[list[FleetWatch]] = []
-    ask = Database._ask
+    ask = DatabaseWatch._ask
 
-    def asking(self: Database, watches: list[FleetWatch]) -> None:
+    def asking(self: DatabaseWatch, watches: list[FleetWatch]) -> None:
         asked.append(list(watches))
         ask(self, watches)
 
-    monkeypatch.setattr(Database, "_ask", asking)
+    monkeypatch.setattr(DatabaseWatch, "_ask", asking)
     with fresh_database(stack.dsn) as dsn:
         tenants = []
         for name in ("one", "two", "three"):

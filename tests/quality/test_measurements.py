@@ -179,7 +179,7 @@ def test_the_owner_of_a_shard(database: Database) -> None:
     )
     with ExitStack() as places:
         shard = Shard(database.settings, 0, "somebody")
-        places.callback(shard.release)
+        places.callback(shard.close)
         assert shard.try_take()
         (held,) = _measured(database).shards
         assert (held.owner, held.unowned_seconds) == ("somebody", 0.0)

@@ -11,7 +11,7 @@ import pytest
 from outbox_pipelines.config.consumers import _ENTRIES, read_consumers
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import report
-from outbox_pipelines.reconciliation.report import Kind
+from outbox_pipelines.reconciliation.report import FindingKind
 
 DOC = (Path(__file__).parents[2] / "docs" / "reconciliation.md").read_text()
 WORDS = {Status.OK: "", Status.WARN: "warning", Status.ERROR: "error"}
@@ -33,7 +33,7 @@ def test_the_file_that_it_shows_can_be_read(monkeypatch: pytest.MonkeyPatch) -> 
         ("## What it finds at a consumer", report._OF_CONSUMER),
     ],
 )
-def test_each_finding_is_in_its_table(chapter: str, kinds: tuple[Kind, ...]) -> None:
+def test_each_finding_is_in_its_table(chapter: str, kinds: tuple[FindingKind, ...]) -> None:
     table = DOC.partition(chapter)[2].partition("\n## ")[0]
     said = {
         name: status.strip()

@@ -14,7 +14,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import messages
 from outbox_pipelines.reconciliation import steps as days
-from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters
+from outbox_pipelines.relay.parking.dead_letter_store import ParkedDeadLetters
 from tests import kafka_clients
 from tests.conftest import Outbox
 from tests.kafka_clients import AdminClient
@@ -123,8 +123,8 @@ def test_a_dropped_day_is_read_in_the_archive(place: Place) -> None:
     assert (example.id, example.event_type) == (rest[0][0], "order.placed")
     dead = [event_id for event_id in ids if (event_id,) not in rest]
     act = {"actor": "alice", "reason": "mended"}
-    DeadLetters(place.settings).act("discard", {"ids": [dead[0]]}, **act)
-    DeadLetters(place.settings).act("replay", {"ids": [dead[1]]}, **act)
+    ParkedDeadLetters(place.settings).act("discard", {"ids": [dead[0]]}, **act)
+    ParkedDeadLetters(place.settings).act("replay", {"ids": [dead[1]]}, **act)
     place.relay()
     report = place.reconcile()
     assert found(report.sides[0]) == {"missing": 1, "late_replays": 1, "dead_letters": 1, "discarded": 1}

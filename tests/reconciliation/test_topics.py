@@ -14,7 +14,7 @@ from outbox_pipelines.config.rules import Rule
 from outbox_pipelines.consumer import Replay
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import messages
-from outbox_pipelines.relay.parking.dead_letter_store import DeadLetters
+from outbox_pipelines.relay.parking.dead_letter_store import ParkedDeadLetters
 from tests.conftest import Outbox, may_log_in
 from tests.consumer.place import uuid7
 from tests.reconciliation.place import DAY, END_MS, START_MS, TODAY, Place, found, new_id, one
@@ -181,8 +181,8 @@ def test_a_dead_letter_is_not_missing_and_comes_late_when_replayed(place: Place)
     assert report.equal
     assert "topics: 4 compared, all present" in report.lines()
     act = {"actor": "alice", "reason": "mended"}
-    DeadLetters(place.settings).act("discard", {"ids": [given_up]}, **act)
-    DeadLetters(place.settings).act("replay", {"ids": [dead]}, **act)
+    ParkedDeadLetters(place.settings).act("discard", {"ids": [given_up]}, **act)
+    ParkedDeadLetters(place.settings).act("replay", {"ids": [dead]}, **act)
     assert found(place.reconcile().sides[0]) == {"lagging": 1, "discarded": 1}
     place.relay()
     report = place.reconcile()

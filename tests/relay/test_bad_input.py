@@ -279,6 +279,6 @@ def test_an_owned_shard_is_named(outbox: Outbox) -> None:
     place = Shard(outbox.settings, 0, "the-other-host:1")
     assert place.try_take()
     _refuses(outbox, "relay", "--until-empty", says="shard 0 is owned by the-other-host:1 since", code=1)
-    place.release()
+    place.close()
     assert outbox.outbox("relay", "--until-empty").returncode == 0
     _refuses(outbox, "relay", "--shard", "7", says="shard 7 does not exist; the outbox has 1 shard")

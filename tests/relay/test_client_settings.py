@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-from outbox_pipelines.relay.kafka.topic_lookups import Topics
+from outbox_pipelines.relay.kafka.topic_lookups import TopicLookups
 from outbox_pipelines.relay.kafka.transactional_producer import begin, place
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking.prober import Prober
@@ -64,7 +64,7 @@ def _transactional(settings: Settings, shard: Shard) -> Producer:
 
 
 def _trials(settings: Settings, shard: Shard, transactional_id: str | None = None) -> Producer:
-    return Prober(settings, Topics(settings), transactional_id)._new_producer()
+    return Prober(settings, TopicLookups(settings), transactional_id)._new_producer()
 
 
 def _transactional_trials(settings: Settings, shard: Shard) -> Producer:

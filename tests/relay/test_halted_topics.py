@@ -10,7 +10,7 @@ import pytest
 
 from outbox_pipelines.relay.core import breaker
 from outbox_pipelines.relay.kafka import topic_lookups
-from outbox_pipelines.relay.kafka.topic_lookups import Topics
+from outbox_pipelines.relay.kafka.topic_lookups import TopicLookups
 from tests.conftest import Outbox, wait_until
 from tests.history import mock
 from tests.history.mock import Mock
@@ -107,13 +107,13 @@ def test_kafka_is_unavailable_if_no_topic_accepts_anything(
 ) -> None:
     """Guards against an outage of Kafka for which every event is parked, one after the other."""
     asked: list[bool] = []
-    refuse_halted = Topics.refuse_halted
+    refuse_halted = TopicLookups.refuse_halted
 
-    def counting(self: Topics) -> bool:
+    def counting(self: TopicLookups) -> bool:
         asked.append(refuse_halted(self))
         return asked[-1]
 
-    monkeypatch.setattr(Topics, "refuse_halted", counting)
+    monkeypatch.setattr(TopicLookups, "refuse_halted", counting)
     _lead(shop, cluster, 2, *KINDS)
     with running(quick(shop, breaker_seconds=0.5)):
         _write(shop, "order", "bill", first=0, numbers=1)

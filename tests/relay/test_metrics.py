@@ -133,7 +133,7 @@ def test_a_standby_knows_the_backlog_and_claims_no_shard(outbox: Outbox) -> None
         found = _wait_for(url, outbox_unpublished_events=3)
         assert found["outbox_oldest_unpublished_age_seconds 0"] > 0
         assert "outbox_shard_owned 0" not in found
-        place.release()
+        place.close()
         _wait_for(url, outbox_shard_owned=1, outbox_published_total=3)
 
 

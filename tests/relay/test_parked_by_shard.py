@@ -30,7 +30,7 @@ def shards(outbox: Outbox) -> Iterator[list[Shard]]:
     with ExitStack() as ends:
         owned = [Shard(outbox.settings, number, f"relay {number}") for number in range(2)]
         for shard in owned:
-            ends.callback(shard.release)
+            ends.callback(shard.close)
             assert shard.try_take()
         yield owned
 

@@ -171,7 +171,7 @@ def test_parked_events_are_found_by_an_index(outbox: Outbox, is_filled: bool) ->
     for name, statement in statements.items():
         plan = [line for (line,) in shard.execute(f"EXPLAIN {statement}", {**given, "most": 8_000_000})]
         assert not [line for line in plan if "Seq Scan on outbox_parked" in line], (name, plan)
-    shard.release()
+    shard.close()
 
 
 _READ: Final = """
@@ -203,7 +203,7 @@ def test_a_batch_is_parked_without_a_look_at_others(outbox: Outbox, is_filled: b
             assert (read, fetched <= (n + 1) * 2_000) == (0, True), (n, read, fetched)
         ((parked,),) = shard.execute("SELECT count(*) FROM outbox_parked", {})
     assert parked == _BLOCKED * (_BEHIND + 1) + 10 * 334
-    shard.release()
+    shard.close()
 
 
 def test_a_position_of_many_versions_is_found_at_once(outbox: Outbox) -> None:

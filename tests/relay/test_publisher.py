@@ -254,4 +254,4 @@ def test_what_the_clients_report_to_a_standby_does_not_pile_up(
     assert place.try_take()
     with running(outbox.settings):
         wait_until(served.is_set, what="the standby to serve its clients")
-    place.release()
+    place.close()

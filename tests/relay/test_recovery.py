@@ -54,7 +54,7 @@ def shard(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shard]:
     try:
         yield place
     finally:
-        place.release()
+        place.close()
 
 
 def _run(**more: Any) -> Run:
@@ -99,7 +99,7 @@ def test_what_the_owner_before_has_shown_stays(outbox: Outbox, shard: Shard) -> 
     """Guards against an outage that is over while the next relay recovers the shard."""
     shard.show_breaker(State.OPEN, "an outage")
     successor = Shard(outbox.settings, 0, "another")
-    shard.release()
+    shard.close()
     assert successor.try_take()
     run = _run()
     try:
@@ -107,7 +107,7 @@ def test_what_the_owner_before_has_shown_stays(outbox: Outbox, shard: Shard) -> 
         assert _recover(outbox, successor, _Kafka(None), run) == "a producer"
         assert successor.breaker is State.CLOSED
     finally:
-        successor.release()
+        successor.close()
     assert isinstance(run.metrics, _Metrics)
     assert run.metrics.states == [State.OPEN, State.CLOSED]
 
@@ -125,6 +125,6 @@ def test_the_wait_ends(outbox: Outbox, shard: Shard, case: str) -> None:
         with pytest.raises(UnavailableError, match="an outage"):
             _recover(outbox, shard, kafka, run)
     finally:
-        successor.release()
+        successor.close()
     assert kafka.asked == 1
     assert run.stop.is_set() == (case != "runs until empty")

@@ -11,7 +11,7 @@ import pytest
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.parked import Attempt, DeadLetter, Tried, Verdict
-from outbox_pipelines.relay.kafka.topic_lookups import Topics
+from outbox_pipelines.relay.kafka.topic_lookups import TopicLookups
 from outbox_pipelines.relay.kafka.topic_state import TopicUnavailableError
 from outbox_pipelines.relay.parking import notify
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns
@@ -58,7 +58,7 @@ def test_copies_that_cannot_be_sent(
 ) -> None:
     topics = _Topics()
     settings = load_settings(kafka="127.0.0.1:1", dead_letter_topics=True)
-    prober = Prober(settings, cast("Topics", topics))
+    prober = Prober(settings, cast("TopicLookups", topics))
 
     def copy(n: int) -> None:
         attempt = Attempt(_event(n), 4, is_last=True, is_replay=False)

@@ -16,7 +16,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin
-from outbox_pipelines.relay.kafka.topic_lookups import Topics
+from outbox_pipelines.relay.kafka.topic_lookups import TopicLookups
 from outbox_pipelines.relay.kafka.transactional_producer import begin, place
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking.prober import Prober
@@ -236,7 +236,8 @@ def test_what_the_relay_sets_is_reserved(monkeypatch: pytest.MonkeyPatch) -> Non
     IdempotentProducer(settings)._new()
     begin(settings, place(shard), print)
     trials = {
-        name: Prober(settings, Topics(settings), name)._new_producer() for name in (None, "transactional")
+        name: Prober(settings, TopicLookups(settings), name)._new_producer()
+        for name in (None, "transactional")
     }
     assert trials.keys() == {None, "transactional"}
     assert {"retry.backoff.ms", "transactional.id", "batch.size"} < found

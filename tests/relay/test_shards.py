@@ -58,14 +58,14 @@ def test_one_takes_it_and_one_waits(outbox: Outbox) -> None:
     assert owner.is_awaited()
     assert not third.try_wait()
     assert outbox_measurements.read(outbox.settings).shards[0].successor_waits
-    owner.release()
+    owner.close()
     assert successor.try_take()
     assert not successor.is_awaited()
     assert third.try_wait()
     (shard,) = outbox_measurements.read(outbox.settings).shards
     assert (shard.owner, shard.successor_waits) == ("b", True)
-    successor.release()
-    third.release()
+    successor.close()
+    third.close()
     assert outbox_measurements.read(outbox.settings).shards[0].owner is None
 
 
@@ -120,7 +120,7 @@ def test_a_silent_owner_is_ended_by_its_successor(outbox: Outbox) -> None:
     wait_until(taken, what="the successor to take the shard")
     with pytest.raises(ShardLostError):
         owner.beat()
-    successor.release()
+    successor.close()
 
 
 def test_measurements_after_the_clock_went_back(outbox: Outbox) -> None:
@@ -142,7 +142,7 @@ def test_measurements_after_the_clock_went_back(outbox: Outbox) -> None:
     assert shard.latency_seconds == 7
     assert shard.events_per_second <= 1
     assert (shard.heartbeat_seconds, shard.owned_seconds) == (0, 0)
-    owner.release()
+    owner.close()
 
 
 @pytest.mark.extended
@@ -191,7 +191,7 @@ def test_the_lock_goes_with_the_session(outbox: Outbox) -> None:
     wait_until(successor.try_take)
     with pytest.raises(ShardLostError, match="session that owns shard 0 has ended"):
         owner.settle(_position(outbox), 1, 1)
-    successor.release()
+    successor.close()
 
 
 def test_a_failed_statement_is_not_called_the_end_of_the_session(outbox: Outbox) -> None:
@@ -200,7 +200,7 @@ def test_a_failed_statement_is_not_called_the_end_of_the_session(outbox: Outbox)
     assert owner.try_take()
     with pytest.raises(ShardLostError, match="a statement of the session that owns shard 0 has failed: can"):
         owner.execute("SELECT pg_cancel_backend(pg_backend_pid())", {})
-    owner.release()
+    owner.close()
 
 
 def test_a_silent_owner_loses_the_shard(outbox: Outbox) -> None:
@@ -211,7 +211,7 @@ def test_a_silent_owner_loses_the_shard(outbox: Outbox) -> None:
     wait_until(successor.try_take)
     with pytest.raises(ShardLostError):
         owner.settle(_position(outbox), 1, 1)
-    successor.release()
+    successor.close()
 
 
 def test_a_silent_successor_loses_its_place(outbox: Outbox) -> None:
@@ -228,7 +228,7 @@ def test_a_silent_successor_loses_its_place(outbox: Outbox) -> None:
     with pytest.raises(ShardLostError):
         successor.try_take()
     for place in (owner, successor, third):
-        place.release()
+        place.close()
 
 
 def test_an_old_epoch_cannot_move_the_position(outbox: Outbox) -> None:
@@ -247,7 +247,7 @@ def test_an_old_epoch_cannot_move_the_position(outbox: Outbox) -> None:
     with pytest.raises(ShardLostError, match="another relay has taken shard 0"):
         owner.settle(_position(outbox), 1, 1)
     assert _saved(outbox) == before
-    owner.release()
+    owner.close()
 
 
 def test_the_row_is_found_again_where_it_moved(outbox: Outbox) -> None:
@@ -260,7 +260,7 @@ def test_the_row_is_found_again_where_it_moved(outbox: Outbox) -> None:
     position = _position(outbox)
     owner.settle(position)
     assert _saved(outbox) == str(position.done)
-    owner.release()
+    owner.close()
 
 
 def test_an_event_that_is_not_visible_yet_is_not_passed_over(outbox: Outbox) -> None:
@@ -283,7 +283,7 @@ def test_an_event_that_is_not_visible_yet_is_not_passed_over(outbox: Outbox) -> 
         commit.join()
     with outbox.connect() as connection:
         assert connection.execute("SELECT seq, state FROM outbox_parked").fetchall() == [(seq, "retrying")]
-    owner.release()
+    owner.close()
 
 
 def test_progress_rides_on_the_settle(outbox: Outbox) -> None:
@@ -306,7 +306,7 @@ def test_progress_rides_on_the_settle(outbox: Outbox) -> None:
             (1,),
             (10,),
         ]
-    owner.release()
+    owner.close()
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_a_reader_on_another_server_is_refused(pair: Pair) -> None:
             )
         with pytest.raises(ShardLostError):
             shard.connect("reader")
-        shard.release()
+        shard.close()
 
 
 @pytest.mark.extended

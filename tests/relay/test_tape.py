@@ -98,7 +98,7 @@ def test_another_core_does_not_agree(
 
 
 @pytest.mark.parametrize(
-    ("change", "name"), [("_clear_the_waiting", "clears nothing"), ("_is_dealt_with", "lets nothing go")]
+    ("change", "name"), [("_clear_marks", "clears nothing"), ("_release_large", "lets nothing go")]
 )
 def test_another_settling_core_does_not_agree(
     outbox: Outbox, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, change: str, name: str

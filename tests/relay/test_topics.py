@@ -22,8 +22,8 @@ from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import topic_lookups
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin
-from outbox_pipelines.relay.kafka.topic_lookups import Topics
-from outbox_pipelines.relay.kafka.topic_state import Change, Topic, TopicUnavailableError
+from outbox_pipelines.relay.kafka.topic_lookups import TopicLookups
+from outbox_pipelines.relay.kafka.topic_state import PartitionChange, Topic, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, patience, run_prefix, topic_prefix, wait_until
 from tests.kafka_clients import AdminClient
@@ -45,7 +45,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_lookups, "_AGAIN_SECONDS", 0.05)
 
 
-_made: list[Topics] = []
+_made: list[TopicLookups] = []
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +56,11 @@ def closed() -> Iterator[None]:
         _made.pop().close()
 
 
-def _topics(broker: Kafka, **settings: object) -> Topics:
+def _topics(broker: Kafka, **settings: object) -> TopicLookups:
     given = {"kafka": broker.bootstrap, "create_topics_pattern": f"{run_prefix()}*"} | settings
     # A broker of a slow machine takes long to create one.
     patient = {"creation_seconds": 60.0} if "create_topics" in settings else {}
-    _made.append(Topics(load_settings(**given), **patient))
+    _made.append(TopicLookups(load_settings(**given), **patient))
     return _made[-1]
 
 
@@ -214,7 +214,7 @@ def test_a_topic_that_grows_is_noticed(strict: Kafka, name: str, caplog: pytest.
         return known.find(name)
 
     wait_until(lambda: refreshed() == Topic(name, 4, 2000))
-    assert known.changed == [Change(name, 2, 4)]
+    assert known.changed == [PartitionChange(name, 2, 4)]
     (record,) = [record for record in caplog.records if record.name == topic_lookups.__name__]
     assert record.levelno == logging.WARNING
     assert f"topic {name} has 4 partitions instead of 2: keys move" in record.getMessage()

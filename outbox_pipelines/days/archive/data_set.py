@@ -232,13 +232,13 @@ class Archive:
             tables.append(pa.Table.from_batches([batch]).select(kept))
             for name, values in parsed.items():
                 texts = batch.column(name)
-                found = [
+                payloads = [
                     _parsed(name, text.as_py(), batch, n) if text.is_valid else None
                     for n, text in enumerate(texts)
                 ]
                 if self._keys is not None and name == "payload":
-                    found = self._keys.all_decrypted(found, is_strict=False)
-                values += found
+                    payloads = self._keys.all_decrypted(payloads, is_strict=False)
+                values += payloads
         schema = pa.schema([read.schema.field(name) for name in kept])
         table = pa.concat_tables([schema.empty_table(), *tables])
         del tables
@@ -354,8 +354,8 @@ def differing(archive: Archive, days: Iterable[date]) -> Iterator[str]:
         manifest = archive.manifests[day]
         size = archive._store.size(key(day, manifest.file))
         if size != manifest.size:
-            found = "is missing" if size is None else f"has {size:,} bytes, not {manifest.size:,}"
-            yield f"{manifest.file} of {day} {found}: run `outbox archive verify {day}`"
+            difference = "is missing" if size is None else f"has {size:,} bytes, not {manifest.size:,}"
+            yield f"{manifest.file} of {day} {difference}: run `outbox archive verify {day}`"
 
 
 def doubts(archive: Archive) -> Iterator[str]:
@@ -383,13 +383,13 @@ def _parsed(name: str, text: str, events: pa.RecordBatch, row: int) -> Any:
         ) from None
 
 
-def _day(given: date | str | None) -> date | None:
-    if not isinstance(given, str):
-        return given
+def _day(day: date | str | None) -> date | None:
+    if not isinstance(day, str):
+        return day
     try:
-        return date.fromisoformat(given)
+        return date.fromisoformat(day)
     except ValueError:
-        raise SetupError(f"{given!r} is not a day: write a date such as 2026-11-21") from None
+        raise SetupError(f"{day!r} is not a day: write a date such as 2026-11-21") from None
 
 
 def _listed(columns: Sequence[str]) -> str:

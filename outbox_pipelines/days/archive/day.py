@@ -34,7 +34,7 @@ from outbox_pipelines.days.archive.manifest import (
 from outbox_pipelines.days.archive.proof import Proof
 from outbox_pipelines.days.archive.store import Store, Stored, key, manifest_key, open_store
 from outbox_pipelines.days.partitions import close
-from outbox_pipelines.days.partitions.calendar import leaf_of, place_of, require_day, working_at
+from outbox_pipelines.days.partitions.calendar import attachment_of, leaf_of, require_day, working_at
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.settings import DaySettings, OutboxSettings
 
@@ -75,7 +75,7 @@ def archive(
     require_schema(settings)
     with working_at(settings, day) as connection:
         _require_closed(settings, connection, day)
-        if place_of(connection, day) != "gone":
+        if attachment_of(connection, day) != "gone":
             close.require_published(connection, day)
         place = identity.require_or_make(store, connection)
         before = store.read(manifest_key(day))
@@ -132,25 +132,25 @@ def verify(settings: DaySettings, day: date) -> Proof:
             raise NotReadyError(f"{day} is {row.state}, not archived: run `outbox archive day {day}`")
         identity.require(store, connection)
         if row.state == "dropped":
-            found = proof.verify(store, day, manifest_sha256)
+            result = proof.verify(store, day, manifest_sha256)
             if (day,) in connection.execute(archive_sql.UNFINISHED).fetchall():
                 line = "a change of its file was interrupted: run `outbox archive expire`, which completes it"
-                return replace(found, differences=(*found.differences, line))
-            return _with_leftovers(store, found)
-        found = proof.prove(store, day, connection, leaf_of(day), manifest_sha256)
-        connection.execute(archive_sql.PROVEN, {"day": day, "equal": found.equal, "digest": manifest_sha256})
-        return _with_leftovers(store, found)
+                return replace(result, differences=(*result.differences, line))
+            return _with_leftovers(store, result)
+        result = proof.prove(store, day, connection, leaf_of(day), manifest_sha256)
+        connection.execute(archive_sql.PROVEN, {"day": day, "equal": result.equal, "digest": manifest_sha256})
+        return _with_leftovers(store, result)
 
 
-def _with_leftovers(store: Store, found: Proof) -> Proof:
+def _with_leftovers(store: Store, result: Proof) -> Proof:
     """Add the files that other readers of the directory find; none if the valid one is in doubt."""
-    loaded = proof.load(store, found.day) if found.equal else None
+    loaded = proof.load(store, result.day) if result.equal else None
     lines = (
         f"{store.address(name)} is not the file of this day, and readers of the directory see its rows, also "
         "what was redacted or expired since: delete it"
-        for name in (store.others(found.day, loaded[0].file, foreign=True) if loaded else ())
+        for name in (store.others(result.day, loaded[0].file, foreign=True) if loaded else ())
     )
-    return replace(found, differences=(*found.differences, *lines))
+    return replace(result, differences=(*result.differences, *lines))
 
 
 def _require_closed(settings: DaySettings, connection: Connection, day: date) -> None:
@@ -206,8 +206,8 @@ def _sums_or_none(file: Path, manifest: Manifest) -> dict[int, Sum] | None:
 
 
 def _record(connection: Connection, manifest: Manifest, content: bytes, archive: UUID) -> None:
-    given = {"day": manifest.day, "events": manifest.rows, "digest": digest(content), "archive": archive}
-    if not connection.execute(archive_sql.ARCHIVED, given).fetchall():
+    parameters = {"day": manifest.day, "events": manifest.rows, "digest": digest(content), "archive": archive}
+    if not connection.execute(archive_sql.ARCHIVED, parameters).fetchall():
         raise NotReadyError(f"{manifest.day} was reopened while it was archived: close it, and run again")
 
 

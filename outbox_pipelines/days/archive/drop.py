@@ -25,7 +25,7 @@ from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.archive import identity, proof
 from outbox_pipelines.days.archive.store import open_store
 from outbox_pipelines.days.partitions import close, partitions_sql
-from outbox_pipelines.days.partitions.calendar import leaf_of, place_of, require_day, working_at
+from outbox_pipelines.days.partitions.calendar import attachment_of, leaf_of, require_day, working_at
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.settings import NO_ARCHIVE, DaySettings, OutboxSettings
 
@@ -77,8 +77,8 @@ def due(settings: DaySettings) -> list[date]:
     states = ["closed", "archived"] if settings.archive == NO_ARCHIVE else ["archived"]
     with connect(settings, name="outbox partitions drop") as connection:
         close.compare_clocks(connection)
-        given = {"states": states, "retention": settings.retention_days}
-        return [day for (day,) in connection.execute(partitions_sql.DUE, given)]
+        parameters = {"states": states, "retention": settings.retention_days}
+        return [day for (day,) in connection.execute(partitions_sql.DUE, parameters)]
 
 
 def drop(settings: DaySettings, day: date, *, early: bool = True) -> Dropped:
@@ -110,10 +110,10 @@ def drop(settings: DaySettings, day: date, *, early: bool = True) -> Dropped:
         if settings.archive != NO_ARCHIVE:
             identity.require(open_store(settings), connection)
         try:
-            place = place_of(connection, day)
-            if place == "gone":
+            attachment = attachment_of(connection, day)
+            if attachment == "gone":
                 return _was_gone(settings, connection, day, manifest_sha256)
-            if place == "attached":
+            if attachment == "attached":
                 _look_first(settings, connection, day, manifest_sha256)
             if settings.archive != NO_ARCHIVE:
                 # Remove the temporary files of a crashed run: the day is never written again.
@@ -149,10 +149,10 @@ def _look_first(
             "events, then drop it"
         )
     if settings.archive != NO_ARCHIVE:
-        found = proof.prove(open_store(settings), day, connection, leaf_of(day), manifest_sha256)
-        if not found.equal:
+        result = proof.prove(open_store(settings), day, connection, leaf_of(day), manifest_sha256)
+        if not result.equal:
             connection.execute(partitions_sql.UNPROVEN, {"day": day})
-            raise NotProvenError(day, found.differences)
+            raise NotProvenError(day, result.differences)
     close.require_published(connection, day)
     # DETACH hides the day while it waits for older transactions, so wait for these before it starts.
     users = {user for (user,) in connection.execute(partitions_sql.USERS)}
@@ -173,7 +173,7 @@ def _detach(connection: Connection, day: date) -> None:
     for attempt in locks.briefly(seconds=close.WAIT_SECONDS, pause=close.WAIT_PAUSE):
         with attempt:
             close.finish_detaching(connection)
-            while place_of(connection, day) == "attached":
+            while attachment_of(connection, day) == "attached":
                 connection.execute(partitions_sql.named(partitions_sql.DETACH, leaf_of(day)))
             return
     raise NotReadyError(
@@ -185,18 +185,18 @@ def _detach(connection: Connection, day: date) -> None:
 def _prove_and_drop(
     settings: DaySettings, connection: Connection, day: date, manifest_sha256: str | None
 ) -> Dropped:
-    leaf, found = leaf_of(day), None
+    leaf, result = leaf_of(day), None
     try:
         with connection.transaction():
             connection.execute(partitions_sql.named(partitions_sql.LOCK_DETACHED, leaf))
             if settings.archive != NO_ARCHIVE:
-                found = proof.prove(open_store(settings), day, connection, leaf, manifest_sha256)
-                if not found.equal:
-                    raise NotProvenError(day, found.differences)
+                result = proof.prove(open_store(settings), day, connection, leaf, manifest_sha256)
+                if not result.equal:
+                    raise NotProvenError(day, result.differences)
             close.require_published(connection, day)
             connection.execute(partitions_sql.named(partitions_sql.DROP, leaf))
-            connection.execute(partitions_sql.DROPPED, {"day": day, "proven": found is not None})
-            return Dropped(day, found.rows if found else None, True)
+            connection.execute(partitions_sql.DROPPED, {"day": day, "proven": result is not None})
+            return Dropped(day, result.rows if result else None, True)
     except BaseException:
         _put_back(settings, day)
         raise
@@ -223,9 +223,9 @@ def _was_gone(
 ) -> Dropped:
     """Record a partition that was dropped manually as dropped, after verifying its file."""
     if settings.archive != NO_ARCHIVE:
-        found = proof.verify(open_store(settings), day, manifest_sha256)
-        if not found.equal:
-            raise NotProvenError(day, found.differences, has_rows=False)
+        result = proof.verify(open_store(settings), day, manifest_sha256)
+        if not result.equal:
+            raise NotProvenError(day, result.differences, has_rows=False)
     _LOG.warning("%s: its partition does not exist: it was dropped manually", day)
     connection.execute(partitions_sql.DROPPED, {"day": day, "proven": False})
     return Dropped(day, None, True)

@@ -78,9 +78,9 @@ def expire(settings: DaySettings, *, actor: str, dry_run: bool = False) -> Itera
         days = connection.execute(archive_sql.EXPIRABLE, {"least": min(limits.values())}).fetchall()
     archive = Archive(store)
     for day, age in days:
-        found = _tried(day, partial(_remove, settings, archive, day, age, limits, actor, dry_run))
-        if found.events or found.why_not:
-            yield found
+        expired = _tried(day, partial(_remove, settings, archive, day, age, limits, actor, dry_run))
+        if expired.events or expired.why_not:
+            yield expired
 
 
 def _tried(day: date, act: Callable[[], Expired]) -> Expired:
@@ -110,10 +110,13 @@ def _remove(
     dry_run: bool,
 ) -> Expired:
     counts = _counts(archive, day)
-    limits = {each: retention.get(each, retention.get("*", math.inf)) for each in counts}
+    limits = {
+        aggregate_type: retention.get(aggregate_type, retention.get("*", math.inf))
+        for aggregate_type in counts
+    }
     types = tuple(sorted(each for each, limit in limits.items() if age > limit))
     if not types or dry_run:
-        return Expired(day, sum(counts[each] for each in types), sum(counts.values()), types)
+        return Expired(day, sum(counts[type_name] for type_name in types), sum(counts.values()), types)
     names = types[:_MOST_NAMES] + (("…",) if len(types) > _MOST_NAMES else ())
     days = ", ".join(sorted({f"{limits[each]:.0f}" for each in types}))
     done = rewrite.rewrite(
@@ -133,8 +136,8 @@ def _counts(archive: Archive, day: date) -> dict[str, int]:
     archive.require([day])
     if day not in archive.manifests:
         raise SetupError(f"{day} has no manifest in the archive: run `outbox archive verify {day}`")
-    found = archive.of_days([day], columns=["aggregate_type"])
-    return dict(found.aggregate("aggregate_type, count(*)").fetchall())
+    events = archive.of_days([day], columns=["aggregate_type"])
+    return dict(events.aggregate("aggregate_type, count(*)").fetchall())
 
 
 def _without(types: Sequence[str]) -> Edit:

@@ -71,11 +71,11 @@ class _Sight:
 
     def first(self, tx: Ints) -> Ints:
         """Return that snapshot's number for each transaction; the length of the series if there is none."""
-        found = np.searchsorted(self._ends, tx, side="right").astype(np.int64)
+        numbers = np.searchsorted(self._ends, tx, side="right").astype(np.int64)
         if len(self._late):
             place = np.minimum(np.searchsorted(self._late, tx), len(self._late) - 1)
-            found = np.where(self._late[place] == tx, self._late_first[place], found)
-        return found
+            numbers = np.where(self._late[place] == tx, self._late_first[place], numbers)
+        return numbers
 
 
 class Published:
@@ -96,14 +96,14 @@ class Published:
 
     def at(self, tx: Ints, seq: Ints) -> Ints:
         """Return µs since 1970 for each event; the largest number if no row covers it."""
-        found = self._done.first(tx)
+        first = self._done.first(tx)
         first = self._target.first(tx)
         for start in np.unique(first[first < len(self._within_seq)]):
             of_tick = np.flatnonzero(first == start)
-            numbers, seqs = self._tick(int(start), int(found[of_tick].max()))
+            numbers, seqs = self._tick(int(start), int(first[of_tick].max()))
             place = np.searchsorted(seqs, seq[of_tick])
-            found[of_tick] = np.minimum(found[of_tick], numbers[place])
-        return self._at[found]
+            first[of_tick] = np.minimum(first[of_tick], numbers[place])
+        return self._at[first]
 
     def _tick(self, start: int, end: int) -> tuple[Ints, Ints]:
         """Return the numbers of the rows inside the tick that row `end` finishes, and the seq of each."""
@@ -207,13 +207,13 @@ def described(file: Path, exported: Exported, columns: Sequence[Column]) -> dict
 
 def _published(connection: Connection, day: date) -> dict[int, dict[int, Published]]:
     """Return the publishing times, by number of shards and shard."""
-    found: dict[int, dict[int, Published]] = {}
+    published: dict[int, dict[int, Published]] = {}
     for (shards,) in connection.execute(archive_sql.DIVISIONS).fetchall():
         rows: dict[int, list[Any]] = {}
         for shard, *row in connection.execute(archive_sql.PROGRESS, {"shards": shards, "day": day}):
             rows.setdefault(shard, []).append(row)
-        found[shards] = {shard: Published(each) for shard, each in rows.items()}
-    return found
+        published[shards] = {shard: Published(each) for shard, each in rows.items()}
+    return published
 
 
 def _batches(

@@ -96,9 +96,9 @@ def history(
     digests = {day: digest for day, _, digest, _ in days} if verify else None
     of_archive = _archived(settings, attached, only_archived, aggregate, digests)
     archived = [Happened(*(*row, "archive")) for row in of_archive]
-    found = {one.seq: one for one in _as_of_now(settings, archived, {day for day, *_ in days})}
-    found |= {row[0]: Happened(*(*row, "table")) for row in of_table}
-    return [found[seq] for seq in sorted(found)]
+    by_seq = {one.seq: one for one in _as_of_now(settings, archived, {day for day, *_ in days})}
+    by_seq |= {row[0]: Happened(*(*row, "table")) for row in of_table}
+    return [by_seq[seq] for seq in sorted(by_seq)]
 
 
 def _as_of_now(settings: DaySettings, archived: list[Happened], known: set[date]) -> list[Happened]:

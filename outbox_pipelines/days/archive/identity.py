@@ -76,13 +76,13 @@ def require(store: Store, connection: Connection) -> None:
     if row is None:
         return
     known, days = row
-    found = _read(store)
-    if found is not None and found.archive == known:
+    marker = _read(store)
+    if marker is not None and marker.archive == known:
         return
     what = (
         "has no archive (_outbox/archive.json is missing)"
-        if found is None
-        else f"has another archive, of {found.source}"
+        if marker is None
+        else f"has another archive, of {marker.source}"
     )
     raise SetupError(
         f"{store.url} (OUTBOX_ARCHIVE) {what}, but this outbox has {counted(days, 'archived day')}: mount "
@@ -105,17 +105,17 @@ def require_or_make(store: Store, connection: Connection) -> uuid.UUID:
     """
     with _alone(connection):
         require(store, connection)
-        found, source = _read(store), source_of(connection)
-        if found is None:
+        marker, source = _read(store), source_of(connection)
+        if marker is None:
             if store.days():
                 raise SetupError(
                     f"{store.url} (OUTBOX_ARCHIVE) has archived days, but no _outbox/archive.json: restore "
                     "this file. If the archive belongs to this outbox, run `outbox archive adopt`"
                 )
-            found = _make(store, source)
-        elif found.source != source and connection.execute(archive_sql.KNOWN_ARCHIVE).fetchone() is None:
-            raise _others(store, found)
-        return found.archive
+            marker = _make(store, source)
+        elif marker.source != source and connection.execute(archive_sql.KNOWN_ARCHIVE).fetchone() is None:
+            raise _others(store, marker)
+        return marker.archive
 
 
 def adopt(settings: DaySettings, force: bool = False) -> Adopted:
@@ -151,18 +151,18 @@ def adopt(settings: DaySettings, force: bool = False) -> Adopted:
                 "them, run `outbox archive adopt --force`"
             )
         try:
-            found = _read(store)
+            marker = _read(store)
         except SetupError:
             # `adopt` replaces an unreadable identity.
-            found = None
+            marker = None
         source = source_of(connection)
-        is_ours = found is not None and (found.source == source or bool(archived and not missing))
-        if found is not None and not is_ours and not force:
-            raise _others(store, found)
-        if found is None or not is_ours:
-            found = _make(store, source)
+        is_ours = marker is not None and (marker.source == source or bool(archived and not missing))
+        if marker is not None and not is_ours and not force:
+            raise _others(store, marker)
+        if marker is None or not is_ours:
+            marker = _make(store, source)
         try:
-            connection.execute(archive_sql.ADOPT, {"archive": found.archive})
+            connection.execute(archive_sql.ADOPT, {"archive": marker.archive})
             for manifest, content in unknown:
                 record_changes(connection, manifest, content)
                 if not store.others(manifest.day, manifest.file):
@@ -172,7 +172,7 @@ def adopt(settings: DaySettings, force: bool = False) -> Adopted:
                 f"{first_line(error)}: only the owner of the outbox can adopt an archive"
             ) from None
         days = tuple(manifest.day for manifest, _ in unknown)
-        return Adopted(found.archive, len(archived) - len(missing), tuple(missing), days)
+        return Adopted(marker.archive, len(archived) - len(missing), tuple(missing), days)
 
 
 def source_of(connection: Connection) -> Source:
@@ -217,14 +217,14 @@ def _changed(stored: bytes, day: date, recorded: str) -> Manifest | None:
         manifest = read_manifest(stored, day)
     except SetupError:
         return None
-    if not set(recorded.split()) & {each.manifest_sha256 for each in manifest.changes}:
+    if not set(recorded.split()) & {change.manifest_sha256 for change in manifest.changes}:
         return None
     return manifest
 
 
-def _others(store: Store, found: Identity) -> SetupError:
+def _others(store: Store, marker: Identity) -> SetupError:
     return SetupError(
-        f"{store.url} (OUTBOX_ARCHIVE) is the archive of another outbox, {found.source}: choose another "
+        f"{store.url} (OUTBOX_ARCHIVE) is the archive of another outbox, {marker.source}: choose another "
         "location; each outbox needs its own archive. If this database was restored from that one, and that "
         "one is no longer in use, run `outbox archive adopt --force`"
     )
@@ -276,5 +276,5 @@ def record_changes(connection: Connection, manifest: Manifest, content: bytes) -
     ]
     with connection.transaction():
         connection.cursor().executemany(archive_sql.CHANGE, changes)
-        given = {"day": manifest.day, "events": manifest.rows, "digest": digests[-1]}
-        connection.execute(archive_sql.CHANGED, given)
+        parameters = {"day": manifest.day, "events": manifest.rows, "digest": digests[-1]}
+        connection.execute(archive_sql.CHANGED, parameters)

@@ -76,11 +76,11 @@ class Layouts:
         columns = []
         for field in self.schema:
             name, type = quoted(field.name), self._types[field.name]
-            found = there.get(field.name.casefold())
-            if field.name == EVENT_DATE or found == field.type:
+            stored_type = there.get(field.name.casefold())
+            if field.name == EVENT_DATE or stored_type == field.type:
                 columns.append(name)
             else:
-                columns.append(f"CAST({name if found is not None else 'NULL'} AS {type}) AS {name}")
+                columns.append(f"CAST({name if stored_type is not None else 'NULL'} AS {type}) AS {name}")
         return (
             f"SELECT {', '.join(columns)} FROM read_parquet([{files}], "
             f"hive_partitioning = true, hive_types = {{'{EVENT_DATE}': 'DATE'}})"

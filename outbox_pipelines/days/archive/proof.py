@@ -119,7 +119,7 @@ def rows_of_file(file: Path, bucket: int, columns: Sequence[Column] = ()) -> lis
 
 
 def read_file(
-    query: str, file: Path, given: dict[str, Any], threads: int = _THREADS, memory: int | None = None
+    query: str, file: Path, parameters: dict[str, Any], threads: int = _THREADS, memory: int | None = None
 ) -> list[tuple[Any, ...]]:
     """Return the result of a query of a Parquet file, which it reads as `$file`.
 
@@ -135,7 +135,7 @@ def read_file(
         duckdb.connect(config=config | {"temp_directory": spilled}) as connection,
     ):
         try:
-            return connection.execute(query, {"file": str(file), **given}).fetchall()
+            return connection.execute(query, {"file": str(file), **parameters}).fetchall()
         except duckdb.OutOfMemoryException as error:
             raise NoMemoryError(
                 f"{file.name} cannot be compared: DuckDB can use {config['memory_limit']} of memory and "
@@ -149,11 +149,11 @@ def read_file(
 def _largest_group(file: Path) -> int:
     """Return the uncompressed size of the largest row group in bytes."""
     try:
-        found = pq.read_metadata(file)
+        metadata = pq.read_metadata(file)
     # DuckDB reports what is wrong with the file.
     except Exception:  # noqa: BLE001
         return 0
-    return max((found.row_group(n).total_byte_size for n in range(found.num_row_groups)), default=0)
+    return max((metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups)), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,19 +186,19 @@ def prove(store: Store, day: date, connection: Connection, leaf: str, manifest_s
     columns = in_table if manifest is None else tuple(each for each in manifest.columns if each.name in names)
     with ThreadPoolExecutor(1) as threads:
         summing = threads.submit(sums_of_table, connection, leaf, columns)
-        found, of_file = (None, []) if manifest is None else _file(store, manifest)
+        sums, of_file = (None, []) if manifest is None else _file(store, manifest)
         table = summing.result()
     differences += of_file
     if manifest is not None:
         differences += _not_in_file(connection, leaf, in_table, manifest)
         if columns == manifest.columns:
             differences += _against_manifest("the rows", table, manifest)
-        if found is not None:
+        if sums is not None:
             with store.local(key(day, manifest.file)) as file:
                 if columns != manifest.columns:
-                    found = sums_of_file(file, columns)
-                if found != table:
-                    differences += _named(connection, leaf, file, columns, table, found)
+                    sums = sums_of_file(file, columns)
+                if sums != table:
+                    differences += _named(connection, leaf, file, columns, table, sums)
     changes = manifest.changes if manifest is not None else ()
     return Proof(day, sum(each.rows for each in table.values()), tuple(differences), changes)
 
@@ -259,7 +259,7 @@ def _manifest(store: Store, day: date, manifest_sha256: str | None) -> tuple[Man
     manifest, stored = loaded
     if manifest_sha256 is not None and not is_recorded(stored, manifest_sha256):
         why = "its digest differs"
-        if set(manifest_sha256.split()) & {each.manifest_sha256 for each in manifest.changes}:
+        if set(manifest_sha256.split()) & {change.manifest_sha256 for change in manifest.changes}:
             why = "it was changed since. If the database was restored, run `outbox archive adopt`"
         return manifest, [f"the manifest of {day} is not the one that was written: {why}"]
     return manifest, []
@@ -271,12 +271,12 @@ def _file(store: Store, manifest: Manifest) -> tuple[dict[int, Sum] | None, list
         with store.local(key(manifest.day, manifest.file)) as file:
             differences = _bytes(file, manifest)
             try:
-                found = sums_of_file(file, manifest.columns)
+                sums = sums_of_file(file, manifest.columns)
             except UnreadableError as error:
                 return None, [*differences, f"{manifest.file} cannot be read: {error}"]
     except FileNotFoundError:
         return None, [f"{manifest.file} is missing in {store.url}"]
-    return found, differences + _against_manifest(manifest.file, found, manifest)
+    return sums, differences + _against_manifest(manifest.file, sums, manifest)
 
 
 def _not_in_file(
@@ -297,17 +297,17 @@ def _bytes(file: Path, manifest: Manifest) -> list[str]:
     if size != manifest.size:
         return [f"{manifest.file} has {size:,} bytes, not {manifest.size:,}"]
     with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != manifest.sha256:
-        return [f"{manifest.file} has changed since it was written: its sha256 is {found[:12]}…"]
+        actual = hashlib.file_digest(stream, "sha256").hexdigest()
+    if actual != manifest.sha256:
+        return [f"{manifest.file} has changed since it was written: its sha256 is {actual[:12]}…"]
     return []
 
 
-def _against_manifest(what: str, found: dict[int, Sum], manifest: Manifest) -> list[str]:
-    rows = sum(each.rows for each in found.values())
+def _against_manifest(what: str, sums: dict[int, Sum], manifest: Manifest) -> list[str]:
+    rows = sum(each.rows for each in sums.values())
     differences = [] if rows == manifest.rows else [f"{what}: {rows:,}, in the manifest {manifest.rows:,}"]
     wrong = sorted(
-        bucket for bucket in found | manifest.buckets if found.get(bucket) != manifest.buckets.get(bucket)
+        bucket for bucket in sums | manifest.buckets if sums.get(bucket) != manifest.buckets.get(bucket)
     )
     if wrong:
         differences.append(f"{what}: sums differ from the manifest's in the buckets {_some(wrong)}")
@@ -320,10 +320,10 @@ def _named(
     file: Path,
     columns: Sequence[Column],
     table: dict[int, Sum],
-    found: dict[int, Sum],
+    sums: dict[int, Sum],
 ) -> list[str]:
     """Return the rows that differ between table and file, in the first buckets with differences."""
-    wrong = sorted(bucket for bucket in table | found if table.get(bucket) != found.get(bucket))
+    wrong = sorted(bucket for bucket in table | sums if table.get(bucket) != sums.get(bucket))
     differences = [f"table and file differ in the buckets {_some(wrong)}"]
     for bucket in wrong[:_BUCKETS]:
         rows = Counter(rows_of_table(connection, leaf, bucket, columns))

@@ -237,8 +237,8 @@ def _selected(file: Path, where: str) -> NDArray[np.bool_]:
 def _copies(settings: DaySettings, day: date) -> tuple[str, ...]:
     start, stop = bounds_of(day)
     with connect(settings, name="outbox archive redact") as connection:
-        given = {"day": day, "start": start, "stop": stop}
-        ((restored, parked),) = connection.execute(archive_sql.COPIES, given)
+        parameters = {"day": day, "start": start, "stop": stop}
+        ((restored, parked),) = connection.execute(archive_sql.COPIES, parameters)
     return (
         *([f"the table {restored}"] if restored else []),
         *([f"{counted(parked, 'dead letter')} in outbox_parked"] if parked else []),

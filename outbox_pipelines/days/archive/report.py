@@ -143,11 +143,11 @@ def read(archive: Archive, since: date | None = None, until: date | None = None)
     since, until = since or days[0], until or days[-1]
     span = (until - since).days + 1
     unit = next((name for length, name in _UNITS if span <= length * _PERIODS), "year")
-    given = {"since": since, "until": until}
+    parameters = {"since": since, "until": until}
     with _refused():
-        kinds = archive.connection.execute(_KINDS, given).fetchall()
+        kinds = archive.connection.execute(_KINDS, parameters).fetchall()
         found = archive.connection.execute(
-            _FIGURES.format(unit=unit), {**given, "kinds": [kind for kind, _ in kinds]}
+            _FIGURES.format(unit=unit), {**parameters, "kinds": [kind for kind, _ in kinds]}
         ).fetchall()
     figures = {(period, is_of_type, kind): Figures(*row) for period, is_of_type, kind, *row in found}
     file_bytes = Counter[date]()

@@ -60,8 +60,8 @@ def page(report: Report, largest: Sequence[Payload], aggregates: Sequence[Aggreg
         "Dead letters": _number(total.dead_letters),
     }
     by_period = [
-        (_label(report, each), *_cells(found), size(report.file_bytes[each]))
-        for each, found in sorted(report.by_period.items())
+        (_label(report, each), *_cells(figures), size(report.file_bytes[each]))
+        for each, figures in sorted(report.by_period.items())
     ]
     return "".join(
         [
@@ -92,10 +92,10 @@ def page(report: Report, largest: Sequence[Payload], aggregates: Sequence[Aggreg
 
 def pictures(report: Report, *, are_images: bool = False) -> list[str]:
     """Return the charts, each as SVG; as `bars` for images or for a page."""
-    labels = [_label(report, each) for each in report.periods]
-    lags = [report.by_period.get(each, Figures()) for each in report.periods]
-    factor, unit = _unit(max((each.lag_p99 or 0.0 for each in lags), default=0.0))
-    medians = [(each.lag_median or 0.0) / factor for each in lags]
+    labels = [_label(report, period) for period in report.periods]
+    lags = [report.by_period.get(period, Figures()) for period in report.periods]
+    factor, unit = _unit(max((figures.lag_p99 or 0.0 for figures in lags), default=0.0))
+    medians = [(figures.lag_median or 0.0) / factor for figures in lags]
     # The bars end at the 99th percentile.
     above = [(each.lag_p99 or 0.0) / factor - median for each, median in zip(lags, medians, strict=True)]
 
@@ -105,7 +105,7 @@ def pictures(report: Report, *, are_images: bool = False) -> list[str]:
     return [
         drawn("Events", _by_type(report, lambda each: each.events), _number),
         drawn("Payload bytes", _by_type(report, lambda each: each.payload_bytes), size),
-        drawn("File bytes", {"files": [report.file_bytes[each] for each in report.periods]}, size),
+        drawn("File bytes", {"files": [report.file_bytes[period] for period in report.periods]}, size),
         drawn("Lag", {"median": medians, "from there to p99": above}, lambda lag: f"{lag:,.3g} {unit}"),
         drawn("Dead letters", _by_type(report, lambda each: each.dead_letters), _number),
     ]
@@ -131,9 +131,9 @@ def _by_type(report: Report, value: Callable[[Figures], float]) -> dict[str, lis
 
 
 def _of_types(report: Report) -> Iterator[tuple[str, ...]]:
-    for kind, found in sorted(report.by_type.items(), key=lambda each: (each[0] is None, -each[1].events)):
+    for kind, figures in sorted(report.by_type.items(), key=lambda each: (each[0] is None, -each[1].events)):
         others = report.types - len(report.by_type) + 1
-        yield counted(others, "other") if kind is None else kind, *_cells(found)
+        yield counted(others, "other") if kind is None else kind, *_cells(figures)
 
 
 def _of_payloads(largest: Iterable[Payload]) -> Iterator[tuple[str, ...]]:
@@ -147,16 +147,16 @@ def _of_aggregates(aggregates: Sequence[Aggregates]) -> Iterator[tuple[str, ...]
         yield each.aggregate_type, _number(each.aggregates), _number(each.events)
 
 
-def _cells(found: Figures) -> tuple[str, ...]:
+def _cells(figures: Figures) -> tuple[str, ...]:
     return (
-        _number(found.events),
-        size(found.payload_bytes),
-        size(found.payload_bytes / found.events if found.events else None),
-        size(found.largest),
-        _number(found.dead_letters),
-        _number(found.discarded),
-        _lag(found.lag_median),
-        _lag(found.lag_p99),
+        _number(figures.events),
+        size(figures.payload_bytes),
+        size(figures.payload_bytes / figures.events if figures.events else None),
+        size(figures.largest),
+        _number(figures.dead_letters),
+        _number(figures.discarded),
+        _lag(figures.lag_median),
+        _lag(figures.lag_p99),
     )
 
 

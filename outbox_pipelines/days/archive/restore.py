@@ -73,9 +73,9 @@ def restore(
         else:
             identity.require(store, connection)
             raise SetupError(f"{store.url} (OUTBOX_ARCHIVE) has no manifest of {day}")
-        found = proof.verify(store, day, manifest_sha256)
-        if not found.equal:
-            raise SetupError(f"{day} is not restored: {'; '.join(found.differences)}")
+        result = proof.verify(store, day, manifest_sha256)
+        if not result.equal:
+            raise SetupError(f"{day} is not restored: {'; '.join(result.differences)}")
         table = leaf_of(day) if attach else f"outbox_restored_{day:%Y%m%d}"
         try:
             with connection.transaction():

@@ -100,8 +100,8 @@ def rewrite(
             )
             changed = manifest.model_copy(update={**of_file, "changes": (*manifest.changes, change)})
             content = changed.to_bytes()
-            given = {"day": day, "former": change.manifest_sha256, "digest": digest(content)}
-            if not connection.execute(archive_sql.CHANGING, given).fetchall():
+            parameters = {"day": day, "former": change.manifest_sha256, "digest": digest(content)}
+            if not connection.execute(archive_sql.CHANGING, parameters).fetchall():
                 raise NotReadyError(f"{day} was changed at the same time: run the command again")
             store.adopt(file, key(day, changed.file))
         store.write(manifest_key(day), content, former)
@@ -133,10 +133,10 @@ def _proven(store: Store, connection: Connection, day: date) -> tuple[Manifest, 
     if row.manifest_sha256 is None:
         raise NotReadyError(f"{day} was dropped without an archive: it has no file to change")
     identity.require(store, connection)
-    found, stored = proof.verify(store, day, row.manifest_sha256), store.read(manifest_key(day))
-    if not found.equal or stored is None:
+    result, stored = proof.verify(store, day, row.manifest_sha256), store.read(manifest_key(day))
+    if not result.equal or stored is None:
         raise SetupError(
-            f"{day} is not changed: {'; '.join(found.differences)}: restore the archive (OUTBOX_ARCHIVE), "
+            f"{day} is not changed: {'; '.join(result.differences)}: restore the archive (OUTBOX_ARCHIVE), "
             f"and run `outbox archive verify {day}`"
         )
     return read_manifest(stored.content, day), stored
@@ -144,13 +144,13 @@ def _proven(store: Store, connection: Connection, day: date) -> tuple[Manifest, 
 
 def _complete(store: Store, connection: Connection, manifest: Manifest, content: bytes) -> None:
     """Record the day's manifest, and delete all other files of the day."""
-    day, found = manifest.day, digest(content)
+    day, actual = manifest.day, digest(content)
     recorded = require_day(connection, day).manifest_sha256 or ""
-    if recorded != found and recorded.endswith(found):
+    if recorded != actual and recorded.endswith(actual):
         identity.record_changes(connection, manifest, content)
-    elif recorded != found:
+    elif recorded != actual:
         # The new manifest was not written.
-        connection.execute(archive_sql.CHANGED, {"day": day, "events": manifest.rows, "digest": found})
+        connection.execute(archive_sql.CHANGED, {"day": day, "events": manifest.rows, "digest": actual})
     for name in store.others(day, manifest.file):
         store.remove(name)
     store.clear(day)

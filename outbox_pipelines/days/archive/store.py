@@ -90,15 +90,15 @@ class Store:
         days = sorted(filter(None, map(_day_of, self._names(_MANIFESTS))))
         # A bucket takes tens of milliseconds for each read.
         with ThreadPoolExecutor(_READERS if self.root is None else 1) as threads:
-            found = threads.map(lambda day: self.read(manifest_key(day)), days)
-            return {day: stored for day, stored in zip(days, found, strict=True) if stored is not None}
+            contents = threads.map(lambda day: self.read(manifest_key(day)), days)
+            return {day: stored for day, stored in zip(days, contents, strict=True) if stored is not None}
 
     def days_of_files(self) -> set[date]:
         """Return the days that have a directory with files."""
         with self._errors():
             if self.root is None:
-                found = obstore.list_with_delimiter(self._bucket, EVENTS)["common_prefixes"]
-                names = [each.rsplit("/", 1)[-1] for each in found]
+                prefixes = obstore.list_with_delimiter(self._bucket, EVENTS)["common_prefixes"]
+                names = [each.rsplit("/", 1)[-1] for each in prefixes]
             else:
                 names = [each.parent.name for each in (self.root / EVENTS).glob("*/*.parquet")]
         return set(filter(None, (_day_of(f"{name.partition('=')[2]}.json") for name in names)))
@@ -107,8 +107,8 @@ class Store:
         """Return the names of the objects in a directory."""
         with self._errors():
             if self.root is None:
-                found = obstore.list_with_delimiter(self._bucket, directory)["objects"]
-                return [each["path"].rsplit("/", 1)[-1] for each in found]
+                objects = obstore.list_with_delimiter(self._bucket, directory)["objects"]
+                return [entry["path"].rsplit("/", 1)[-1] for entry in objects]
             path = self.root / directory
             return [each.name for each in path.iterdir()] if path.exists() else []
 
@@ -249,7 +249,7 @@ class Store:
                 shutil.rmtree(self.root / directory)
                 return
             for page in obstore.list(self._bucket, directory):
-                obstore.delete(self._bucket, [each["path"] for each in page])
+                obstore.delete(self._bucket, [entry["path"] for entry in page])
 
     def set_aside(self, day: date, name: str) -> str:
         """Move a file out of the data set, to `_outbox/kept`; return its new key."""
@@ -399,8 +399,8 @@ class Files(AbstractFileSystem):  # type: ignore[misc]
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """Return the file itself: there are no directories."""
-        found = self.info(path)
-        return [found] if detail else [found["name"]]
+        entry = self.info(path)
+        return [entry] if detail else [entry["name"]]
 
     def modified(self, path: str) -> datetime:
         """Return the same time for each file: files never change."""

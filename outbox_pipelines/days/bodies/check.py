@@ -16,7 +16,7 @@ from outbox_pipelines.bodies import Bodies, BodyError, UnlistableError
 from outbox_pipelines.database import connect
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.bodies import bodies_sql, day_references
-from outbox_pipelines.days.bodies.day_references import Found, StaysError
+from outbox_pipelines.days.bodies.day_references import BodyReference, StaysError
 from outbox_pipelines.days.bodies.store import available, open_bodies
 from outbox_pipelines.days.partitions.calendar import require_order
 from outbox_pipelines.errors import NotReadyError
@@ -83,7 +83,9 @@ def check(
                 yield from _checked(bodies, Checked(place.day), found, digest=digest)
 
 
-def _checked(bodies: Bodies, checked: Checked, every: Generator[Found], *, digest: bool) -> Iterator[Checked]:
+def _checked(
+    bodies: Bodies, checked: Checked, every: Generator[BodyReference], *, digest: bool
+) -> Iterator[Checked]:
     sizes = _Sizes(bodies)
     try:
         # An error of the store ends their transaction, too.
@@ -115,7 +117,7 @@ class _Sizes:
         return self._bodies.size_of(key) if size is None else size
 
 
-def _compare(bodies: Bodies, sizes: _Sizes, found: Found, checked: Checked, *, digest: bool) -> None:
+def _compare(bodies: Bodies, sizes: _Sizes, found: BodyReference, checked: Checked, *, digest: bool) -> None:
     checked.references += 1
     what = found.unreadable
     try:

@@ -36,7 +36,7 @@ class StaysError(NotReadyError):
     """References are not known, or can still come; no action is needed: the bodies stay."""
 
 
-class Place(NamedTuple):
+class DayPlace(NamedTuple):
     """Where events of a day are, or of a partition that belongs to no day."""
 
     day: date | None
@@ -54,7 +54,7 @@ class Place(NamedTuple):
         return str(self.day or self.table)
 
 
-class Found(NamedTuple):
+class BodyReference(NamedTuple):
     """A reserved member in an event's payload, or a payload that cannot be read."""
 
     event_id: str
@@ -70,12 +70,12 @@ class Found(NamedTuple):
         return key if isinstance(key, str) else None
 
 
-def places(connection: Connection) -> list[Place]:
+def places(connection: Connection) -> list[DayPlace]:
     """Return where all events are, by day."""
-    return [Place(*row) for row in connection.execute(bodies_sql.PLACES).fetchall()]
+    return [DayPlace(*row) for row in connection.execute(bodies_sql.PLACES).fetchall()]
 
 
-def read(settings: DaySettings, connection: Connection, place: Place) -> Generator[Found]:
+def read(settings: DaySettings, connection: Connection, place: DayPlace) -> Generator[BodyReference]:
     """Yield the references of a place.
 
     Raises:
@@ -86,13 +86,13 @@ def read(settings: DaySettings, connection: Connection, place: Place) -> Generat
         yield from _members(event_id, payload)
 
 
-def read_delayed(connection: Connection) -> Generator[Found]:
+def read_delayed(connection: Connection) -> Generator[BodyReference]:
     """Yield those of delayed events; errors as `read`, and the order as `delayed`."""
     for event_id, payload in _rows_in(connection, "outbox_delayed"):
         yield from _members(event_id, payload)
 
 
-def mentioned(settings: DaySettings, connection: Connection, place: Place) -> Iterator[str]:
+def mentioned(settings: DaySettings, connection: Connection, place: DayPlace) -> Iterator[str]:
     """Yield names in lower case: of each body that events of a place may mean, and others; see `read`."""
     for _, payload in _rows_of(settings, connection, place):
         yield from _names(payload)
@@ -121,20 +121,22 @@ def _names(payload: str) -> Iterator[str]:
         yield from _NAME.findall(unquote(payload).lower())
 
 
-def _members(event_id: str, payload: str) -> Iterator[Found]:
+def _members(event_id: str, payload: str) -> Iterator[BodyReference]:
     """Yield the member of a payload, whatever it is, and those of its parts that are references."""
     try:
         whole = json.loads(payload)
     except (ValueError, RecursionError) as error:
         is_deep = isinstance(error, RecursionError)
-        yield Found(event_id, None, unreadable="its JSON is nested too deeply" if is_deep else str(error))
+        yield BodyReference(
+            event_id, None, unreadable="its JSON is nested too deeply" if is_deep else str(error)
+        )
         return
     left = [whole]
     while left:
         part = left.pop()
         if isinstance(part, dict):
             if MEMBER in part and (part is whole or _is_reference(part)):
-                yield Found(event_id, part[MEMBER], is_nested=part is not whole)
+                yield BodyReference(event_id, part[MEMBER], is_nested=part is not whole)
             left += part.values()
         elif isinstance(part, list):
             left += part
@@ -151,7 +153,7 @@ def _rows_in(connection: Connection, table: str) -> Iterator[tuple[Any, ...]]:
     return _rows(connection, sql.SQL(bodies_sql.MENTIONS).format(table=sql.Identifier(table)))
 
 
-def _rows_of(settings: DaySettings, connection: Connection, place: Place) -> Iterator[tuple[Any, ...]]:
+def _rows_of(settings: DaySettings, connection: Connection, place: DayPlace) -> Iterator[tuple[Any, ...]]:
     if place.schema is None or place.table is None:
         yield from _archived(settings, connection, place)
         return
@@ -174,7 +176,7 @@ def _rows(connection: Connection, query: sql.Composed) -> Iterator[tuple[Any, ..
         ) from None
 
 
-def _archived(settings: DaySettings, connection: Connection, place: Place) -> list[tuple[Any, ...]]:
+def _archived(settings: DaySettings, connection: Connection, place: DayPlace) -> list[tuple[Any, ...]]:
     # Of the extra of the archive, which writers of bodies need not have.
     from outbox_pipelines.days.archive import identity, proof
     from outbox_pipelines.days.archive.store import key, open_store

@@ -108,8 +108,8 @@ def _owner(bodies: Bodies, stored: bytes) -> Owner:
         ) from None
 
 
-def _others(bodies: Bodies, found: Owner) -> SetupError:
+def _others(bodies: Bodies, owner: Owner) -> SetupError:
     return SetupError(
-        f"{bodies.url} (OUTBOX_BODIES) has the bodies of another outbox, {found}: give each outbox its own "
+        f"{bodies.url} (OUTBOX_BODIES) has the bodies of another outbox, {owner}: give each outbox its own "
         "store. If this database replaces that one, run `outbox bodies adopt --force`"
     )

@@ -165,7 +165,7 @@ def _unreferenced(
     return {key: objects[key] for key in left.values()}
 
 
-def _may_refer(place: day_references.Place, day: date) -> bool:
+def _may_refer(place: day_references.DayPlace, day: date) -> bool:
     """Return whether a row of this place can have been written since the day's bodies were."""
     began = datetime.combine(day - timedelta(1), datetime.min.time(), UTC)
     return place.closed_at is None or place.closed_at >= began

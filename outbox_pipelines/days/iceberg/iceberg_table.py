@@ -84,7 +84,7 @@ class Day:
             lost = "another engine has added its file, or has expired the snapshot that registered it"
             return lost if self.files else None
         expected = [f"{own}{self.registered.file}"] if self.registered.rows else []
-        if [each.file_path for each in self.files] != expected:
+        if [file.file_path for file in self.files] != expected:
             return f"another engine has removed {self.registered.file}, or has added files"
         return None
 
@@ -233,7 +233,7 @@ def with_columns(catalog: Catalog, table: Table, files: Iterable[tuple[Column, .
                 fields[each.field_id] = known.model_copy(update={"field_type": LongType()})
     if tuple(fields.values()) == table.schema().fields:
         return table
-    number = max(each.schema_id for each in table.metadata.schemas) + 1
+    number = max(schema.schema_id for schema in table.metadata.schemas) + 1
     catalog.commit_table(
         table,
         (AssertCurrentSchemaId(current_schema_id=table.schema().schema_id),),

@@ -114,7 +114,7 @@ def _register(place: _Place, table: Table, known: Mapping[date, iceberg_table.Da
     if manifests:
         with answering():
             _commit(place, table, known, manifests)
-    days = [each.day for each in manifests]
+    days = [manifest.day for manifest in manifests]
     is_new = {day: day not in known for day in days}
     return Registration(
         ".".join(table.name()),
@@ -174,7 +174,7 @@ def compare(settings: DaySettings, day: date) -> tuple[str, ...]:
         if found.registered.manifest_sha256 != place.archived[day]:
             return (f"the Iceberg table {'.'.join(name)} has its former file: {_REGISTER}",)
         sizes = [
-            [(each.record_count, each.file_size_in_bytes) for each in files]
+            [(file.record_count, file.file_size_in_bytes) for file in files]
             for files in (found.files, expected)
         ]
         if sizes[0] != sizes[1]:

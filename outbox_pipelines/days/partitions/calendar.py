@@ -129,7 +129,7 @@ def require_day(connection: Connection, day: date) -> DayRow:
     return DayRow(*row)
 
 
-def place_of(connection: Connection, day: date) -> str:
+def attachment_of(connection: Connection, day: date) -> str:
     """Return the state of a day's partition: attached, detaching, detached or gone."""
     row = connection.execute(partitions_sql.ATTACHMENT, {"leaf": leaf_of(day)}).fetchone()
     return "gone" if row is None else row[0]

@@ -30,7 +30,13 @@ from outbox_pipelines.core.text import counted
 from outbox_pipelines.database import Connection, connect, locks
 from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.partitions import partitions_sql
-from outbox_pipelines.days.partitions.calendar import bounds_of, leaf_of, place_of, require_day, working_at
+from outbox_pipelines.days.partitions.calendar import (
+    attachment_of,
+    bounds_of,
+    leaf_of,
+    require_day,
+    working_at,
+)
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.settings import NO_ARCHIVE, DaySettings, OutboxSettings
 
@@ -260,8 +266,8 @@ def purge(settings: DaySettings) -> Purged:
     require_schema(settings)
     with connect(settings, name="outbox partitions purge") as connection:
         compare_clocks(connection)
-        given = {"archives": settings.archive != NO_ARCHIVE, "retention": settings.retention_days}
-        ((before,),) = connection.execute(partitions_sql.PURGE_BEFORE, given)
+        parameters = {"archives": settings.archive != NO_ARCHIVE, "retention": settings.retention_days}
+        ((before,),) = connection.execute(partitions_sql.PURGE_BEFORE, parameters)
         return Purged(
             keys=_keys(connection, settings.key_retention_days),
             progress=_all(connection, partitions_sql.PURGE_PROGRESS, {"before": before}),
@@ -274,14 +280,14 @@ def _keys(connection: Connection, days: int) -> int:
     ((pages,),) = connection.execute(partitions_sql.KEY_PAGES)
     removed = 0
     for start in range(0, pages, partitions_sql.PAGES):
-        given = {"from": start, "to": start + partitions_sql.PAGES, "days": days}
-        removed += connection.execute(partitions_sql.PURGE_KEYS, given).rowcount
+        parameters = {"from": start, "to": start + partitions_sql.PAGES, "days": days}
+        removed += connection.execute(partitions_sql.PURGE_KEYS, parameters).rowcount
     return removed
 
 
-def _all(connection: Connection, query: str, given: dict[str, object]) -> int:
+def _all(connection: Connection, query: str, parameters: dict[str, object]) -> int:
     removed = 0
-    while count := connection.execute(query.encode(), given).rowcount:
+    while count := connection.execute(query.encode(), parameters).rowcount:
         removed += count
     return removed
 
@@ -305,10 +311,10 @@ def attach(settings: OutboxSettings, day: date) -> bool:
             raise NotReadyError(
                 f"{day} is dropped: to bring it back, run `outbox archive restore {day} --attach`"
             )
-        place = place_of(connection, day)
-        if place == "attached":
+        attachment = attachment_of(connection, day)
+        if attachment == "attached":
             return False
-        if place == "gone":
+        if attachment == "gone":
             raise SetupError(
                 f"{day} has no partition: {leaf_of(day)} was dropped manually. If the day is not over, "
                 "`outbox partitions ensure` creates it again"
@@ -333,7 +339,7 @@ def again(connection: Connection, day: date) -> None:
     for attempt in locks.briefly(seconds=WAIT_SECONDS, pause=WAIT_PAUSE):
         with attempt:
             finish_detaching(connection)
-            if place_of(connection, day) == "detached":
+            if attachment_of(connection, day) == "detached":
                 connection.execute(
                     partitions_sql.named(partitions_sql.ATTACH, leaf_of(day), start=start, stop=stop)
                 )

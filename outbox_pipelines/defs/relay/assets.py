@@ -11,7 +11,7 @@ from pydantic import Field
 from outbox_pipelines.core.text import counted, markdown, plain
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.relay import queue
-from outbox_pipelines.defs.relay.relay_session import Progress, Session
+from outbox_pipelines.defs.relay.relay_session import Progress, RelaySession
 from outbox_pipelines.defs.relay.supervision import owner_of
 from outbox_pipelines.defs.topics import topic_key
 from outbox_pipelines.errors import SetupError
@@ -94,7 +94,7 @@ def relay_shard(outbox: Outbox, job: str) -> dg.OpDefinition:
         progress: Progress | None = None
         try:
             settings = outbox.load_settings()
-            session = Session(
+            session = RelaySession(
                 settings,
                 shard=config.shard,
                 owner=owner_of(context.run.run_id, default_owner()),
@@ -140,7 +140,7 @@ def _is_cancelled(context: dg.OpExecutionContext) -> bool:
 def _attend(
     context: dg.OpExecutionContext,
     outbox: Outbox,
-    session: Session,
+    session: RelaySession,
     config: RelayConfig,
     session_seconds: float,
 ) -> None:

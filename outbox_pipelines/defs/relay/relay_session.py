@@ -35,7 +35,7 @@ class Progress:
     """The topics it has published to."""
 
 
-class Session:
+class RelaySession:
     """A relay that runs from entering the `with` block until leaving it."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Session:
         self._latency_peak: float | None = None
         self._topics: frozenset[str] = frozenset()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> RelaySession:
         self._thread.start()
         return self
 

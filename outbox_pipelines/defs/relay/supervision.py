@@ -28,7 +28,7 @@ _DAGSTER = "dagster run "
 
 # From the launch of a run until it owns the shard or waits for it: 3 to 8 s on two cores, more under load.
 START_SECONDS = 60.0
-# A run that for so long neither owns the shard nor waits for it is considered lost.
+# Seconds after which a run that neither owns the shard nor waits for it is considered lost.
 LOST_SECONDS = 60.0
 # Sessions that fail this quickly in a row will fail again: the pause before the next attempt doubles.
 QUICK_SECONDS = 60.0

@@ -155,7 +155,7 @@ FINISHED: Final = "UPDATE outbox_adopted SET state = 'finished'"
 
 # --- the slot by which another program publishes the table ----------------------------------------------
 
-# Why it is lost: only older servers have no reason. The last: how far it is behind a position.
+# Why it is lost: only older servers have no reason. The last: its distance from a position.
 SLOT: Final = """
 SELECT r.database::text, r.slot_type = 'logical', r.plugin::text, r.active_pid,
        CASE WHEN r.wal_status = 'lost'
@@ -201,7 +201,7 @@ CREATE TABLE {rest} (seq_of_rest bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY
 INDEX_REST: Final[LiteralString] = "CREATE INDEX ON {rest} (seq_of_rest) WHERE published_at_of_rest IS NULL"
 # Not INSERT: there may be 200,000 rows, while no other session can read the slot.
 COPY_REST: Final[LiteralString] = "COPY {rest} ({names}) FROM STDIN"
-# What the relay has not published, and why: rejected events hold back the drain.
+# What the relay has not published, and why: rejected events delay the drain.
 REST_LEFT: Final = f"""
 SELECT count(*), count(*) FILTER (WHERE retries_of_rest > 0), max(error_of_rest)
 FROM {REST} WHERE published_at_of_rest IS NULL"""

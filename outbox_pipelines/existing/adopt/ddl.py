@@ -71,7 +71,7 @@ END """
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TableChange:
     """Statements of one transaction."""
 
     before: tuple[str, ...]
@@ -118,7 +118,7 @@ class Ddl:
         """Return the statement after which no other session changes the table; writers continue."""
         return self._text("LOCK TABLE {view} IN SHARE UPDATE EXCLUSIVE MODE")
 
-    def switch(self, grants: list[str], writers: list[str]) -> Change:
+    def switch(self, grants: list[str], writers: list[str]) -> TableChange:
         """Return the statements of the switch.
 
         Args:
@@ -156,9 +156,9 @@ class Ddl:
             self._text("ALTER VIEW {made} RENAME TO {name}"),
             self._trigger("adopted_frozen", "BEFORE INSERT ON {kept}"),
         ]
-        return Change(tuple(before), tuple(short))
+        return TableChange(tuple(before), tuple(short))
 
-    def back(self) -> Change:
+    def back(self) -> TableChange:
         """Return the statements of the way back."""
         events = sql.SQL(_REFUSE_EVENT).format(table=self._shown).as_string()
         before = [
@@ -194,13 +194,13 @@ class Ddl:
                 "WHEN (NEW.{column} IS NOT NULL) EXECUTE FUNCTION {ours}.adopted_key()"
             )
             short.append(trigger.format(view=self._view, ours=self._ours, column=column).as_string())
-        return Change(tuple(before), tuple(short))
+        return TableChange(tuple(before), tuple(short))
 
-    def returned(self) -> Change:
+    def returned(self) -> TableChange:
         """Return the statements that let the relay of the table continue."""
-        return Change((), (self._text(f"DROP TRIGGER IF EXISTS {ORDER_TRIGGER} ON {{view}}"),))
+        return TableChange((), (self._text(f"DROP TRIGGER IF EXISTS {ORDER_TRIGGER} ON {{view}}"),))
 
-    def freeze(self) -> Change:
+    def freeze(self) -> TableChange:
         """Return the statements after which no row of the table changes."""
         short = [
             *self.thaw().short,
@@ -209,29 +209,31 @@ class Ddl:
                 "adopted_no_truncate", "BEFORE TRUNCATE ON {kept}", each="STATEMENT", runs="adopted_final"
             ),
         ]
-        return Change((self._refusal("adopted_final", sql.SQL(_REFUSE_FINAL).as_string()),), tuple(short))
+        return TableChange(
+            (self._refusal("adopted_final", sql.SQL(_REFUSE_FINAL).as_string()),), tuple(short)
+        )
 
-    def thaw(self) -> Change:
+    def thaw(self) -> TableChange:
         """Return the statements that undo `freeze`."""
-        return Change(
+        return TableChange(
             (), tuple(self._text("DROP TRIGGER IF EXISTS " + name + " ON {kept}") for name in _FINAL)
         )
 
-    def leave(self) -> Change:
+    def leave(self) -> TableChange:
         """Return the statements after which the view does not contain the table."""
         function = self._of_view.functions(with_table=False)
-        return Change(tuple(function), (self._replaced(None),))
+        return TableChange(tuple(function), (self._replaced(None),))
 
-    def join(self) -> Change:
+    def join(self) -> TableChange:
         """Return the statements that undo `leave`."""
         function = self._of_view.functions(with_table=True)
-        return Change(tuple(function), (self._replaced(self._kept),))
+        return TableChange(tuple(function), (self._replaced(self._kept),))
 
-    def drop(self) -> Change:
+    def drop(self) -> TableChange:
         """Return the statements that drop the table, which no writer uses after `leave`."""
         kept = [column for column in self._facts.columns.values() if column.sequence and not column.identity]
         owned = [f"ALTER SEQUENCE {column.sequence} OWNED BY NONE" for column in kept]
-        return Change((*owned, self._text("DROP TABLE {kept}")), ())
+        return TableChange((*owned, self._text("DROP TABLE {kept}")), ())
 
     def _replaced(self, table: sql.Identifier | None) -> str:
         select = self._of_view.select(table)

@@ -20,7 +20,7 @@ from outbox_pipelines.existing import existing_sql as marked
 from outbox_pipelines.existing.adopt import adopt_sql, adopted_table, objections
 from outbox_pipelines.existing.adopt import slot as slots
 from outbox_pipelines.existing.adopt.adopted_table import Facts
-from outbox_pipelines.existing.adopt.ddl import Change, Ddl
+from outbox_pipelines.existing.adopt.ddl import Ddl, TableChange
 from outbox_pipelines.settings import OutboxSettings, RelaySettings
 
 # Rows a second, for the plan.
@@ -138,7 +138,7 @@ def require_accepted(judged: objections.Judged, accepted: list[str]) -> None:
         )
 
 
-def change_of_switch(connection: Connection, ddl: Ddl, found: Facts) -> Change:
+def change_of_switch(connection: Connection, ddl: Ddl, found: Facts) -> TableChange:
     """Return the statements of the switch."""
     given = {"oid": found.oid, "view": ddl.made}
     grants = [row[0] for row in connection.execute(adopt_sql.GRANTS, given)]

@@ -20,7 +20,7 @@ from outbox_pipelines.database import Connection, locks
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.adopt import adopt_sql
 from outbox_pipelines.existing.adopt.adopted_table import Facts
-from outbox_pipelines.existing.adopt.ddl import Change
+from outbox_pipelines.existing.adopt.ddl import TableChange
 from outbox_pipelines.existing.table_ownership import holding
 from outbox_pipelines.settings import OutboxSettings
 
@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 def change_names(
     connection: Connection,
     begin: Callable[[], bool],
-    change: Change,
+    change: TableChange,
     then: sql.Composable,
     *,
     seconds: float,
@@ -64,7 +64,9 @@ def change_names(
     )
 
 
-def _attempt(connection: Connection, begin: Callable[[], bool], change: Change, then: sql.Composable) -> bool:
+def _attempt(
+    connection: Connection, begin: Callable[[], bool], change: TableChange, then: sql.Composable
+) -> bool:
     connection.execute("BEGIN")
     try:
         connection.execute(adopt_sql.ONE_COMMAND)

@@ -1,7 +1,7 @@
 """The steps of `outbox adopt` after the plan: prepare, switch, drain, back, finish.
 
 Invariants:
-- Each step can be repeated: it reads from the database how far it is, and does the rest. A step that is
+- Each step can be repeated: it reads from the database what is done, and does the rest. A step that is
   killed leaves a state from which it continues.
 - A change of names is one transaction: see `renaming`.
 - On the way back, the reader of a slot cannot start before the end: see `slot`.
@@ -39,7 +39,7 @@ from outbox_pipelines.existing.adopt import (
 )
 from outbox_pipelines.existing.adopt import slot as slots
 from outbox_pipelines.existing.adopt.adopted_table import Facts, State, read_state
-from outbox_pipelines.existing.adopt.ddl import Change, Ddl, kept_name
+from outbox_pipelines.existing.adopt.ddl import Ddl, TableChange, kept_name
 from outbox_pipelines.existing.adopt.drain import (
     Rest,
     Table,
@@ -322,7 +322,7 @@ def finish(settings: ProcessSettings, *, drop: bool, seconds: float, say: Say) -
             _require_published(connection, kept, found, settings)
         view = adopted_table.find_relation(connection, state.schema, state.name)
 
-        def run(change: Change, then: str = "SELECT 1") -> None:
+        def run(change: TableChange, then: str = "SELECT 1") -> None:
             _run(connection, change, then, state, [oid for oid in (found.oid, view) if oid], seconds, say)
 
         run(ddl.freeze())
@@ -368,7 +368,13 @@ def _require_published(connection: Connection, kept: Mapping, found: Facts, sett
 
 
 def _run(
-    connection: Connection, change: Change, then: str, state: State, held: list[int], seconds: float, say: Say
+    connection: Connection,
+    change: TableChange,
+    then: str,
+    state: State,
+    held: list[int],
+    seconds: float,
+    say: Say,
 ) -> None:
     def is_adopted() -> bool:
         now = read_state(connection)

@@ -88,7 +88,7 @@ class Publisher:
         """Hand a batch to the producer; return before it is acknowledged.
 
         Raises:
-            ShardLostError: another relay has taken over, or what became of events cannot be known.
+            ShardLostError: another relay has taken over, or the results of events are unknown.
         """
         self.breaker.took()
         delivery = Delivery(batch, self._clock())
@@ -118,7 +118,7 @@ class Publisher:
                 waiting for a fuller batch.
 
         Raises:
-            ShardLostError: another relay has taken over, or what became of events cannot be known.
+            ShardLostError: another relay has taken over, or the results of events are unknown.
         """
         self._producer.refresh()
         self._producer.serve(seconds, linger=linger)

@@ -44,7 +44,7 @@ class Watcher:
 
     def __init__(self) -> None:
         self._lent: deque[FleetWatch] = deque()
-        self._databases: dict[Hashable, Database] = {}
+        self._databases: dict[Hashable, DatabaseWatch] = {}
         self._due: list[tuple[float, int, Hashable]] = []
         """A heap; an entry is valid if its database is due then."""
         self._entries = count()
@@ -114,7 +114,7 @@ class Watcher:
         """Ask for a reader from now on."""
         database = self._databases.get(watch.database)
         if database is None:
-            database = self._databases[watch.database] = Database(self._selector)
+            database = self._databases[watch.database] = DatabaseWatch(self._selector)
             database.due = math.inf
         database.add(watch)
         due = min(database.due, now + watch.every(now) * random.random())
@@ -126,7 +126,7 @@ class Watcher:
         heapq.heappush(self._due, (due, next(self._entries), key))
 
 
-class Database:
+class DatabaseWatch:
     """The readers that wait for events of one database."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:

@@ -19,7 +19,7 @@ INCONSISTENT_TOPIC_ID: Final = 103
 _TRANSACTION_ABORTABLE: Final = 120
 _INVALID_DIFFERENT_RECORD: Final = -138
 
-# What is known of the topic is no longer valid.
+# The known state of the topic is no longer valid.
 TOPIC_CHANGED: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,

@@ -29,7 +29,7 @@ from outbox_pipelines.relay.core.producers import FirstAcknowledgments, Gate
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.client import BatchSize
 from outbox_pipelines.relay.kafka.message import Encoder, Headers, UnregisteredError, Value, is_framed
-from outbox_pipelines.relay.kafka.topic_lookups import Topics
+from outbox_pipelines.relay.kafka.topic_lookups import TopicLookups
 from outbox_pipelines.relay.kafka.topic_state import TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observers import Report, observer
 from outbox_pipelines.settings import ProcessSettings
@@ -53,7 +53,7 @@ _RENEW_SECONDS: Final = 3600.0
 class IdempotentProducer:
     """One idempotent, gapless producer after another: implements `core.producers.Producer`."""
 
-    # Whether released events may be larger than their topic takes, by what is known of it.
+    # Whether released events may be larger than the known limit of their topic.
     doubts_released = True
     # An event that overtakes a refused one stays published: see `first_acknowledgments`.
     begins_one_by_one = True
@@ -71,7 +71,7 @@ class IdempotentProducer:
         self._router = Router(settings)
         self._observe = observer(settings)
         # No event is in flight during the first look-up, so the breaker's own clock does not run.
-        self._topics = Topics(settings, answer_seconds=settings.breaker_seconds)
+        self._topics = TopicLookups(settings, answer_seconds=settings.breaker_seconds)
         self._routes: dict[tuple[str, str], tuple[str, int, bool]] = {}
         """By aggregate type and event type: what `_route` returns."""
         self._begun = FirstAcknowledgments()
@@ -102,7 +102,7 @@ class IdempotentProducer:
         self._topics.idle()
 
     @property
-    def lookups(self) -> Topics:
+    def lookups(self) -> TopicLookups:
         """The lookups of topics, shared by everything that publishes."""
         return self._topics
 

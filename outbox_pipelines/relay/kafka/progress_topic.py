@@ -2,7 +2,7 @@
 
 Invariants:
 - Who reads a record decides what it contains, and when it is valid: `core.record` for a shard.
-- A record that no relay wrote is passed over: the last one of a relay before it is still the truth, and
+- A record that no relay wrote is skipped: the last one of a relay before it is still the truth, and
   without any the database's row counts, which repeats events at worst.
 - A transaction begins with a message without a value, and ends with its record.
 - One partition per shard, so that an open transaction of one shard does not delay the reader of another.

@@ -27,7 +27,7 @@ from outbox_pipelines.relay.core.outcomes import Refusal
 from outbox_pipelines.relay.kafka import client_errors
 from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin, Unavailable
 from outbox_pipelines.relay.kafka.topic_state import (
-    Change,
+    PartitionChange,
     Patience,
     Search,
     Topic,
@@ -54,7 +54,7 @@ _OUTAGE_PAUSE: Final = 0.5
 _AT_ONCE: Final = 500
 
 
-class Topics:
+class TopicLookups:
     """What the relay knows about the topics.
 
     Args:
@@ -72,7 +72,7 @@ class Topics:
         creation_seconds: float = _CREATION_SECONDS,
         answer_seconds: float = _ANSWER_SECONDS,
     ) -> None:
-        self.changed: list[Change] = []
+        self.changed: list[PartitionChange] = []
         self._creation_seconds = creation_seconds
         self._answer_seconds = min(answer_seconds, _ANSWER_SECONDS)
         self._admin = TopicAdmin(settings)
@@ -83,7 +83,7 @@ class Topics:
         self._searches: dict[str, Search] = {}
         self._new: list[str] = []
         self._doubted: dict[str, Topic] = {}
-        """What was known of each doubted topic, until it is looked up again."""
+        """The known state of each doubted topic, until it is looked up again."""
         self._refusals: dict[str, TopicRefusal] = {}
         self._outages = 0
         self._outage = ""
@@ -125,7 +125,7 @@ class Topics:
             return frozenset(self._topics)
 
     def doubt(self, name: str) -> None:
-        """Have the topic looked up before its next use: Kafka has contradicted what is known of it."""
+        """Look the topic up before its next use: Kafka has contradicted its known state."""
         with self._changed:
             if (topic := self._topics.pop(name, None)) is not None:
                 self._doubted[name] = topic
@@ -418,7 +418,7 @@ class Topics:
             return
         after = Topic(before.name, what, before.largest if limit is None else limit)
         if after.partitions != before.partitions:
-            self.changed.append(Change(before.name, before.partitions, after.partitions))
+            self.changed.append(PartitionChange(before.name, before.partitions, after.partitions))
             _LOG.warning(
                 "topic %s has %d partitions instead of %d: keys move to other partitions, so the order "
                 "of an aggregate's messages holds before this change and after it, but not across it",

@@ -24,7 +24,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PartitionChange:
     """A change of a topic's number of partitions, which moves its keys."""
 
     topic: str

@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Ownership(ABC):
-    """The right to relay: wait for it, take it, keep the lease, release it; for one thread, except `beat`."""
+    """The right to relay: wait for it, take it, keep the lease, return it; for one thread, except `beat`."""
 
     shard: int
     """Its number; 0 for a marked table."""
@@ -80,18 +80,18 @@ class Ownership(ABC):
 
     @abstractmethod
     def intruder(self) -> tuple[int, str] | None:
-        """Return a session that holds the lock and is no relay: its process, and a description.
+        """Return a session that has the lock and is no relay: its process, and a description.
 
-        Process 0 is none: the text says why no relay may take it now.
+        Process 0 stands for no session: the text says why no relay may own it now.
         """
 
     @abstractmethod
     def describe_owner(self) -> str:
-        """Return who owns it since when, for people."""
+        """Return who owns it, and since when, for messages."""
 
     @abstractmethod
-    def release(self) -> None:
-        """Give it back, if it is owned."""
+    def close(self) -> None:
+        """Return it, if it is owned, and close the session."""
 
     def waits_since(self) -> float | None:
         """Return since when the session that owns it waits for an answer; from any thread."""
@@ -172,16 +172,16 @@ def beating(beat: Callable[[], object], every: float) -> Iterator[None]:
 
 
 def noticing(
-    settings: RelaySettings, place: Ownership, lost: threading.Event
+    settings: RelaySettings, ownership: Ownership, lost: threading.Event
 ) -> AbstractContextManager[None]:
     """Set `lost` when the session has waited for three times the lease for an answer that cannot come."""
     doubted: float | None = None
 
     def look() -> None:
         nonlocal doubted
-        since = place.waits_since()
+        since = ownership.waits_since()
         is_late = since is not None and time.monotonic() - since > 2 * settings.lease_seconds
-        if not is_late or _is_worked_for(settings, place.pid):
+        if not is_late or _is_worked_for(settings, ownership.pid):
             doubted = None
         elif since != doubted:
             # Its answer may have come just now: if so, it is taken until the next look.

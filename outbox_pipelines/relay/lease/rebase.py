@@ -75,8 +75,8 @@ def rebase(settings: OutboxSettings) -> Rebased | None:
                 connection.execute(rebase_sql.FENCE)
             own, now = _one(connection.execute(rebase_sql.NOW))
             drawn, last = _one(connection.execute(sequence.STATE))
-            given = {"own": own, "drawn": drawn, "last": last, "is_copy": is_copy}
-            renumbered, to = _one(connection.execute(rebase_sql.RENUMBER, given))
+            parameters = {"own": own, "drawn": drawn, "last": last, "is_copy": is_copy}
+            renumbered, to = _one(connection.execute(rebase_sql.RENUMBER, parameters))
             if to > drawn:
                 connection.execute(rebase_sql.RAISE_SEQUENCE, {"to": to})
             changed = Rebased(None, None, (drawn, to) if to > drawn else None, renumbered)

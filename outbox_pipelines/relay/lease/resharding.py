@@ -56,8 +56,8 @@ def change(
     with connect(settings, name="outbox shards set") as connection:
         wait = _Wait(seconds, on_wait)
         # Publishing continues until each shard has a relay, for example one that is starting.
-        given = {"wanted": wanted, "lock": f"{settings.db_schema}.outbox_shards"}
-        while (shards := connection.execute(relay_sql.UNOWNED, given).fetchall()[0][0]) is not None:
+        parameters = {"wanted": wanted, "lock": f"{settings.db_schema}.outbox_shards"}
+        while (shards := connection.execute(relay_sql.UNOWNED, parameters).fetchall()[0][0]) is not None:
             wait.for_(f"no relay owns shard {shards} (see `outbox shards`): start `outbox relay`")
         started = False
         try:
@@ -130,8 +130,8 @@ class Change:
 
     def look(self) -> bool:
         """Read the state of it; return whether another number of shards is requested."""
-        given = {**self._key, "ctid": self._place()}
-        row = self._connection.execute(relay_sql.CHANGE_AT, given, prepare=True).fetchone()
+        parameters = {**self._key, "ctid": self._place()}
+        row = self._connection.execute(relay_sql.CHANGE_AT, parameters, prepare=True).fetchone()
         if row is None:
             row = self._connection.execute(relay_sql.CHANGE, self._key, prepare=True).fetchone()
         self.is_over = row is None or row[0] != self._key["epoch"]

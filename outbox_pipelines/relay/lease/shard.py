@@ -3,7 +3,7 @@
 Invariants:
 - One statement moves the position forward, with a synchronous commit. If the commit were lost, the database
   would assign the same transaction ids again, and their events would count as published.
-- Parked events are committed together with the position that passes over them, or before.
+- Parked events are committed together with the position that covers them, or before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outbox_pipelines.core import sequence
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.breaker import State
-from outbox_pipelines.relay.core.outcomes import ShardLostError
+from outbox_pipelines.relay.core.outcomes import ParkedStates, ShardLostError
 from outbox_pipelines.relay.core.parked import CRASH_PAUSE, LONGEST_PAUSE
 from outbox_pipelines.relay.lease.shard_ownership import ShardOwnership
 from outbox_pipelines.relay.parking import parking_sql
@@ -28,9 +28,6 @@ from outbox_pipelines.relay.read import contents
 from outbox_pipelines.settings import RelaySettings
 
 _ROWS_POLL: Final = 0.01
-
-# Events to park, by seq: the state and the reason.
-Parked = Mapping[int, tuple[str, str | None]]
 
 
 @dataclass(slots=True)
@@ -52,7 +49,7 @@ class Shard(ShardOwnership):
         """Of the current tick, or the last one, in exactly_once."""
         self.breaker = State.CLOSED
         self.breaker_reason = ""
-        """What the row says of Kafka, first as the owner before left it."""
+        """Why Kafka is unavailable, as the row of the shard has it; first the previous owner's reason."""
         self._ctid = ""
         self._position: Position | None = None
         self._progress_at = 0.0
@@ -72,7 +69,7 @@ class Shard(ShardOwnership):
         return {**self.key, "open_from": self._open_from, "command": self._has_command}
 
     def place(self) -> str:
-        """Return where the row of the shard was when it was taken, or settled last; for any thread."""
+        """Return the row's `ctid` when the shard was taken, or settled last; for any thread."""
         return self._ctid
 
     @property
@@ -87,7 +84,7 @@ class Shard(ShardOwnership):
         events: int = 0,
         newest: int | None = None,
         *,
-        parked: Sequence[Parked] = (),
+        parked: Sequence[ParkedStates] = (),
         tick_id: str | None = None,
         last: bool = False,
     ) -> Settled | None:
@@ -117,8 +114,8 @@ class Shard(ShardOwnership):
         if parked:
             with self.transaction():
                 row = self._move(query, parameters)
-                for some in parked:
-                    self._park(some)
+                for states in parked:
+                    self._park(states)
         else:
             row = self._move(query, parameters)
         self._ctid, self._position = row[0], position
@@ -146,8 +143,8 @@ class Shard(ShardOwnership):
         """Yield the content of parked events, one after the other, or why it cannot be read."""
         try:
             read = contents.read(self._connection, parking_sql.BODIES, {}, seqs, may_take_large)
-            with closing(read) as found:
-                yield from found
+            with closing(read) as rows:
+                yield from rows
         except psycopg.OperationalError as error:
             raise self._lost(error) from error
 
@@ -159,19 +156,19 @@ class Shard(ShardOwnership):
         ctid = self._ctid
         while not (rows := self.execute(query, {**parameters, "ctid": ctid})):
             # Moved by VACUUM FULL, or by a change of the number of shards.
-            found = self.execute(relay_sql.FIND_AGAIN, {})
-            if not found:
+            moved = self.execute(relay_sql.FIND_AGAIN, {})
+            if not moved:
                 raise ShardLostError(f"another relay has taken shard {self.shard}")
-            ctid = found[0][0]
+            ctid = moved[0][0]
         return rows[0]
 
-    def park(self, parked: Sequence[Parked]) -> None:
-        """Park events ahead of the position, before the Kafka transaction that passes over them."""
+    def park(self, parked: Sequence[ParkedStates]) -> None:
+        """Park events ahead of the position, before the Kafka transaction that covers them."""
         with self.transaction():
             if not self.execute(relay_sql.FIND_AGAIN, {}):
                 raise ShardLostError(f"another relay has taken shard {self.shard}")
-            for some in parked:
-                self._park(some)
+            for states in parked:
+                self._park(states)
 
     def released(self, seqs: list[int]) -> None:
         """Record these parked events as published."""
@@ -182,8 +179,8 @@ class Shard(ShardOwnership):
         self.execute(relay_sql.FORGET_TICK, {})
         self.tick_id = None
 
-    def _park(self, parked: Parked) -> None:
-        """Park events when their rows are visible: the position passes over none that is not.
+    def _park(self, parked: ParkedStates) -> None:
+        """Park events when their rows are visible: the position covers no row that is not.
 
         Raises:
             ShardLostError: they do not become visible; they are read again.

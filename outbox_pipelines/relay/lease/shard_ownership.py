@@ -50,7 +50,7 @@ class ShardOwnership(Ownership):
 
     def __init__(self, settings: RelaySettings, shard: int | None, owner: str) -> None:
         super().__init__(settings, owner)
-        self._given = shard
+        self._wanted = shard
         self._schema = settings.db_schema
         self._owner = owner
         self.shard = shard or 0
@@ -63,9 +63,9 @@ class ShardOwnership(Ownership):
         self.identity = ""
         """Identifies database and schema in names at Kafka."""
         self.predecessor_crashed = False
-        """Whether the previous owner was another process and did not release the shard."""
+        """Whether the previous owner was another process and did not return the shard."""
         self.crashes = 0
-        """How many times in a row a relay of this shard has crashed (ended without releasing it)."""
+        """How many times in a row a relay of this shard has crashed (ended without returning it)."""
         self.crash_guard_seq: int | None = None
         """The seq at which the last relay crashed, if known."""
         self.crash_guard_crashes = 0
@@ -115,15 +115,15 @@ class ShardOwnership(Ownership):
         now = time.monotonic()
         if now - self._candidates_at > 1.0:
             self._candidates_at = now
-            found = [row[0] for row in self.execute(relay_sql.SHARD_NUMBERS, {})]
-            if not found:
+            shards = [row[0] for row in self.execute(relay_sql.SHARD_NUMBERS, {})]
+            if not shards:
                 raise no_position(self._schema)
-            if self._given is not None and self._given not in found:
+            if self._wanted is not None and self._wanted not in shards:
                 raise NoSuchShardError(
-                    f"shard {self._given} does not exist; the outbox has {counted(len(found), 'shard')}: see "
-                    "`outbox shards`"
+                    f"shard {self._wanted} does not exist; the outbox has {counted(len(shards), 'shard')}: "
+                    "see `outbox shards`"
                 )
-            self._candidates = [self._given] if self._given is not None else found
+            self._candidates = [self._wanted] if self._wanted is not None else shards
             random.shuffle(self._candidates)
         return self._candidates
 
@@ -141,7 +141,7 @@ class ShardOwnership(Ownership):
         return self._ask(relay_sql.LOCK_IS_HELD, self._waiting(self.shard))
 
     def connect(self, name: str, *, replication: bool = False) -> Connection:
-        """Open a further connection of this relay, to the server on which it holds the shard.
+        """Open a further connection of this relay, to the server on which it owns the shard.
 
         Args:
             replication: for the replication protocol; it takes SQL without parameters only.
@@ -157,8 +157,8 @@ class ShardOwnership(Ownership):
             ((pid,),) = self.execute(relay_sql.PID, {})
             standby = connection.execute(relay_sql.IS_STANDBY).fetchone()
             lock = self._lock(self.shard) | {"pid": pid}
-            held = psycopg.ClientCursor(connection).execute(relay_sql.LOCK_IS_HELD_BY, lock).fetchone()
-            if standby != (False,) or held != (True,):
+            has_lock = psycopg.ClientCursor(connection).execute(relay_sql.LOCK_IS_HELD_BY, lock).fetchone()
+            if standby != (False,) or has_lock != (True,):
                 raise ShardLostError(
                     f"the connection for the {name} does not see the lock of shard {self.shard}: it leads to "
                     "another server (for example a standby behind a load balancer), or the lock is lost. "
@@ -197,8 +197,8 @@ class ShardOwnership(Ownership):
         if why := adoption.draining(self._connection):
             return 0, why
         for shard in self._shards():
-            if found := self.execute(relay_sql.INTRUDER, self._lock(shard)):
-                pid, who = found[0]
+            if rows := self.execute(relay_sql.INTRUDER, self._lock(shard)):
+                pid, who = rows[0]
                 return pid, (
                     f"the lock of shard {shard} is owned by {who}, which is not its relay. If this message "
                     f"repeats, end that session: SELECT pg_terminate_backend({pid})"
@@ -225,9 +225,9 @@ class ShardOwnership(Ownership):
     def _name(self) -> str:
         return f"shard {self.shard}"
 
-    def release(self) -> None:
-        # If the session has ended, the lock is free already. Otherwise an explicit release is faster than
-        # the end of the session, and a successor may be waiting.
+    def close(self) -> None:
+        # If the session has ended, the lock is free already. Otherwise an explicit unlock is faster than the
+        # end of the session, and a successor may be waiting.
         if self._epoch:
             with suppress(psycopg.OperationalError):
                 self._connection.execute(relay_sql.RELEASE, self.key)

@@ -56,7 +56,7 @@ class DeadLetterRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundDeadLetters:
     """Dead letters, newest first, and their number by reason."""
 
     total: int
@@ -76,20 +76,20 @@ class Replayed:
     """Number of events that no relay has tried yet; None where that is not recorded."""
 
 
-class DeadLetters:
+class ParkedDeadLetters:
     """Those in the table `outbox_parked`: implements `kinds.DeadLetters`."""
 
     def __init__(self, settings: OutboxSettings) -> None:
         self._settings = settings
 
-    def find(self, given: Mapping[str, Any], *, limit: int = 50, discarded: bool = False) -> Found:
+    def find(self, given: Mapping[str, Any], *, limit: int = 50, discarded: bool = False) -> FoundDeadLetters:
         state = "discarded" if discarded else "failed"
         parameters = _parameters(given) | {"limit": limit, "state": state}
         with connect(self._settings, name="outbox dead-letters") as connection:
             counts = connection.execute(parking_sql.COUNT_DEAD_LETTERS, parameters).fetchall()
             rows = connection.execute(parking_sql.LIST_DEAD_LETTERS, parameters).fetchall()
         by_error: dict[str, int] = dict(counts)
-        return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
+        return FoundDeadLetters(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
 
     def show(self, given: str) -> list[dict[str, Any]]:
         """Return everything known about the parked events and dead letters with this id, with their audit.
@@ -129,8 +129,8 @@ class DeadLetters:
         deadline = time.monotonic() + seconds
         with connect(self._settings, name="outbox dead-letters replay") as connection:
             while True:
-                found = connection.execute(parking_sql.AFTER_REPLAY, {"seqs": seqs}).fetchall()
-                rows = [DeadLetterRow(*row) for row in found]
+                result = connection.execute(parking_sql.AFTER_REPLAY, {"seqs": seqs}).fetchall()
+                rows = [DeadLetterRow(*row) for row in result]
                 again = [row for row in rows if row.state == "failed"]
                 if len(again) == len(rows) or time.monotonic() >= deadline:
                     return Replayed(done, again, len(rows) - len(again))

@@ -39,7 +39,7 @@ _EVERY: Final = 1.0
 # A call takes some 30 ms, and the thread that makes it also settles.
 _MOST: Final = 500
 _SECONDS: Final = 0.2
-# Another session has a lock, has won, or has canceled the statement: the session that owns the shard goes on.
+# Another session has a lock, has won, or has canceled the statement: the shard's session continues.
 _PASSING: Final = frozenset(("40001", "40P01", "55P03", "55006", "57014"))
 
 
@@ -107,24 +107,26 @@ class Delayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundDelayedEvents:
     """Delayed events: how many there are, and the first of them."""
 
     total: int
     rows: list[Delayed]
 
 
-def find(settings: OutboxSettings, *, overdue: bool, limit: int) -> Found:
+def find(settings: OutboxSettings, *, overdue: bool, limit: int) -> FoundDelayedEvents:
     """Return delayed events, the next due first."""
     require_schema(settings)
-    given = {"overdue": overdue, "limit": limit}
+    parameters = {"overdue": overdue, "limit": limit}
     with connect(settings, name="outbox delayed") as connection:
-        ((total,),) = connection.execute(parking_sql.COUNT_DELAYED, given).fetchall()
+        ((total,),) = connection.execute(parking_sql.COUNT_DELAYED, parameters).fetchall()
         rows = (
-            connection.cursor(row_factory=class_row(Delayed)).execute(parking_sql.DELAYED, given).fetchall()
+            connection.cursor(row_factory=class_row(Delayed))
+            .execute(parking_sql.DELAYED, parameters)
+            .fetchall()
         )
         held = _holders(connection, [row.id for row in rows])
-        return Found(total, [replace(row, held_by=held.get(row.id)) for row in rows])
+        return FoundDelayedEvents(total, [replace(row, held_by=held.get(row.id)) for row in rows])
 
 
 def cancel(settings: OutboxSettings, ids: Sequence[UUID], *, reason: str, actor: str) -> int:
@@ -135,12 +137,12 @@ def cancel(settings: OutboxSettings, ids: Sequence[UUID], *, reason: str, actor:
         LockedError: another transaction has one of them for longer than a command waits.
     """
     require_schema(settings)
-    given = {"ids": [*ids], "reason": reason, "actor": actor}
+    parameters = {"ids": [*ids], "reason": reason, "actor": actor}
     try:
         with connect(settings, name="outbox delayed") as connection:
             connection.execute(f"SET lock_timeout = {int(LOCK_PATIENCE * 1000)}".encode())
             try:
-                ((canceled,),) = connection.execute(parking_sql.CANCEL_DELAYED, given).fetchall()
+                ((canceled,),) = connection.execute(parking_sql.CANCEL_DELAYED, parameters).fetchall()
             except psycopg.errors.LockNotAvailable as error:
                 held = _holders(connection, ids)
                 who = next((f"{id} is in {who}" for id, who in held.items()), first_line(error))
@@ -169,9 +171,9 @@ def move(settings: OutboxSettings) -> tuple[int, int]:
         ((before,),) = connection.execute(parking_sql.COUNT_DELAYED, {"overdue": True}).fetchall()
         again, more = True, True
         while more:
-            ((dealt_with,),) = connection.execute(
+            ((moved,),) = connection.execute(
                 parking_sql.MOVE_DUE_AGAIN, {"most": _MOST, "again": again}
             ).fetchall()
-            again, more = False, dealt_with >= _MOST
+            again, more = False, moved >= _MOST
         ((left,),) = connection.execute(parking_sql.COUNT_DELAYED, {"overdue": True}).fetchall()
     return max(0, before - left), left

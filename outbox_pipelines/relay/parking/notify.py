@@ -166,8 +166,8 @@ class DeadLetterRuns:
         except OSError as error:
             self._report("OUTBOX_DEAD_LETTER_COMMAND failed: %s", error)
 
-    def _report(self, message: str, given: object) -> None:
-        self._lines.log(_COMMAND, message, given, level=logging.ERROR)
+    def _report(self, message: str, detail: object) -> None:
+        self._lines.log(_COMMAND, message, detail, level=logging.ERROR)
 
 
 def describe(event: Event, attempts: int, error: str, *, remedy: str) -> str:

@@ -12,7 +12,7 @@ SELECT present, twice
 FROM outbox_park(%(seqs)s::bigint[], %(states)s::text[], %(errors)s::text[],
                  %(start)s, %(stop)s, %(from)s, %(to)s)"""
 
-# Whether a parked event holds back those behind it: a dead letter does if its types say so, each of them
+# Whether a parked event blocks those behind it: a dead letter does if its types say so, each of them
 # by a rule of its own, or all.
 _BLOCKS: Final[LiteralString] = """(
     {0}.state IN ('waiting', 'retrying') OR {0}.state IN ('failed', 'replaying') AND coalesce(

@@ -33,7 +33,7 @@ from outbox_pipelines.relay.core.outcomes import Kind
 from outbox_pipelines.relay.core.parked import Attempt, Tried, Verdict
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.message import Encode, Encoder, Headers, UnregisteredError, Value
-from outbox_pipelines.relay.kafka.topic_lookups import Topics
+from outbox_pipelines.relay.kafka.topic_lookups import TopicLookups
 from outbox_pipelines.relay.kafka.topic_state import TopicUnavailableError
 from outbox_pipelines.relay.telemetry.observers import Report, observer
 from outbox_pipelines.settings import ProcessSettings
@@ -62,7 +62,7 @@ class Prober:
     def __init__(
         self,
         settings: ProcessSettings,
-        topics: Topics,
+        topics: TopicLookups,
         transactional_id: str | None = None,
         *,
         schema_ids: SchemaIds | None = None,
@@ -119,12 +119,12 @@ class Prober:
         return [self._tried.popleft() for _ in range(len(self._tried))]
 
     def innocent(self) -> list[int]:
-        found = [self._answered.popleft() for _ in range(len(self._answered))]
+        seqs = [self._answered.popleft() for _ in range(len(self._answered))]
         handed = self._handed
         if handed is not None and time.monotonic() - handed[0] >= _INNOCENT_SECONDS:
             self._handed = None
-            found += handed[1]
-        return found
+            seqs += handed[1]
+        return seqs
 
     def close(self, *, wait_seconds: float = _LAST_SECONDS) -> None:
         """End the thread; `verdicts` has the last ones.
@@ -162,7 +162,7 @@ class Prober:
     def _unready(self, batch: list[Attempt]) -> list[Tried]:
         """Create the producer and look up the topics; return the events that cannot be tried now."""
         topics: dict[str, Exception | None] = {}
-        found: list[Tried] = []
+        untried: list[Tried] = []
         for attempt in batch:
             try:
                 name = self._router.topic(attempt.event.aggregate_type, attempt.event.event_type)
@@ -172,10 +172,10 @@ class Prober:
             if name not in topics:
                 topics[name] = self._problem(name)
             if isinstance(problem := topics[name], TopicUnavailableError):
-                found.append(Tried(attempt, Verdict.UNAVAILABLE, str(problem)))
+                untried.append(Tried(attempt, Verdict.UNAVAILABLE, str(problem)))
             elif problem is not None:
                 return [Tried(attempt, Verdict.UNKNOWN, str(problem)) for attempt in batch]
-        return found
+        return untried
 
     def _problem(self, topic: str) -> Exception | None:
         try:
@@ -223,15 +223,15 @@ class Prober:
 
     def _rehearse(self, batch: list[Attempt]) -> list[Tried]:
         """Try each in its own transaction, which is aborted: nothing is published."""
-        found: list[Tried] = []
+        results: list[Tried] = []
         for attempt in batch:
-            is_after_refusal = bool(found) and found[-1].verdict is Verdict.REFUSED
+            is_after_refusal = bool(results) and results[-1].verdict is Verdict.REFUSED
             tried = self._rehearse_one(attempt)
             if tried.verdict is Verdict.UNKNOWN and is_after_refusal:
                 # The transaction after a refusal often fails because of sequence numbers; the next does not.
                 tried = self._rehearse_one(attempt)
-            found.append(tried)
-        return found
+            results.append(tried)
+        return results
 
     def _rehearse_one(self, attempt: Attempt) -> Tried:
         (tried,) = self._try([attempt])

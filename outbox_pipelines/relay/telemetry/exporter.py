@@ -178,11 +178,11 @@ class Reading:
 
     @property
     def is_asking(self) -> bool:
-        """Whether the database owes an answer."""
+        """Whether an answer of the database is outstanding."""
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, fresh: float) -> None:
-        """Have the database asked, unless it is being asked or was asked within so many seconds."""
+        """Query the database in a thread, unless a query is running or began within `fresh` seconds."""
         with self._lock:
             if not self.is_asking and time.monotonic() - self.asked_at > fresh:
                 self.asked_at = time.monotonic()
@@ -198,7 +198,7 @@ class Reading:
         return None if self.is_asking else self._found
 
     def latest(self, oldest: float) -> Measurements | None:
-        """Return the last answer, if the database has given one within so many seconds."""
+        """Return the last answer, if it is at most `oldest` seconds old."""
         return self._found if time.monotonic() - self._found_at <= oldest else None
 
     def _ask(self) -> None:
@@ -209,7 +209,7 @@ class Reading:
         self._found_at = time.monotonic()
 
 
-class Database(Collector):
+class DatabaseCollector(Collector):
     """Metrics of all shards of an outbox, read from the database at each scrape."""
 
     def __init__(self, settings: ProcessSettings) -> None:
@@ -394,7 +394,7 @@ def serving(settings: ProcessSettings, port: int) -> Iterator[tuple[Metrics, str
     """
     registry = CollectorRegistry()
     to = Families(registry)
-    registry.register(Database(settings))
+    registry.register(DatabaseCollector(settings))
     with metrics_server.serving(
         registry, settings.metrics_address, port, is_ready=lambda: to.is_ready
     ) as url:

@@ -265,7 +265,7 @@ def test_rows_that_refer_to_its_events(database: Database, tmp_path: Path) -> No
     with pytest.raises(NotReadyError, match="rows of another table refer to its events"):
         drop.drop(settings, DAY)
     with database.connect() as connection:
-        assert calendar.place_of(connection, DAY) == "attached"
+        assert calendar.attachment_of(connection, DAY) == "attached"
     database.rows("DELETE FROM marks")
     assert drop.drop(settings, DAY).now
 

@@ -11,7 +11,7 @@ from psycopg import sql
 
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.existing.adopt import adopted_table, renaming, steps
-from outbox_pipelines.existing.adopt.ddl import Change
+from outbox_pipelines.existing.adopt.ddl import TableChange
 from tests.existing import guides
 from tests.existing.adopt.conftest import Make
 
@@ -60,7 +60,9 @@ def test_a_change_that_takes_too_long(make: Make) -> None:
         connection.execute("SET search_path = public, box")
         given: dict[str, Any] = {"seconds": 0.3, "what": "outbox", "held": [], "say": print}
         with pytest.raises(NotReadyError, match="too busy to change it in 100 ms; nothing was changed"):
-            renaming.change_names(connection, lambda: True, Change((), short), sql.SQL("SELECT 1"), **given)
+            renaming.change_names(
+                connection, lambda: True, TableChange((), short), sql.SQL("SELECT 1"), **given
+            )
     adopted.write((KEY, 0))
 
 

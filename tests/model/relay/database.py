@@ -190,7 +190,7 @@ class Source:
 
 
 class Change:
-    """What the reader's connection sees of a change: implements `core.barrier.Change`."""
+    """What the reader's connection sees of a change: implements `core.barrier.ShardChange`."""
 
     def __init__(self, database: Database, epoch: int) -> None:
         self.is_over = database.epoch != epoch

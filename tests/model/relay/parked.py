@@ -25,7 +25,7 @@ _CRASH_PAUSE = 3.0
 
 
 class ModelTable:
-    """Implements `core.parked.Table`."""
+    """Implements `core.parked.ParkedRows`."""
 
     def __init__(self, process: Any, database: Database, session: Session) -> None:
         self._process = process
@@ -212,7 +212,7 @@ class ModelTable:
 
 
 class ModelProber:
-    """Tries what it is given when the world lets it: implements `core.parked.Prober`."""
+    """Tries what it is given when the world lets it: implements `core.parked.EventProber`."""
 
     def __init__(self, process: Any, kafka: Kafka, *, rehearses: bool) -> None:
         self._process = process
@@ -265,7 +265,7 @@ class ModelProber:
 
 
 class Everywhere:
-    """Topics that are all available: implements `core.quarantine.Topics`."""
+    """Topics that are all available: implements `core.quarantine.TopicStates`."""
 
     def unavailable(self, name: str) -> str | None:
         return None

@@ -161,7 +161,7 @@ def _lock(connection: Connection, settings: OutboxSettings) -> Iterator[None]:
     finally:
         # Not left to the end of the session, which the server notices later.
         with suppress(psycopg.Error):
-            slot_sql.SETUP.release(connection, key)
+            slot_sql.SETUP.unlock(connection, key)
 
 
 def _check(connection: Connection, settings: OutboxSettings) -> None:
