@@ -54,14 +54,17 @@ class Store(Protocol):
         """Return everything known about the dead letters with this id."""
 
     def check_action(self, action: Any, given: Mapping[str, Any]) -> None:
-        """Raise what `act` would raise for these conditions, before it asks how many there are."""
+        """Raise what `act` would raise for these conditions, before the dead letters are counted."""
 
     def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        """Replay or discard dead letters; return how many.
+        """Replay or discard the dead letters that meet the conditions; return their number.
 
         Args:
-            actor: on whose behalf, for the audit.
+            actor: on whose behalf, for the audit, which also records the database role.
             reason: why, for the audit.
+
+        Raises:
+            SetupError: the reason is empty, the role lacks the right, or the action is not supported.
         """
 
 
@@ -69,7 +72,7 @@ class DeadLetters(Store, Protocol):
     """Dead letters of a relay. Ids are text."""
 
     def replay(self, given: Mapping[str, Any], *, actor: str, reason: str, seconds: float) -> Replayed:
-        """Replay dead letters, and wait up to `seconds` until a relay has tried each."""
+        """Replay like `act`, and wait up to `seconds` until a relay has tried each dead letter."""
 
 
 class Kind(Protocol):

@@ -1,9 +1,9 @@
-"""The memory of a relay: its bounds if events are large, and how seldom it is searched for garbage.
+"""The memory of a relay: its limits if events are large, and fewer garbage collections.
 
 Invariants:
 - One thread at a time has a large event in memory, from before it is read until it is published or tried.
 - The memory of a large event returns to the operating system when it is freed.
-- While a relay runs, the garbage collector passes over everything that was there before.
+- While a relay runs, the garbage collector ignores all objects that existed before.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LargeEvent:
         return self._has_right
 
     def give_back(self) -> None:
-        """Release the right, if this thread has it."""
+        """Return the right, if this thread has it."""
         if self._has_right:
             self._has_right = False
             self._right.release()

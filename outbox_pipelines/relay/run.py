@@ -1,8 +1,8 @@
-"""What a run of a relay is given and returns, and what it shares with the other relays of its process.
+"""The arguments and results of a relay's run, and the protocols of what the relays of a process share.
 
 Invariants:
-- Alone it shares nothing. A host decides nothing of what is read, published or settled: one that fails or is
-  slow can delay a relay, and never make it skip an event.
+- A relay that is alone shares nothing. A host does not decide what is read, published or settled: a host that
+  fails or is slow can delay a relay, but cannot make it skip an event.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Run:
     """The arguments of `service.relay` that its workers share: after an outage, the next one has the same."""
 
     stop: threading.Event
-    """Set from outside, or by a worker that hands over."""
+    """Set by the caller, or by a worker that passes its shard on."""
     until_empty: bool
-    """Whether to publish what is committed at the start, and end."""
+    """Whether to end after publishing the events that are committed at the start."""
     hand_over_after: float | None
     on_progress: Callable[[Settled], None]
     on_dead_letter: Callable[[DeadLetter], None]
@@ -84,7 +84,7 @@ class Turn:
 
 
 class Host:
-    """The process of a relay that is alone."""
+    """The host of a relay that is alone in its process."""
 
     patience = 1.0
     """How many times as long the publishing thread waits for events, before it does other work."""
@@ -95,7 +95,7 @@ class Host:
     def watch(
         self, shard: Shard, connection: Connection, *, ending: Callable[[], bool], end: threading.Event
     ) -> Watch:
-        """Return what the reader of this shard waits with.
+        """Return the watch with which the reader of this shard waits.
 
         Args:
             connection: the reader's own.

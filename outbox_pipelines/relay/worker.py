@@ -91,10 +91,10 @@ def make_publisher(
 def _recovered(
     settings: ProcessSettings, shard: Shard, producer: IdempotentProducer, run: Run
 ) -> FencingProducer | None:
-    """A producer for exactly_once; None in at_least_once, after believing what the other mode has left.
+    """Return a producer for exactly_once; None in at_least_once, after applying the other mode's last record.
 
-    While Kafka is unavailable it waits, with the shard: without an owner, the outage would look like a relay
-    that is missing.
+    While Kafka is unavailable it waits as the owner of the shard: otherwise the outage would look like a
+    missing relay.
 
     Raises:
         UnavailableError: the relay is asked to stop, or runs until empty.
@@ -160,7 +160,7 @@ class Worker:
         self._threads = Threads(self._failed)
         self._settled: deque[Settled] = deque()
         if shard.breaker is not State.CLOSED:
-            # As the owner before left it: a probe says whether that is still true.
+            # As the previous owner recorded it; a probe updates it.
             run.metrics.breaker(State.OPEN)
             publisher.breaker.trip(self._started, shard.breaker_reason)
         self._ledger = SharedLedger()
@@ -251,7 +251,7 @@ class Worker:
         """
         self._retries.begin(crashed=self._shard.predecessor_crashed)
         if self._run.until_empty:
-            # Before the reader looks what is committed.
+            # Before the reader takes its first snapshot.
             with beating(self._shard.beat, self._heartbeat):
                 self._delayed.move_all()
         reader = self._threads.start(self._reader.run, "outbox-reader")

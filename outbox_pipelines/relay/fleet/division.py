@@ -2,7 +2,7 @@
 
 Invariants:
 - A free shard is taken by a process that owns less than its share; if none does, by any, after a moment.
-- A process that owns more than its share passes shards on while another process stands by, one at a time.
+- A process that owns more than its share passes shards on while another process is a standby, one at a time.
 - Locks decide who owns a shard. A wrong estimate here costs a change of owner, nothing more.
 """
 
@@ -32,7 +32,7 @@ class Unit(NamedTuple):
 @dataclass(slots=True)
 class _Seen:
     others: int = 0
-    """Other processes that stand by, or own it."""
+    """Number of other processes that are standby for it, or own it."""
     free_since: float | None = None
     keep_until: float = 0.0
 
@@ -55,10 +55,10 @@ class Division:
         self._owned: set[Unit] = set()
 
     def saw(self, unit: Unit, *, others: int, is_free: bool) -> None:
-        """Record what a look has shown.
+        """Record the observed state of a shard.
 
         Args:
-            others: other processes that stand by, or own it.
+            others: number of other processes that are standby for it, or own it.
         """
         with self._lock:
             seen = self._seen.setdefault(unit, _Seen())
@@ -85,13 +85,13 @@ class Division:
             if len(self._owned) >= self._share():
                 if waits < _PATIENCE:
                     return False
-                # The process that should have taken it does not.
+                # The process that should take it has not.
                 seen.keep_until = now + _KEEP_SECONDS
             self._owned.add(unit)
             return True
 
     def gave_back(self, unit: Unit) -> None:
-        """Record that this process does not relay the shard any more."""
+        """Record that this process no longer relays the shard."""
         with self._lock:
             self._owned.discard(unit)
             self._seen.pop(unit, None)

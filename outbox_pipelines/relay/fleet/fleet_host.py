@@ -25,7 +25,7 @@ from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.run import Host, Turn, Watch
 from outbox_pipelines.settings import ProcessSettings
 
-# How often a relay looks whether another one wants its shard.
+# Seconds between two checks whether another process should relay the shard.
 _LOOK_SECONDS: Final = 2.0
 PATIENCE: Final = 10.0
 _TURN_POLL: Final = 0.05

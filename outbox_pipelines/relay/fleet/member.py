@@ -1,8 +1,8 @@
-"""One outbox of a fleet: stands by for its shards, and relays those that are this process's.
+"""One outbox of a fleet: is standby for its shards, and relays those that this process owns.
 
 Invariants:
-- Whatever fails here is logged with the outbox's name, once, and tried again after growing pauses; no other
-  outbox waits for it.
+- Each failure is logged once with the outbox's name, and the step is tried again after growing pauses; no
+  other outbox waits for it.
 - A shard is relayed by the ordinary relay, in threads of its own.
 """
 
@@ -35,21 +35,21 @@ _LOOK_SECONDS: Final = 1.0
 _COUNT_EVERY: Final = 4
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
-# What fails sooner than that after it has begun fails for the same reason as before.
+# A failure within this time after a start has the same cause as the one before.
 _CALM_SECONDS: Final = 10.0
-# A hundred relays that begin at once would wait for each other, and for Kafka, longer than they may.
+# A hundred relays that start at once would wait for each other, and for Kafka, longer than their limits.
 _STARTS: Final = 4
 _START_PATIENCE: Final = 2.0
 
 
 class Starts:
-    """Lets a few begin at a time, and none wait long for others: their database may not answer."""
+    """Limits how many relays start at once; the wait is short, because a database may not answer."""
 
     def __init__(self) -> None:
         self._free = threading.BoundedSemaphore(_STARTS)
 
     def begin(self) -> Callable[[], None]:
-        """Wait to begin; return what is to be called when it is done, or has failed."""
+        """Wait for a free slot; return a function to call after the start has succeeded or failed."""
         if not self._free.acquire(timeout=_START_PATIENCE):
             return lambda: None
         once = threading.Lock()
@@ -62,7 +62,7 @@ class Starts:
 
 
 class Shared:
-    """What the outboxes of a process share.
+    """State that the outboxes of a process share.
 
     Args:
         outboxes: how many there are.
@@ -177,7 +177,7 @@ class Member:
         self._on_state(text)
 
     def _stand_by(self) -> None:
-        """Take what is to be taken; return when everything is, or something has failed."""
+        """Take all shards that are due; return when all are taken, or one has failed."""
         has_begun = self._shared.starts.begin()
         try:
             standby = Standby(self._settings)
@@ -216,7 +216,7 @@ class Member:
             standby.close()
 
     def _look_for_namesakes(self, standby: Standby) -> None:
-        """Say that two names lead to one outbox: harmless, and hardly meant."""
+        """Warn that two names lead to one outbox: harmless, and probably a mistake."""
         with self._shared.lock:
             first = self._shared.names.setdefault(standby.tables, self.name)
             is_known = (first, self.name) in self._shared.namesakes
@@ -269,7 +269,7 @@ class Member:
                     host=host,
                 )
         except service.ShardOwnedError:
-            # Another process was faster.
+            # Another process has taken it.
             pass
         except Exception as error:  # noqa: BLE001 - the other outboxes go on
             self._note(error)

@@ -1,8 +1,8 @@
 """Relays many outboxes until it is stopped.
 
 Invariants:
-- An outbox that cannot be relayed is one line in the log and is tried again; the others go on.
-- Only if none of them can be reached at the start is that an error.
+- An outbox that cannot be relayed is logged in one line and tried again; the others continue.
+- It is an error only if no outbox can be reached at the start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import ProcessSettings
 
 _LOG = logging.getLogger(__name__)
-# A thread that computes lets others go on after so long: a busy outbox delays each step of all others by it.
+# Seconds after which a computing thread lets others run: a busy outbox delays the others' steps by them.
 _SWITCH_SECONDS: Final = 0.001
 
 
@@ -99,7 +99,7 @@ def _metrics(
 
 
 class _States:
-    """What became of the first attempts; stops all if none succeeded."""
+    """The results of the first attempts; stops all if none succeeded."""
 
     def __init__(self, outboxes: int, stop: threading.Event) -> None:
         self._left = outboxes

@@ -1,8 +1,8 @@
-"""The session with which a process stands by for the shards of an outbox that it does not relay.
+"""The session with which a process is standby for the shards of an outbox that it does not relay.
 
 Invariants:
-- It takes no shard, and no relay that is alone notices it: a look takes a lock within one statement.
-- A process that is frozen no longer stands by: the database ends its session after the lease.
+- It takes no shard, and no relay that is alone notices it: a check takes a lock within one statement.
+- A frozen process is no longer a standby: the database ends its session after the lease.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outbox_pipelines.settings import ProcessSettings
 
 
 class Look(NamedTuple):
-    """What a look has shown of a shard."""
+    """The observed state of a shard."""
 
     shard: int
     is_free: bool
@@ -72,14 +72,14 @@ class Standby:
             yield Look(shard, self._is(fleet_sql.IS_FREE, lock))
 
     def standbys(self) -> int:
-        """Return how many processes stand by, this one included."""
+        """Return the number of standby processes, this one included."""
         if not self._is_counted:
             self._is_counted = self._is(fleet_sql.STAND_BY, self._key)
         row = self._connection.execute(fleet_sql.STANDBYS, self._key).fetchone()
         return 0 if row is None else int(row[0])
 
     def close(self) -> None:
-        """Stand by no longer."""
+        """End the standby session."""
         self._connection.close()
 
     def _is(self, query: Any, parameters: dict[str, Any]) -> bool:
@@ -87,5 +87,5 @@ class Standby:
 
 
 def fleet_key(settings: ProcessSettings) -> dict[str, str]:
-    """Return the parameters that name the lock of the processes that stand by for an outbox."""
+    """Return the parameters that name the lock of an outbox's standby processes."""
     return {"fleet": f"{settings.db_schema}.{kinds.of(settings).fleet_name(settings)}.fleet"}

@@ -1,4 +1,4 @@
-"""What the reader of one outbox of a fleet waits with, and whether there can be an event that is not read.
+"""The watch of one outbox of a fleet: its reader waits with it until there can be an unread event.
 
 Invariants:
 - The reader does not use its connection until it is woken.
@@ -47,7 +47,7 @@ MANY: Final = b"outbox_watch_many"
 
 
 class FleetWatch:
-    """What the reader of one outbox waits with: implements `relay.run.Watch`.
+    """The watch of one outbox's reader: implements `relay.run.Watch`.
 
     Args:
         lend: has a reader waited for.
@@ -97,7 +97,7 @@ class FleetWatch:
             raise self.error
 
     def every(self, now: float) -> float:
-        """Return how often there may be news."""
+        """Return the seconds between two queries."""
         if now < self._commit_until:
             return COMMIT
         return BUSY if now < self._busy_until else IDLE
@@ -119,7 +119,7 @@ def message(result: PGresult | None) -> str:
 
 
 class Quiet:
-    """What is known of one outbox from its sequence, without reading a table."""
+    """Infers from an outbox's sequence whether there can be new events, without reading a table."""
 
     def __init__(self) -> None:
         self._last: bytes | None = None
@@ -151,7 +151,7 @@ class Quiet:
         Args:
             snapshot: the current one, taken before the others were read.
             last: the last number of the sequence; None if it says nothing.
-            age: how far the counter of transaction ids is from 3, in 32 bits; read after `last`.
+            age: distance of the counter of transaction ids from 3, in 32 bits; read after `last`.
         """
         if last is None:
             self._last = None

@@ -151,7 +151,7 @@ class DatabaseWatch:
         self._waiting.append(watch)
 
     def turn(self, now: float) -> None:
-        """Wake who must not wait longer, and ask for the others; say when to do so again."""
+        """Wake readers that must not wait longer, and query for the others; return when to do so again."""
         self._ask_again(now)
         watches = self._waiting or self._asked
         every = min([watch.every(now) for watch in watches], default=BUSY)
@@ -161,7 +161,7 @@ class DatabaseWatch:
 
     def _ask_again(self, now: float) -> None:
         if self._asked:
-            # The server owes an answer. A reader that must end closes its connection.
+            # An answer is outstanding. A reader that must end closes its connection.
             if any(watch.ending() for watch in self._asked):
                 leader, *others = self._stop_asking()
                 self._wake(leader)

@@ -1,1 +1,1 @@
-"""What the relay does with Kafka: the client, topics, messages, producers."""
+"""The relay's access to Kafka: the client, topics, messages, producers."""

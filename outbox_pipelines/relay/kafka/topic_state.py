@@ -1,4 +1,4 @@
-"""What the relay knows of one topic: found, looked for, or taking no messages; how long to wait for it.
+"""The known state of one topic: found, looked up, or refusing messages; how long to wait for it.
 
 Invariants:
 - At once the flow of all events waits for topics in creation for half a second at most, and over time for a
@@ -58,11 +58,11 @@ class Search:
 
 @dataclass(slots=True)
 class TopicRefusal:
-    """A topic that exists and takes no messages."""
+    """A topic that exists and accepts no messages."""
 
     reason: str
     trial_at: float
-    """When it is tried with a message; infinite if the brokers say themselves when it takes some."""
+    """When it is tried with a message; infinite if the brokers report when it accepts messages again."""
 
 
 _MOST_SECONDS: Final = 0.5

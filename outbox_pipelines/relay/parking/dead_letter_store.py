@@ -104,27 +104,9 @@ class ParkedDeadLetters:
         """Refuse nothing: each dead letter here can be replayed and discarded."""
 
     def act(self, action: Action, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        """Replay or discard the dead letters that meet the conditions; return their number.
-
-        Args:
-            actor: on whose behalf, for the audit, which also records the database role.
-            reason: why, for the audit.
-
-        Raises:
-            SetupError: no reason is given, or this role lacks the right.
-        """
         return self._act(action, given, actor, reason)[1]
 
     def replay(self, given: Mapping[str, Any], *, actor: str, reason: str, seconds: float) -> Replayed:
-        """Replay the dead letters that meet the conditions, and wait until a relay has tried each.
-
-        Args:
-            actor, reason: as for `act`.
-            seconds: how long to wait, at most.
-
-        Raises:
-            SetupError: as `act`.
-        """
         seqs, done = self._act("replay", given, actor, reason)
         deadline = time.monotonic() + seconds
         with connect(self._settings, name="outbox dead-letters replay") as connection:

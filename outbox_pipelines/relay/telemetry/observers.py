@@ -1,4 +1,4 @@
-"""What observes each published event: a log line (level debug), an OpenTelemetry span, both, or nothing.
+"""Observers of each published event: a log line (level debug), an OpenTelemetry span, both, or none.
 
 Invariants:
 - Decided once per worker: without an observer, an event costs one comparison.
@@ -40,7 +40,8 @@ _FLUSH_SECONDS: Final = 5.0
 _SERVICE: Final = "outbox-relay"
 
 Report = Callable[[KafkaError | None, Message], None]
-# An event, its topic, its headers, and who wants to know what becomes of it: the last two, as they are to be.
+# Takes an event, its topic, its headers and the callback for Kafka's answer; returns the callback and headers
+# to use.
 Observe = Callable[[Event, str, Headers, Report], tuple[Report, Headers]]
 
 
