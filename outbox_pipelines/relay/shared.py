@@ -22,6 +22,7 @@ from outbox_pipelines.relay.core.blocked import Aggregate, BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.ledger import Ledger, SettleRequest
 from outbox_pipelines.relay.core.outcomes import ShardLostError
+from outbox_pipelines.relay.core.settler import MANY_EVENTS
 
 
 class SharedBlockedAggregates(BlockedAggregates):
@@ -66,10 +67,15 @@ class SharedBlockedAggregates(BlockedAggregates):
 
 
 class SharedLedger(Ledger):
-    """Complete batches and requests, from the publishing to the settling thread, which waits for them."""
+    """Complete batches and requests, from the publishing to the settling thread, which waits for them.
 
-    def __init__(self) -> None:
+    Args:
+        patience: seconds that few complete events wait for a request, so that one statement does both.
+    """
+
+    def __init__(self, patience: float = 0.0) -> None:
         super().__init__()
+        self._patience = patience
         self._changed = threading.Condition()
         self._is_finished = False
         self._has_failed = False
@@ -107,6 +113,8 @@ class SharedLedger(Ledger):
         """Wait up to `seconds` until there is work; return whether nothing more will come."""
         with self._changed:
             self._changed.wait_for(lambda: self.has_work or self._is_finished, timeout=seconds)
+            if 0 < self._unsettled_events < MANY_EVENTS:
+                self._changed.wait_for(lambda: self._requests or self._is_finished, timeout=self._patience)
             return self._is_finished
 
     def finish(self) -> None:
@@ -133,6 +141,7 @@ class SharedBatchQueue(BatchQueue):
         super().__init__()
         self._patience = patience
         self._changed = threading.Condition()
+        self._wanted = threading.Event()
 
     def add(self, batch: Batch | None) -> None:
         with self._changed:
@@ -152,8 +161,19 @@ class SharedBatchQueue(BatchQueue):
             if not self._changed.wait_for(lambda: self.has(wanted), seconds * self._patience):
                 raise LookupError
             batch = self.pop()
+            self._wanted.clear()
             self._changed.notify_all()
             return batch
+
+    def want(self) -> None:
+        self._wanted.set()
+
+    def await_demand(self, seconds: float) -> bool:
+        """Wait until a batch is wanted, for so long at most; return whether none was."""
+        if self._wanted.is_set():
+            return False
+        self._wanted.wait(seconds)
+        return True
 
 
 class Threads:

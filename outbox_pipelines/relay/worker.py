@@ -163,7 +163,9 @@ class Worker:
             # As the previous owner recorded it; a probe updates it.
             run.metrics.breaker(State.OPEN)
             publisher.breaker.trip(self._started, shard.breaker_reason)
-        self._ledger = SharedLedger()
+        in_transactions = isinstance(publisher, TransactionalPublisher)
+        # The statement that opens a tick settles the one before.
+        self._ledger = SharedLedger(_SETTLE_PAUSE if in_transactions else 0.0)
         large, has_passed = threading.Lock(), threading.Event()
         self._marks = _Marks(shard)
         self._crash_guard = CrashGuard(

@@ -27,6 +27,7 @@ from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer
 from outbox_pipelines.relay.lease import resharding
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking import parking_sql
+from outbox_pipelines.relay.read import reader
 from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, either, wait_until
@@ -92,6 +93,8 @@ def test_what_comes_while_kafka_ends_a_transaction_is_in_the_next(
         if commits:
             wait_until(lambda: len(read) == 20, what="all events to be read")
 
+    # Without demand, the reader would wait in vain.
+    monkeypatch.setattr(reader, "_DEMAND_SECONDS", 300.0)
     monkeypatch.setattr(BatchQueue, "add", counted)
     monkeypatch.setattr(FencingProducer, "await_end", await_end)
 

@@ -1,13 +1,21 @@
-"""What waits between reader and publisher: little, in order, and as one where it is small."""
+"""What waits between the threads of a relay: little, in order, and as one where it is small."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.relay.core.batch import Batch
-from outbox_pipelines.relay.shared import SharedBatchQueue
+from outbox_pipelines.relay.core.blocked import BlockedAggregates
+from outbox_pipelines.relay.core.delivery import Delivery
+from outbox_pipelines.relay.core.ledger import SettleRequest
+from outbox_pipelines.relay.core.settler import MANY_EVENTS
+from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
+from outbox_pipelines.relay.shared import SharedBatchQueue, SharedLedger
 
 
 def _tick(number: int, *seqs: int, ends: bool = True) -> Batch:
@@ -67,3 +75,78 @@ def test_a_third_waits_and_the_end_comes_last() -> None:
     assert batches.put(None, 0)
     _get(batches)
     assert batches.get(0, lambda batch: False) is None
+
+
+def test_a_batch_that_is_read_can_be_taken() -> None:
+    """Guards against reads, in exactly_once, whose batches only wait for the end of a transaction."""
+    batches = SharedBatchQueue()
+    assert batches.await_demand(0)
+    batches.want()
+    assert not batches.await_demand(60)
+    batches.put(_tick(0, 1), 0)
+    assert not batches.await_demand(60)
+    _get(batches)
+    assert batches.await_demand(0)
+
+
+@pytest.mark.parametrize("what", ["nothing", "few", "many", "a request", "the end"])
+def test_only_few_complete_events_wait_for_the_next_tick(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against two statements for each transaction, and against a drain that waits to be settled."""
+    ledger = SharedLedger(60.0)
+    waits: list[float] = []
+
+    def wait_for(is_so: Callable[[], object], timeout: float) -> None:
+        if not is_so():
+            waits.append(timeout)
+
+    monkeypatch.setattr(ledger._changed, "wait_for", wait_for)
+    if what != "nothing":
+        seqs = range(1, MANY_EVENTS + 1 if what == "many" else 3)
+        delivery = Delivery(_tick(0, *seqs), 0.0)
+        delivery.unsent, delivery.acknowledged = [], len(seqs)
+        ledger.hand_over([delivery.complete()])
+    if what == "a request":
+        ledger.request(SettleRequest())
+    if what == "the end":
+        ledger.finish()
+    ledger.wait_for_work(1.0)
+    assert waits == {"nothing": [1.0], "few": [60.0]}.get(what, [])
+
+
+class _Client:
+    """Kafka's client, which acknowledges nothing."""
+
+    has_failed = is_outdated = False
+    in_flight = 0
+
+    def __init__(self) -> None:
+        self.waits: list[tuple[float, bool]] = []
+
+    def send(self, delivery: Delivery, events: list[Event], gate: object) -> list[Event]:
+        self.in_flight += len(events)
+        return []
+
+    def serve(self, seconds: float, *, linger: bool) -> None:
+        self.waits.append((seconds, linger))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given, **named: None
+
+
+def test_a_flushed_transaction_is_awaited_and_not_polled() -> None:
+    """Guards against threads of relay and client that wake up each millisecond until Kafka has all of it."""
+    client, clock = _Client(), lambda: 0.0
+    publisher = TransactionalPublisher(
+        *(cast("Any", client), BlockedAggregates(clock), Position(Snapshot(0, 0, ())), None),
+        patience=10.0,
+        clock=clock,
+        new_id=lambda: "tick",
+    )
+    publisher.ledger = cast("Any", _Client())
+    publisher.publish(_tick(0, 1))
+    client.waits.clear()
+    publisher.poll(0.001, linger=False)
+    assert publisher._phase is Phase.FLUSHING
+    [(seconds, linger)] = client.waits
+    assert seconds > 0.01
+    assert not linger

@@ -139,6 +139,9 @@ class BatchQueue:
             raise LookupError
         return self.pop()
 
+    def want(self) -> None:
+        """Say that a batch can be taken soon; until then, one that is read now would only wait."""
+
     def _joins(self, batch: Batch | None) -> bool:
         last = self._waiting[-1] if self._waiting else None
         return batch is not None and last is not None and _is_small(last) and _is_small(batch)

@@ -159,6 +159,8 @@ class Flow:
             return released.popleft()
         if not self._reading:
             raise LookupError
+        if not self._publisher.pending:
+            self._batches.want()
         # Events read until then join the batch; otherwise they would wait for another transaction.
         self._publisher.await_turn()
         batch = self._rest

@@ -34,6 +34,8 @@ from outbox_pipelines.relay.core.publisher import Publisher
 
 # A transaction ends when it is full or so old, or when there is nothing more to put into it.
 _SECONDS: Final = 0.25
+# While nothing can join, and reports are awaited: a shorter wait would wake this thread and the client's.
+_FLUSH_SECONDS: Final = 0.05
 _ABORT_SECONDS: Final = 10.0
 _LAST_REPORTS_SECONDS: Final = 5.0
 MOST_EVENTS: Final = 40_000
@@ -154,12 +156,15 @@ class TransactionalPublisher(Publisher):
             self._flush()
 
     def poll(self, seconds: float, *, linger: bool = True) -> None:
-        super().poll(seconds, linger=linger and self._phase is not Phase.FLUSHING)
+        is_old = self._clock() - self._began >= _SECONDS
+        if self.breaker.state is not State.OPEN and (not linger or self._is_full() or is_old):
+            self._flush()
+        is_flushing = self._phase is Phase.FLUSHING
+        if is_flushing and self._producer.in_flight:
+            seconds = _FLUSH_SECONDS
+        super().poll(seconds, linger=linger and not is_flushing)
         if self._phase is Phase.NONE or self.breaker.state is State.OPEN:
             return
-        is_old = self._clock() - self._began >= _SECONDS
-        if not linger or self._is_full() or is_old:
-            self._flush()
         if self._phase is Phase.COMMITTING or (
             self._phase is Phase.FLUSHING and not self._producer.in_flight
         ):

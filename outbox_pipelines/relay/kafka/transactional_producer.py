@@ -38,6 +38,10 @@ _COMMIT_SECONDS: Final = 1.0
 _ENDING_SHARE: Final = 0.5
 _LEAST_ENDING_SECONDS: Final = 0.001
 _MOST_ENDING_SECONDS: Final = 0.015
+# Most of a short transaction's time does not depend on its events: the scarcer the CPU, the more should come
+# together. A long one has many.
+_REST_SHARE: Final = 0.25
+_LONG_SECONDS: Final = 0.06
 # What no waiting changes, and what a person can do about it.
 _ADVICE: Final = {
     KafkaError.INVALID_TRANSACTION_TIMEOUT: (
@@ -135,10 +139,14 @@ class TransactionEnds:
         """Why the last commit was not done."""
         self._ended_at = 0.0
         """When Kafka has probably ended the last transaction."""
+        self._began_at = 0.0
 
     def wait(self) -> None:
-        """Wait until Kafka has probably ended the last transaction."""
-        time.sleep(max(0.0, self._ended_at - time.monotonic()))
+        """Wait until Kafka has probably ended the last transaction: the next one begins then."""
+        now = time.monotonic()
+        pause = max(0.0, self._ended_at - now)
+        time.sleep(pause)
+        self._began_at = now + pause
 
     def commit(self, producer: confluent_kafka.Producer) -> CommitAnswer:
         """Try to commit.
@@ -173,7 +181,9 @@ class TransactionEnds:
     def _ends(self, asked_at: float) -> float:
         """Note that Kafka is about to end a transaction; return what it took to ask for that."""
         now = time.monotonic()
-        ending = max(_LEAST_ENDING_SECONDS, _ENDING_SHARE * (now - asked_at))
+        lasted = now - self._began_at
+        rest = _REST_SHARE * lasted if lasted < _LONG_SECONDS else 0.0
+        ending = max(_LEAST_ENDING_SECONDS, _ENDING_SHARE * (now - asked_at), rest)
         self._ended_at = now + min(_MOST_ENDING_SECONDS, ending)
         return now - asked_at
 

@@ -50,6 +50,8 @@ _LOG: Final = logging.getLogger(__name__)
 _FAST_POLL: Final = 0.002
 _FAST_FOR: Final = 1.0
 _SLOW_POLL: Final = 0.025
+# While no transaction takes a batch, nothing is read for so long: what is read then can be taken at once.
+_DEMAND_SECONDS: Final = 0.02
 # A relay that runs for months keeps days ahead of itself, where it may.
 _PARTITIONS_EVERY: Final = 3600.0
 _PARTITIONS_AGAIN: Final = 60.0
@@ -100,6 +102,7 @@ class Reader:
         self._has_passed = has_passed
         self._confirm: Callable[[], None] = _nothing
         self._lines = RepeatedLines(_LOG)
+        self._is_demanded = settings.delivery == "exactly_once"
         self.batches = SharedBatchQueue(host.patience)
 
     def run(self) -> None:
@@ -151,7 +154,8 @@ class Reader:
                     partitions_due += _PARTITIONS_AGAIN if error else _PARTITIONS_EVERY
                 if not is_more:
                     if isinstance(source, SnapshotSource):
-                        watch.wait(source.done, pause.next())
+                        if not (self._is_demanded and self.batches.await_demand(_DEMAND_SECONDS)):
+                            watch.wait(source.done, pause.next())
                     else:
                         source.wait(self._end)
                 if self._ending():
