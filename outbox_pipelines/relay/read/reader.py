@@ -153,9 +153,10 @@ class Reader:
                     connection.execute(relay_sql.TOP_UP_ERROR, {**self._shard.key, "error": error})
                     partitions_due += _PARTITIONS_AGAIN if error else _PARTITIONS_EVERY
                 if not is_more:
-                    if isinstance(source, SnapshotSource):
-                        if not (self._is_demanded and self.batches.await_demand(_DEMAND_SECONDS)):
-                            watch.wait(source.done, pause.next())
+                    if self._is_demanded and self.batches.await_demand(_DEMAND_SECONDS):
+                        pass
+                    elif isinstance(source, SnapshotSource):
+                        watch.wait(source.done, pause.next())
                     else:
                         source.wait(self._end)
                 if self._ending():
