@@ -21,6 +21,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from outbox_pipelines.config.topics import is_topic
 from outbox_pipelines.consumer import limits
+from outbox_pipelines.consumer.blocking_calls import Blocking, at_once, in_thread
 from outbox_pipelines.consumer.config import (
     BodyReader,
     Cache,
@@ -107,6 +108,7 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
         if copies in topics:
             raise SetupError(f"dead_letter_topic is {copies!r}, which the consumer reads: give another topic")
         self._source = source
+        self._blocking: Blocking = in_thread if self._is_asynchronous else at_once
         self._topics = topics
         self._kafka = settings(kafka, source)
         group = str(self._kafka["group.id"])
@@ -125,6 +127,7 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
             retry_seconds=retry_seconds,
             blocks=require_one_of("on_dead_letter", on_dead_letter, "continue", "block") == "block",
             by_key=require_one_of("dedupe", dedupe, "id", "key") == "key",
+            blocking=self._blocking,
             copies=DeadLetterTopic(kafka, copies) if copies else None,
             cache=cache,
             dedupe_table=checked_table(dedupe_table),
@@ -147,10 +150,6 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
         """Return the database of a run."""
         raise NotImplementedError
 
-    async def _polled(self, member: Member, at_once: int) -> list[Any]:
-        """Return the next messages; wait for some if there are none."""
-        raise NotImplementedError
-
     @property
     def source(self) -> str:
         """The name of the consumer."""
@@ -171,12 +170,12 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
         return self._figures
 
     async def _handle(self, work: Work, member: Member) -> None:
-        await work.take(await self._polled(member, work.at_once), member)
+        await work.take(await self._blocking(member.poll, work.at_once), member)
         await work.inbox.look()
         await work.inbox.measure()
 
     async def _receive(self, work: Work, member: Member) -> None:
-        await work.receive(await self._polled(member, _RECEIVED_AT_ONCE), member)
+        await work.receive(await self._blocking(member.poll, _RECEIVED_AT_ONCE), member)
         await work.inbox.measure()
 
     async def _with_kafka(
@@ -184,24 +183,19 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
         step: Callable[[Work, Member], Awaitable[None]],
         limit: Limit,
         is_stopped: Callable[[], bool],
-        blocking: Callable[..., Awaitable[Any]],
     ) -> Counts:
-        """Repeat a step as a member of the group until it is stopped.
-
-        Args:
-            blocking: calls a function that waits for Kafka.
-        """
-        member = Member(self._kafka, self._topics)
+        """Repeat a step as a member of the group until it is stopped."""
+        member = await self._blocking(Member, self._kafka, self._topics)
 
         async def pause(seconds: float) -> None:
             until = time.monotonic() + seconds
             while (left := until - time.monotonic()) > 0 and not is_stopped():
-                await blocking(member.wait, min(left, IDLE_SECONDS))
-            await blocking(member.wait, 0)
+                await self._blocking(member.wait, min(left, IDLE_SECONDS))
+            await self._blocking(member.wait, 0)
 
         async def stay() -> None:
             if member.is_silent:
-                await blocking(member.wait, 0)
+                await self._blocking(member.wait, 0)
 
         try:
             async with self._at_work(self._database(), limit, pause, is_stopped, stay) as work:
@@ -209,7 +203,7 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
                     await step(work, member)
             return work.counts
         finally:
-            await blocking(member.close)
+            await self._blocking(member.close)
 
     async def _without_kafka(
         self,

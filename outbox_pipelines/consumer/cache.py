@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class RedisCache:
-    """The events that a source has handled, as cached in Redis; must be used by one thread.
+    """The events that a source has handled, as cached in Redis; must be used by one thread at a time.
 
     Args:
         client: a client with timeouts of at most 0.5 s and no retries, such as the one that `at` creates.

@@ -11,8 +11,10 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
+from outbox_pipelines.consumer.blocking_calls import Blocking, at_once
 from outbox_pipelines.consumer.dedupe_table import DedupeTable
 from outbox_pipelines.consumer.errors import Policy
 from outbox_pipelines.consumer.kafka_clients import DeadLetterTopic
@@ -70,6 +72,8 @@ class Plan:
     is_stopped: Callable[[], bool]
     stay: Callable[[], Awaitable[None]]
     """Called between two calls of handlers: poll Kafka if it was not polled for a while."""
+    blocking: Blocking = at_once
+    """Calls what blocks: Kafka's clients, the cache."""
     waits: bool = True
     """Whether a start waits for a database that is unavailable."""
     shared_seconds: float = 1.0
@@ -159,13 +163,8 @@ def body_getter(
         return None
     if not hasattr(given, "large"):
         raise SetupError(f'bodies is {given!r}: write for example Bodies("s3://bucket/path")')
-    if is_asynchronous:
-        return lambda reference: asyncio.to_thread(given.get, reference)
-
-    async def at_once(reference: Reference) -> bytes:
-        return given.get(reference)
-
-    return at_once
+    blocking: Blocking = asyncio.to_thread if is_asynchronous else at_once
+    return partial(blocking, given.get)
 
 
 def schema_getter(
@@ -197,13 +196,8 @@ def decrypter(
         return None
     if not hasattr(given, "all_decrypted"):
         raise SetupError(f'keys is {given!r}: write for example SubjectKeys("postgresql://app@keys/keys")')
-    if is_asynchronous:
-        return lambda payloads: asyncio.to_thread(given.all_decrypted, payloads)
-
-    async def at_once(payloads: Sequence[Any]) -> list[Any]:
-        return given.all_decrypted(payloads)
-
-    return at_once
+    blocking: Blocking = asyncio.to_thread if is_asynchronous else at_once
+    return partial(blocking, given.all_decrypted)
 
 
 def checked_origins(given: Mapping[str, str]) -> Mapping[str, str]:

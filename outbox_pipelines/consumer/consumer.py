@@ -131,10 +131,7 @@ class Consumer(BaseConsumer[Connection, Session]):
     ) -> Counts:
         stop = threading.Event() if stop is None else stop
         with _signals_set(stop), limits.alarms(self._seconds) as alarm:
-            return drive(self._with_kafka(step, lambda: alarm, stop.is_set, _at_once))
-
-    async def _polled(self, member: Member, at_once: int) -> list[Any]:
-        return member.poll(at_once)
+            return drive(self._with_kafka(step, lambda: alarm, stop.is_set))
 
     def _by_dsn(self, dsn: str) -> Callable[[], Connection]:
         return psycopg_transactions.dsn(dsn, self._source)
@@ -184,13 +181,10 @@ class AsyncConsumer(BaseConsumer[Awaitable[AsyncConnection], AsyncSession]):
     ) -> Counts:
         stop = asyncio.Event() if stop is None else stop
         with _loop_signals_set(stop):
-            return await self._with_kafka(step, self._limit, stop.is_set, _in_thread)
+            return await self._with_kafka(step, self._limit, stop.is_set)
 
     def _limit(self) -> AbstractAsyncContextManager[object]:
         return limits.deadline(self._seconds)
-
-    async def _polled(self, member: Member, at_once: int) -> list[Any]:
-        return member.poll(at_once, 0) or await _in_thread(member.poll, at_once)
 
     def _by_dsn(self, dsn: str) -> Callable[[], Awaitable[AsyncConnection]]:
         return psycopg_transactions.async_dsn(dsn, self._source)
@@ -211,20 +205,6 @@ def drive(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         return result
     coroutine.close()
     raise RuntimeError("a blocking part has waited for an event loop")
-
-
-async def _at_once(do: Callable[..., Any], *given: Any) -> Any:
-    return do(*given)
-
-
-async def _in_thread(do: Callable[..., Any], *given: Any) -> Any:
-    """Run a blocking call to its end, also if the task is cancelled: Kafka's client is for one thread."""
-    running = asyncio.ensure_future(asyncio.to_thread(do, *given))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
 
 
 @contextmanager

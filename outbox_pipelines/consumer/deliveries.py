@@ -125,10 +125,10 @@ class Deliveries:
             return
         if done == "handled":
             await self._handled([item])
-            self._remember([item])
+            await self._remember([item])
         elif done == "duplicate":
             await self.settlement.duplicates([item])
-            self._remember([item])
+            await self._remember([item])
         else:
             # It was not recorded because an earlier event of its key has to be handled first.
             await self.settlement.hold([item])
@@ -153,7 +153,7 @@ class Deliveries:
         if len(new) < len(items):
             others = {id(each) for each in (*new, *behind)}
             await self.settlement.duplicates([each for each in items if id(each) not in others])
-        self._remember([each for each in items if each not in behind])
+        await self._remember([each for each in items if each not in behind])
         await self._one_by_one(behind)
 
     async def _failed(self, items: Sequence[Item], error: Exception) -> None:
@@ -179,9 +179,10 @@ class Deliveries:
         await self.settlement.handled(items)
         await self._passed(items)
 
-    def _remember(self, items: Sequence[Item]) -> None:
+    async def _remember(self, items: Sequence[Item]) -> None:
         if self.plan.cache is not None:
-            self.plan.cache.remember(self.plan.source, [each.message_id for each in items])
+            ids = [each.message_id for each in items]
+            await self.plan.blocking(self.plan.cache.remember, self.plan.source, ids)
 
 
 @dataclass

@@ -22,9 +22,14 @@ _OURS: Final = logging.getLogger("outbox_pipelines")
 CLIENT_LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
 """The log of Kafka's client, which repeats errors often: shown only if this package's level is debug."""
 # The settings of a consumer that other clients accept.
-_SHARED: Final = ("bootstrap.servers", "security.protocol", "client.id", "client.rack")
-_SHARED_PREFIXES: Final = ("sasl.", "ssl.", "socket.", "broker.", "enable.ssl", "https.")
+_SHARED: Final = ("bootstrap.servers", "security.protocol", "oauth_cb", "client.id", "client.rack")
+_SHARED_PREFIXES: Final = ("sasl.", "enable.sasl.", "ssl.", "socket.", "broker.", "enable.ssl", "https.")
 _COPY_SECONDS: Final = 10.0
+_COPYING: Final = {
+    "enable.idempotence": True,
+    "partitioner": "murmur2_random",
+    "delivery.timeout.ms": int(_COPY_SECONDS * 1000),
+}
 _FIXED: Final[dict[str, Any]] = {
     # Offsets follow the database.
     "enable.auto.commit": False,
@@ -108,13 +113,6 @@ class DeadLetterTopic:
         Raises:
             ConsumerError: there was no answer, or the broker rejected the copy.
         """
-        if self._producer is None:
-            ours = {
-                "enable.idempotence": True,
-                "partitioner": "murmur2_random",
-                "delivery.timeout.ms": int(_COPY_SECONDS * 1000),
-            }
-            self._producer = Producer({**self._settings, **ours}, logger=CLIENT_LOG)
         results: list[KafkaError | None] = []
         reasons = {
             "dead-letter-reason": error,
@@ -126,6 +124,8 @@ class DeadLetterTopic:
         }
         headers = [*headers_of(message), *((name, text.encode()) for name, text in reasons.items())]
         try:
+            if self._producer is None:
+                self._producer = Producer({**self._settings, **_COPYING}, logger=CLIENT_LOG)
             self._producer.produce(
                 self._topic,
                 value=message.value(),

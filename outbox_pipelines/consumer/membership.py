@@ -133,8 +133,7 @@ class Member:
             messages += self._client.consume(at_once - len(messages), 0)
         if self._refusal:
             raise RefusedError(f"Kafka refuses the credentials: {self._refusal}. Correct them in kafka=…")
-        # Not where the caller does not wait: the question can take some seconds.
-        if (messages or seconds) and self._lost_clients.are_lost(self._client, is_idle=not messages):
+        if self._lost_clients.are_lost(self._client, is_idle=not messages):
             self._replace()
         if _OUTAGE in self._lines and self._lost_clients.has_answered:
             self._lines.end(_OUTAGE, "Kafka is available again")
@@ -395,11 +394,12 @@ class LostClients:
         return bool(fresh) and self._other_finds(lambda other: any(_is_behind(other, at) for at in fresh))
 
     def _other_finds(self, finds: Callable[[confluent_kafka.Consumer], bool]) -> bool:
-        with closing(self._new_client()) as other:
-            try:
+        try:
+            with closing(self._new_client()) as other:
                 return finds(other)
-            except KafkaException:
-                return False
+        # Also that there is no client: its token is not available.
+        except (KafkaException, SetupError):
+            return False
 
 
 def _answers(client: confluent_kafka.Consumer) -> bool:

@@ -93,7 +93,7 @@ class Settlement:
 
     async def reject(self, item: Item) -> None:
         """Make a dead letter of an invalid message immediately: another attempt cannot succeed."""
-        dead = self._has_copy(item.message, 0, item.error)
+        dead = await self._has_copy(item.message, 0, item.error)
         if await self.receive([item], error=item.error, dead=dead):
             self._failed("a message", item.error, 0, dead=dead)
         elif item.event is None:
@@ -106,7 +106,7 @@ class Settlement:
         text = error_text(error)
         policy = await self.breakers.judge(item, error, 1)
         last = policy == "dead_letter" or (policy == "retry" and self.plan.max_attempts <= 1)
-        dead = last and self._has_copy(item.message, 1, text)
+        dead = last and await self._has_copy(item.message, 1, text)
         pause = self.breakers.pause(item.handler) if policy == "outage" else None
         attempts = 1 if pause is None else 0
         where = await self.receive([item], attempts=attempts, error=text, dead=dead, pause=pause)
@@ -121,7 +121,7 @@ class Settlement:
     async def spoil(self, item: Item, error: Exception) -> None:
         """Make a dead letter of an event that is recorded, but whose effects are incomplete."""
         refused = unreadable(item.message, f"{item.event}: {_SPOILT}: {error_text(error)}")
-        dead = self._has_copy(item.message, 0, refused.error)
+        dead = await self._has_copy(item.message, 0, refused.error)
         # With its own id, so that a replay handles it.
         arrival = Arrival.of_no_event(refused.message_id, item.message, kept_id=item.message_id)
         if await self.retry.run(lambda: self.inbox.receive([arrival], error=refused.error, dead=dead)):
@@ -135,7 +135,7 @@ class Settlement:
         policy = await self.breakers.judge(item, error, attempts, seq)
         last = attempts >= self.plan.max_attempts or policy == "dead_letter"
         pause = self.breakers.pause(item.handler) if policy == "outage" else None
-        dead = last and pause is None and self._has_copy(item.message, attempts, text)
+        dead = last and pause is None and await self._has_copy(item.message, attempts, text)
         await self.retry.run(lambda: self.inbox.missed(seq, attempts, text, dead=dead, pause=pause))
         counted = attempts if pause is None else 0
         self._failed(f"the message {seq} of the inbox", text, counted, dead=dead)
@@ -153,17 +153,19 @@ class Settlement:
         if found is None:
             return
         message, error = found
-        dead = self._has_copy(message, attempts, error)
+        dead = await self._has_copy(message, attempts, error)
         await self.retry.run(lambda: self.inbox.missed(seq, attempts, error, dead=dead))
         if dead:
             self._failed(f"the message {seq} of the inbox", error, attempts, dead=True)
 
-    def _has_copy(self, message: Any, attempts: int, error: str) -> bool:
+    async def _has_copy(self, message: Any, attempts: int, error: str) -> bool:
         """Return whether a message can become a dead letter: its copy, if configured, is sent."""
         if self.plan.copies is None:
             return True
         try:
-            self.plan.copies.send(message, source=self.plan.source, attempts=attempts, error=error)
+            await self.plan.blocking(
+                self.plan.copies.send, message, source=self.plan.source, attempts=attempts, error=error
+            )
         except ConsumerError as problem:
             self._lines.log("copies", "messages cannot become dead letters yet: %s", problem)
             return False

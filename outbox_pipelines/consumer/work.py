@@ -164,7 +164,8 @@ class Work:
     async def _known(self, items: Sequence[Item]) -> set[uuid.UUID]:
         """Return the ids that the cache has and the database confirms."""
         assert self._plan.cache is not None
-        ids = [*self._plan.cache.known(self._plan.source, [each.message_id for each in items])]
+        ids = [each.message_id for each in items]
+        ids = [*await self._plan.blocking(self._plan.cache.known, self._plan.source, ids)]
         return await self.retry.run(lambda: self._processed.confirm(ids)) if ids else set()
 
 

@@ -13,7 +13,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from threading import current_thread
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -23,6 +26,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from outbox_pipelines.consumer import AsyncConsumer, Counts, Event
+from outbox_pipelines.consumer.kafka_clients import DeadLetterTopic
+from outbox_pipelines.consumer.membership import Member
 from outbox_pipelines.errors import SetupError
 from tests import forks
 from tests.conftest import clean_environment, either, wait_until
@@ -255,6 +260,35 @@ def test_the_loop_goes_on_beside_it(place: Place) -> None:
         assert statistics.median(waits) < 0.1
 
     asyncio.run(scenario())
+
+
+def test_what_blocks_has_a_thread(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a service that stands still while a copy, Redis or a rebalance takes its seconds."""
+    threads: dict[str, set[str]] = {}
+
+    def noted(name: str, do: Callable[..., Any]) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            threads.setdefault(name, set()).add(current_thread().name)
+            return do(*given, **named)
+
+        return call
+
+    async def refuses(event: Event, transaction: Any) -> None:
+        if event.payload["n"] == 1:
+            raise ValueError("no such customer")
+
+    async def scenario() -> None:
+        monkeypatch.setattr(DeadLetterTopic, "send", noted("send", Mock()))
+        monkeypatch.setattr(Member, "poll", noted("poll", Member.poll))
+        known = noted("known", lambda source, ids: set())
+        cache: Any = SimpleNamespace(known=known, remember=noted("remember", Mock()))
+        made = consumer(place, "connection", refuses, max_attempts=1, dead_letter_topic="dead", cache=cache)
+        async with running(made.run):
+            place.load(2)
+            await until(lambda: {"send", "known", "remember"} <= threads.keys(), "all calls")
+
+    asyncio.run(scenario())
+    assert current_thread().name not in set().union(*threads.values()), threads
 
 
 def test_a_cancelled_consumer_leaves_the_group_and_nothing_half_done(place: Place) -> None:

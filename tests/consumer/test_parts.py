@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
-from outbox_pipelines.consumer import Consumer, Event, testing, work
+from outbox_pipelines.consumer import Consumer, Event, kafka_clients, testing, work
 from outbox_pipelines.consumer.consumer import drive
 from outbox_pipelines.consumer.consumer_database import Statement
 from outbox_pipelines.consumer.database_retry import DatabaseRetry
@@ -201,6 +203,31 @@ def test_a_partition_that_comes_back_begins_with_what_was_skipped() -> None:
     ]
     drive(works.take(messages, member))  # type: ignore[arg-type]
     assert (handled, member.done_with) == (["another's"], messages[2:])
+
+
+@pytest.mark.parametrize("refuses", ["its settings", "a copy"])
+def test_a_copy_that_cannot_be_sent_is_the_consumers_own_error(
+    monkeypatch: pytest.MonkeyPatch, refuses: str
+) -> None:
+    """Guards against a client without the callback for tokens, and a refusal that ends the consumer."""
+
+    class Client:
+        def __init__(self, given: dict[str, Any], *, logger: object) -> None:
+            settings.update(given)
+            if refuses == "its settings":
+                raise KafkaException(KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED))
+
+        def produce(self, *given: object, **named: object) -> None:
+            raise KafkaException(KafkaError(KafkaError._QUEUE_FULL))
+
+    settings: dict[str, Any] = {}
+    monkeypatch.setattr(kafka_clients, "Producer", Client)
+    login = {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": lambda _: ("token", 0.0)}
+    copies = kafka_clients.DeadLetterTopic({"group.id": "billing", **login}, "dead")
+    with pytest.raises(ConsumerError, match=r"^dead rejects the copy of a dead letter: "):
+        copies.send(Mock(headers=list), source="billing", attempts=1, error="")
+    assert login.items() <= settings.items()
+    assert "group.id" not in settings
 
 
 class _Inbox:
