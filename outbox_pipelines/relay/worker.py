@@ -251,23 +251,26 @@ class Worker:
             ShardLostError: the shard or the connection to the database is lost.
             UnavailableError: with `until_empty`, Kafka has been unavailable for too long.
         """
-        self._retries.begin(crashed=self._shard.predecessor_crashed)
-        if self._run.until_empty:
-            # Before the reader takes its first snapshot.
-            with beating(self._shard.beat, self._heartbeat):
-                self._delayed.move_all()
-        reader = self._threads.start(self._reader.run, "outbox-reader")
-        settler = self._threads.start(self._settle, "outbox-settler")
+        threads: list[threading.Thread] = []
         try:
+            self._retries.begin(crashed=self._shard.predecessor_crashed)
+            if self._run.until_empty:
+                # Before the reader takes its first snapshot.
+                with beating(self._shard.beat, self._heartbeat):
+                    self._delayed.move_all()
+            threads.append(self._threads.start(self._reader.run, "outbox-reader"))
+            threads.append(self._threads.start(self._settle, "outbox-settler"))
             while self._threads.failure is None and self._flow.step():
                 self._report()
         except BaseException as error:  # noqa: BLE001 - raised below, when the threads have ended
             self._threads.fail(error)
         finally:
             self._end.set()
-            reader.join()
+            for reader in threads[:1]:
+                reader.join()
             self._ledger.finish()
-            settler.join()
+            for settler in threads[1:]:
+                settler.join()
             # Ending a transaction may take longer than the lease; a shard lost now counts as a crash.
             with beating(self._shard.beat, self._heartbeat):
                 self._threads.guard(self._close_prober)

@@ -234,7 +234,15 @@ class Member:
             target=self._relay, args=[unit, stop], name=f"outbox-{self.name}", daemon=True
         )
         self._relays[unit.shard] = thread, stop
-        thread.start()
+        try:
+            thread.start()
+        except BaseException:
+            self._ended(unit)
+            raise
+
+    def _ended(self, unit: Unit) -> None:
+        del self._relays[unit.shard]
+        self._shared.division.gave_back(unit)
 
     def _relay(self, unit: Unit, stop: threading.Event) -> None:
         log.outbox.set(self.name)
@@ -275,6 +283,5 @@ class Member:
             self._note(error)
         finally:
             has_begun()
-            del self._relays[unit.shard]
-            shared.division.gave_back(unit)
+            self._ended(unit)
             self._changed.set()
