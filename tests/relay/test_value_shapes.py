@@ -74,6 +74,9 @@ def test_flat_adds_type_and_key_to_the_body(outbox: Outbox) -> None:
     ("payload", "metadata", "value"),
     [
         ("{}", None, '{"event_type": "order.placed"}'),
+        # As a column of type json or text has it.
+        (" { }\n", None, '{"event_type": "order.placed"}'),
+        ('\n{ "a":1 }', None, '{"event_type": "order.placed", "a":1 }'),
         ('{"a": 1}', '{"version": 1, "headers": {}}', '{"event_type": "order.placed", "a": 1}'),
         # The body's own members of these names: the relay's win, and all else stays as it was.
         (

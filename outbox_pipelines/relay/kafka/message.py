@@ -53,6 +53,8 @@ _MOST_TYPES: Final = 10_000
 # Where Confluent's clients look for the id, before they look for it in the value.
 _SCHEMA_ID: Final = "__value_schema_id"
 _MEMBER: Final = f'"{MEMBER}"'
+# Of JSON, around the payload of an existing table whose column is json or text: it comes as it was stored.
+_SPACE: Final = " \t\n\r"
 _TOO_DEEP: Final = "its JSON is nested too deeply for the relay to read: flatten it"
 
 
@@ -296,7 +298,7 @@ def _shaped(names: dict[str, str], settings: MessageSettings, marks: Mapping[str
         headers: Headers = [(name, column(event)) for name, column in columns]
         try:
             metadata = {} if event.metadata is None else _read_metadata(event.metadata)
-            if tombstones and event.payload == "null":
+            if tombstones and event.payload.strip(_SPACE) == "null":
                 return None, headers + more(metadata)
             if is_bytes(event.payload):
                 content, content_type = _bytes(event.payload)
@@ -343,7 +345,7 @@ def _flat(names: dict[str, str]) -> Shape:
     key_name = names.get(IDEMPOTENCY_KEY)
 
     def shape(event: Event, metadata: Metadata) -> str:
-        body = event.payload
+        body = event.payload.strip(_SPACE)
         if not body.startswith("{"):
             raise EncodingError("OUTBOX_VALUE_FORMAT=flat needs a payload that is a JSON object")
         added = {_quote(name): _quote(column(event)) for name, column in columns}
@@ -357,7 +359,8 @@ def _flat(names: dict[str, str]) -> Shape:
                 "{" + ", ".join(f"{name}: {_json(value)}" for name, value in own if name not in added) + "}"
             )
         members = ", ".join(f"{name}: {value}" for name, value in added.items())
-        return f"{{{members}}}" if body == "{}" else f"{{{members}, {body[1:]}"
+        rest = body[1:].lstrip(_SPACE)
+        return f"{{{members}}}" if rest == "}" else f"{{{members}, {rest}"
 
     return shape
 
