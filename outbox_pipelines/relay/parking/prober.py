@@ -262,13 +262,13 @@ class Prober:
                     dead_letter_topic, event.aggregate_id, value, copy[1], partial(_report, attempt, verdicts)
                 )
                 self._flush()
-                self._commit()
-                copied = verdicts.pop(event.seq, None)
-                if copied is None or copied.verdict is Verdict.UNKNOWN:
-                    return Tried(attempt, Verdict.UNKNOWN, "no answer for the copy in the dead letter topic")
-                if copied.verdict is Verdict.PUBLISHED:
+                is_visible = self._commit()
+                copied = verdicts.pop(event.seq, Tried(attempt, Verdict.UNKNOWN))
+                if copied.verdict is Verdict.PUBLISHED and is_visible:
                     self._lines.end(topic, "dead letters are copied to %s again", dead_letter_topic)
                     return tried
+                if copied.verdict in (Verdict.PUBLISHED, Verdict.UNKNOWN):
+                    return Tried(attempt, Verdict.UNKNOWN, "no answer for the copy in the dead letter topic")
                 problem = copied.reason
         except (IllegalTopicError, TopicUnavailableError, KafkaException) as error:
             problem = str(error)
@@ -277,10 +277,10 @@ class Prober:
         self._lines.log(topic, "%s could not be copied to a dead letter topic: %s", event, problem)
         return tried
 
-    def _commit(self) -> None:
-        """In exactly_once: make a copy in a dead letter topic visible."""
+    def _commit(self) -> bool:
+        """In exactly_once: make a copy in a dead letter topic visible; return whether it is."""
         if self._producer is None or not self._is_open:
-            return
+            return self._transactional_id is None
         self._is_open = False
         # A producer that fails here accepts only the same call again; the next one fences its transaction.
         producer, self._producer = self._producer, None
@@ -291,10 +291,11 @@ class Prober:
             reason: KafkaError = error.args[0]
             if not reason.txn_requires_abort():
                 raise UnavailableError(f"Kafka did not commit a transaction: {reason.str()}") from None
-            return
+            return False
         # A second request for it would make visible what is tried next.
         if time.monotonic() - began < client.ASKED_ONCE_SECONDS:
             self._producer = producer
+        return True
 
     def _topic(self, event: Event) -> str:
         topic = self._router.topic(event.aggregate_type, event.event_type)
