@@ -48,7 +48,7 @@ def measure(servers: Settings) -> list[Row]:
     master = base64.b64encode(os.urandom(32)).decode()
     with fresh_outbox(servers) as settings:
         erasures.migrate(settings.model_copy(update={"keys_dsn": settings.dsn, "master_key": master}))
-        with closing(SubjectKeys(settings.dsn.reveal(), master=master)) as keys:
+        with closing(SubjectKeys(settings.dsn.reveal(), master_key=master)) as keys:
             for subject in range(_SUBJECTS):
                 _protected(keys, subject)
             return [*_written(settings, keys), *_handled(settings, keys), *_queried(keys)]

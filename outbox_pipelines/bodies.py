@@ -59,7 +59,7 @@ class Bodies:
     Args:
         url: a directory that exists, `s3://bucket/path` (with the usual `AWS_…` variables), `gs://…` or
             `az://…`. Each outbox has its own.
-        above: JSON of up to this many bytes stays in the event; at most 1,000,000.
+        above_bytes: JSON of up to this many bytes stays in the event; at most 1,000,000.
         on_unavailable: "fail" raises a `BodyStoreError` if the store is unavailable; "inline" writes JSON of
             up to 1,000,000 bytes into the event instead.
         timeout: seconds after which a request to a bucket fails; requests are repeated for as long again.
@@ -72,20 +72,20 @@ class Bodies:
         self,
         url: str,
         *,
-        above: int = 100_000,
+        above_bytes: int = 100_000,
         on_unavailable: Literal["fail", "inline"] = "fail",
         timeout: float = 10.0,
     ) -> None:
         register_variables()
         self.url: Final = redacted(url.partition("?")[0])
         """The store's address, without credentials."""
-        if not isinstance(above, int) or not 0 <= above <= LIMIT:
-            raise SetupError(f"above is {above!r}: give 0 to {LIMIT:,} bytes, as an int")
+        if not isinstance(above_bytes, int) or not 0 <= above_bytes <= LIMIT:
+            raise SetupError(f"above_bytes is {above_bytes!r}: give 0 to {LIMIT:,} bytes, as an int")
         if on_unavailable not in ("fail", "inline"):
             raise SetupError(f'on_unavailable is {on_unavailable!r}: give "fail" or "inline"')
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
             raise SetupError(f"timeout is {timeout!r}: give a number of seconds")
-        self._above = above
+        self._above_bytes = above_bytes
         self._inlines = on_unavailable == "inline"
         self._root: Path | None = None
         """The directory; None for a bucket."""
@@ -130,7 +130,7 @@ class Bodies:
                 if isinstance(payload, bytes)
                 else f"a body of {content_type} is a {type(payload).__name__}: give bytes"
             )
-        return LargePayload(self, payload, content_type, self._above)
+        return LargePayload(self, payload, content_type, self._above_bytes)
 
     def put(self, day: str, bodies: Sequence[Body]) -> list[str]:
         """Store bodies of a day; return the payloads of their events, as JSON.

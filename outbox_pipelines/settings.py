@@ -116,9 +116,11 @@ class OutboxSettings(fields.Lease, fields.Outbox):
 
     def require_connect(self) -> str:
         """The address of Kafka Connect; `SetupError` where none was given."""
-        if not self.connect:
-            raise SetupError("no Kafka Connect is named: set OUTBOX_CONNECT, for example http://connect:8083")
-        return self.connect.reveal()
+        if not self.connect_url:
+            raise SetupError(
+                "no Kafka Connect is named: set OUTBOX_CONNECT_URL, for example http://connect:8083"
+            )
+        return self.connect_url.reveal()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """The same with other values, which are not checked; secrets stay secrets."""

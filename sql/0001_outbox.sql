@@ -1,3 +1,4 @@
+-- Locks: none
 -- The outbox: append-only, one partition a UTC day.
 -- Every file here runs with psql alone, in order, into the first schema of the search_path.
 

@@ -1,3 +1,4 @@
+-- Locks: none
 -- The small tables beside the outbox: positions, progress, parked and delayed events, keys, days.
 
 -- Whether a position covers an event: (done, target, last_seq) has published everything that `done` sees

@@ -1,3 +1,4 @@
+-- Locks: outbox SHARE ROW EXCLUSIVE, outbox_delayed SHARE ROW EXCLUSIVE
 -- Triggers that keep the outbox append-only and its order correct.
 
 -- Only the owner, and only after a declaration in the transaction, may do what the guards refuse.

@@ -1,3 +1,4 @@
+-- Locks: none
 -- The event that has a key. A function of its own, so that only an event with a known key costs more; see outbox_claim_and_wait
 -- for the setting. Volatile: it sees what another transaction has committed while this one waited for it.
 CREATE FUNCTION outbox_event_of_key(wanted uuid) RETURNS uuid LANGUAGE plpgsql SET enable_seqscan = off AS $$

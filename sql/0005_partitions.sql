@@ -1,3 +1,4 @@
+-- Locks: outbox SHARE UPDATE EXCLUSIVE
 -- Creates partitions ahead, by the database's clock; returns how many. Never blocks a writer: LIKE and
 -- ATTACH need no lock that an INSERT waits for, CREATE ... PARTITION OF does. Yesterday is included for
 -- transactions that began before midnight; `since`, an earlier day, for an owner's declared backfill.

@@ -1,3 +1,4 @@
+-- Locks: none
 -- Every event in the common textbook shape, read-only; nothing of it is stored. processed_at is exact to
 -- the second, and a second late.
 CREATE VIEW outbox_events AS

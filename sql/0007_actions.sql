@@ -1,3 +1,4 @@
+-- Locks: outbox_parked SHARE ROW EXCLUSIVE
 -- Actions of relays and operators for which no grant on a table is narrow enough. They run with the owner's rights.
 
 -- Parks events, with their whole content, from the table: the day that contains the rows may be dropped

@@ -1,3 +1,4 @@
+-- Locks: none
 -- Rights: a function for each kind of role. Owners call them; repeating a grant changes nothing.
 
 -- Raises where a grant has given nothing: PostgreSQL only warns if the caller may not pass a right on, as for a schema of

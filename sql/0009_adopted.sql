@@ -1,3 +1,4 @@
+-- Locks: none
 -- The table that `outbox adopt` replaces by this outbox: at most one. Relays look here, so that the events of
 -- an aggregate keep their order across the switch and back.
 CREATE TABLE outbox_adopted (

@@ -125,7 +125,7 @@ SWAPPED = tuple(
         "OUTBOX_WARN_AT",
         "OUTBOX_ARCHIVE",
         "OUTBOX_ALERTS",
-        "OUTBOX_CONNECT",
+        "OUTBOX_CONNECT_URL",
         "OUTBOX_DRAIN_CONSUMERS",
     )
 )

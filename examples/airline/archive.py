@@ -140,7 +140,7 @@ class Show:
     def keys(self) -> SubjectKeys:
         """Return the keys of the passengers, as a process that has just started knows them."""
         given = self._environment
-        return SubjectKeys(given["OUTBOX_KEYS_DSN"], master=given["OUTBOX_MASTER_KEY"])
+        return SubjectKeys(given["OUTBOX_KEYS_DSN"], master_key=given["OUTBOX_MASTER_KEY"])
 
     def outbox(self, *arguments: object) -> list[str]:
         """Run a command, show it, and return the lines that it prints.

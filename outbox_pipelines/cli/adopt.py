@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 _SECONDS: Final = click.option(
-    "--seconds",
+    "--wait-seconds",
+    "seconds",
     type=SECONDS,
     default=60.0,
     show_default=True,
@@ -103,7 +104,7 @@ def drain_table(settings: Settings, rest: str, seconds: float) -> None:
     """Publish the rows that were written before the switch; then relays of the append-only outbox continue.
 
     If the description has a slot, wait until what reads it has published them. Exits with 1 if rows are left
-    after --seconds.
+    after --wait-seconds.
     """
     from outbox_pipelines.existing.adopt import steps
     from outbox_pipelines.existing.adopt.drain import Rest
@@ -118,7 +119,7 @@ def drain_table(settings: Settings, rest: str, seconds: float) -> None:
 def go_back(settings: Settings, seconds: float) -> None:
     """Undo switch: the table gets its name again; its relay continues after the outbox's events.
 
-    Exits with 1 if events are left after --seconds; then run it again.
+    Exits with 1 if events are left after --wait-seconds; then run it again.
     """
     from outbox_pipelines.existing.adopt import steps
 

@@ -117,14 +117,14 @@ def query(
 @click.option("--since", type=DAY, help="The first day (default: the first archived one).")
 @click.option("--until", type=DAY, help="The last day (default: the last archived one).")
 @click.option(
-    "--out",
+    "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     default="report.html",
     show_default=True,
     help="The HTML file.",
 )
 @click.pass_obj
-def write_report(settings: Settings, since: date | None, until: date | None, out: Path) -> None:
+def write_report(settings: Settings, since: date | None, until: date | None, output: Path) -> None:
     """Write a page of the archive: one HTML file, which loads nothing.
 
     It has events, sizes, lag and dead letters by day and event type, the largest payloads, and the number of
@@ -135,18 +135,18 @@ def write_report(settings: Settings, since: date | None, until: date | None, out
     from outbox_pipelines.days.archive.store import named
 
     url = named(settings)
-    _refuse_archived(settings, out)
-    require_replaceable(out)
+    _refuse_archived(settings, output)
+    require_replaceable(output)
     if settings.dsn and parsed.mapping(settings) is None:
         identity.require_own(settings)
     opened = report.opened(url)
     # Opened first: an archive can take long to read.
-    with replacing(out) as begun, begun.open("w", encoding="utf-8") as file:
+    with replacing(output) as begun, begun.open("w", encoding="utf-8") as file:
         found = report.read(opened, since, until)
         file.write(report_page.page(found, report.largest(opened, found), report.aggregates(opened, found)))
     click.echo(
         f"{counted(found.total.events, 'event')} of {counted(found.archived, 'archived day')}, "
-        f"{found.since} to {found.until}, in {plain(str(out))}"
+        f"{found.since} to {found.until}, in {plain(str(output))}"
     )
 
 
@@ -212,7 +212,7 @@ def _open(settings: Settings, beside: Sequence[Path]) -> Archive:
             keys = subject_keys_of(settings)
         except SetupError as error:
             log.say(f"no function decrypted: {error}")
-    return open_archive(named(settings), beside, catalog, keys=keys)
+    return open_archive(named(settings), beside=beside, catalog=catalog, keys=keys)
 
 
 def _text(sql: str) -> str:

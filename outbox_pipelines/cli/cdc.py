@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from outbox_pipelines.quality.slots import Slots
 
 _SECONDS = click.option(
-    "--seconds",
+    "--wait-seconds",
+    "seconds",
     type=SECONDS,
     default=60.0,
     show_default=True,
@@ -174,7 +175,7 @@ def debezium_config(settings: Settings, /, **place: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.pass_obj
 def debezium_status(settings: Settings, as_json: bool) -> None:
-    """Show connector, task and slot (OUTBOX_CONNECT), and each problem with its remedy.
+    """Show connector, task and slot (OUTBOX_CONNECT_URL), and each problem with its remedy.
 
     Changes nothing. Exit 1 if a person must act.
     """

@@ -38,14 +38,15 @@ def make_tables(settings: Settings) -> None:
     """Create the consumer's missing tables; existing ones do not change."""
     from outbox_pipelines.consumer import administration
 
-    with _connected(settings) as connection:
+    with _connected(settings, checks=False) as connection:
         administration.migrate(connection)
     click.echo("the consumer's tables exist")
 
 
 @consumer.command("prune")
 @click.option(
-    "--days",
+    "--keep-days",
+    "days",
     type=click.IntRange(1, 50),
     required=True,
     help="Keep events processed in the last N days; must exceed the retention of the Kafka topics.",
@@ -252,15 +253,18 @@ consumer.add_command(
 
 
 @contextmanager
-def _connected(settings: Settings) -> Iterator[Any]:
+def _connected(settings: Settings, *, checks: bool = True) -> Iterator[Any]:
     import psycopg
 
+    from outbox_pipelines.consumer import administration
     from outbox_pipelines.core.secret import first_line
     from outbox_pipelines.database import connect
 
     of_consumer = settings.of_consumer()
     with connect(of_consumer, name="outbox consumer", setting="OUTBOX_CONSUMER_DSN") as connection:
         try:
+            if checks:
+                administration.require_tables(connection)
             yield connection
         except psycopg.errors.UndefinedTable as error:
             raise SetupError(f"{first_line(error)}: run `outbox consumer migrate`") from None

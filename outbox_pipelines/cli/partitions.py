@@ -55,7 +55,8 @@ def list_days(settings: Settings, as_json: bool) -> None:
 
 @partitions.command()
 @click.option(
-    "--days",
+    "--ahead",
+    "days",
     type=click.IntRange(1, 400),
     help="Number of days ahead (default: OUTBOX_PARTITIONS_AHEAD).",
 )
@@ -81,7 +82,7 @@ def ensure(settings: Settings, days: int | None, since: date | None, as_json: bo
     if ensured.ahead < FEW_AHEAD:
         is_short = days is not None and ensured.ahead >= days
         remedy = (
-            "increase --days"
+            "increase --ahead"
             if is_short
             else "a day has no partition, and none could be created. See `outbox partitions list`; a "
             "detached day returns with `outbox partitions attach DAY`"
@@ -148,7 +149,7 @@ def attach_day(settings: Settings, day: date) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def purge_rows(settings: Settings, as_json: bool) -> None:
-    """Delete idempotency keys older than OUTBOX_KEY_RETENTION_DAYS and the progress of archived days."""
+    """Delete old idempotency keys (OUTBOX_IDEMPOTENCY_KEY_RETENTION_DAYS), and progress of archived days."""
     from outbox_pipelines.days.partitions import close
 
     purged = dataclasses.asdict(close.purge(settings))

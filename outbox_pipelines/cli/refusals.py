@@ -42,7 +42,7 @@ def find(outbox: str | None, values: Values) -> list[str]:
 def lacks_kafka(values: Values) -> bool:
     """Return whether no relay can start. No mistake: it may run elsewhere, or Debezium may publish."""
     settings = values.without_mistakes()
-    return bool(settings.dsn and not settings.kafka and not settings.connect)
+    return bool(settings.dsn and not settings.kafka and not settings.connect_url)
 
 
 def _said(check: Callable[..., object], *given: Any) -> list[str]:

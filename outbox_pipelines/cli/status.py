@@ -117,7 +117,8 @@ def shards(context: click.Context, as_json: bool) -> None:
 @shards.command("set")
 @click.argument("number", type=click.IntRange(1))
 @click.option(
-    "--seconds",
+    "--wait-seconds",
+    "seconds",
     type=SECONDS,
     default=60.0,
     show_default=True,

@@ -39,7 +39,7 @@ class Outbox(BaseModel):
         default={},
         description="An [existing outbox table](existing-tables.md); in the file the section `[table]`.",
     )
-    connect: types.ConnectUrls = Field(
+    connect_url: types.ConnectUrls = Field(
         default=Secret(),
         description="Workers `http://host:8083` of a Kafka Connect cluster with "
         "[Debezium](debezium-on-connect.md), separated by commas.",
@@ -303,7 +303,7 @@ class Days(BaseModel):
         description="Store of [large payloads](writing-events.md#large-payloads), for [`outbox bodies`]"
         "(days.md#bodies-of-large-payloads).",
     )
-    key_retention_days: int = Field(
+    idempotency_key_retention_days: int = Field(
         default=30, ge=1, le=36_500, description="Days for which an idempotency key is remembered."
     )
     clean_after_hours: Annotated[float, Field(ge=0.0, le=1_000_000.0)] | None = Field(
@@ -327,7 +327,7 @@ class Checks(BaseModel):
     error_at: types.Limits = Field(
         default={},
         description="Limits of [checks](operating.md#the-checks) for an error, which sends an "
-        "alert, as `lag=120,keys=off`.",
+        "alert, as `lag=120,kafka=off`.",
     )
     warn_at: types.Limits = Field(
         default={}, description="Limits of checks for a warning, as `lag=30,backlog=off`."

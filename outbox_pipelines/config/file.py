@@ -32,11 +32,11 @@ VARIABLE: Final = "OUTBOX_CONFIG"
 NAME: Final = "outbox.toml"
 SECRET: Final = frozenset(
     {
-        *("dsn", "consumer_dsn", "alerts", "connect", "dead_letter_command"),
+        *("dsn", "consumer_dsn", "alerts", "connect_url", "dead_letter_command"),
         *("keys_dsn", "master_key", "registry_token", "registry_user_info"),
     }
 )
-MAY_BE_PLAIN: Final = frozenset({"dsn", "consumer_dsn", "keys_dsn", "connect"})
+MAY_BE_PLAIN: Final = frozenset({"dsn", "consumer_dsn", "keys_dsn", "connect_url"})
 """Secrets only if they contain a password."""
 # Two outboxes that had them from the same place would be one.
 NOT_SHARED: Final = frozenset({"name", "dsn", "table", "connector"})

@@ -27,7 +27,7 @@ LIMITS: Final[dict[str, tuple[float | None, float | None]]] = {
     "connector": (None, 1.0),
     "connector_lag": (120.0, 300.0),
     "old_transactions": (600.0, 3600.0),
-    "keys": (50_000_000.0, None),
+    "idempotency_keys": (50_000_000.0, None),
 }
 """For each of `quality.rules.RULES`, from which value on it is a warning, and an error; None for never."""
 LEAST: Final = frozenset(("partitions_ahead",))

@@ -63,15 +63,27 @@ def migrate(connection: Connection) -> None:
     An open transaction includes the change; otherwise the change is committed.
 
     Raises:
-        SetupError: the schema has a table of another shape with a name of the consumer's.
+        SetupError: the schema has a table of another shape with a name of the consumer's, or a later version
+            made the tables and this one does not run with them.
     """
     try:
         with connection.transaction():
             for file in scripts.files("consumer"):
                 connection.execute(file.read_bytes())
+            require_tables(connection)
     except psycopg.errors.RaiseException as error:
         diag = error.diag
         raise SetupError(f"{diag.message_primary}: {diag.message_hint}") from None
+
+
+def require_version(made: Mapping[str, str | None]) -> None:
+    """Raise `SetupError` if this version does not run with tables that these files have made."""
+    scripts.require("consumer", made, "the schema of the consumer's tables", "run `outbox consumer migrate`")
+
+
+def require_tables(connection: Connection) -> None:
+    """Raise `SetupError` if this version does not run with the tables."""
+    require_version(dict(_rows(connection, queries.VERSIONS)))
 
 
 def prune(connection: Connection, keep: timedelta) -> Pruned:

@@ -249,7 +249,7 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
         )
         work = Work(plan, self, self._reader, database)
         try:
-            self.require_any()
+            self._require_any()
             self._counts, self._figures = work.counts, work.figures
             with limits.limited_stop(work.retry, database, is_stopped, self._seconds):
                 # A stop while it waits: the block has nothing to do.

@@ -3,7 +3,7 @@
 Invariants:
 - An event is added after the database's commit, and each hit is verified: a cache that is wrong, incomplete
   or unavailable costs a query, not an event.
-- No failure of Redis is raised. After a failure, Redis is not queried for `pause` seconds, so an outage costs
+- No failure of Redis is raised. After a failure, Redis is not queried for `pause_seconds`, so an outage costs
   no time per event. Each outage and recovery is logged once.
 """
 
@@ -38,14 +38,19 @@ class RedisCache:
         client: a client with timeouts of at most 0.5 s and no retries, such as the one that `at` creates.
         seconds: how long an event is cached.
         prefix: the prefix of the keys; the source and the id follow.
-        pause: seconds without queries after a failure of Redis.
+        pause_seconds: seconds without queries after a failure of Redis.
 
     Raises:
         SetupError: the client's timeouts are too long, or `seconds` is not positive.
     """
 
     def __init__(
-        self, client: redis.Redis, *, seconds: float, prefix: str = "outbox-handled:", pause: float = 5.0
+        self,
+        client: redis.Redis,
+        *,
+        seconds: float,
+        prefix: str = "outbox-handled:",
+        pause_seconds: float = 5.0,
     ) -> None:
         if not 0 < seconds <= _LONGEST:
             raise SetupError(f"seconds is {seconds}: give how long an event is cached, such as 3600")
@@ -53,7 +58,7 @@ class RedisCache:
         self._client = client
         self._milliseconds = max(1, int(seconds * 1000))
         self._prefix = prefix
-        self._pause = pause
+        self._pause = pause_seconds
         self._is_unavailable = False
         self._ask_again_at = 0.0
 

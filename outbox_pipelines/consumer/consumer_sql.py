@@ -272,9 +272,13 @@ WHERE source = %(source)s AND consumer_group = %(group)s AND owner = CAST(%(owne
 # Whether all tables exist, checked before the first event. Tables of these names that an application made
 # itself have no such triggers.
 TABLES: Final = """
-SELECT to_regclass('partition_owners') IS NOT NULL AND 2 = (
+SELECT to_regclass('consumer_migrations') IS NOT NULL AND 2 = (
     SELECT count(*) FROM pg_trigger WHERE tgname = 'handled_guard' AND tgrelid IN (
         to_regclass('processed_events'), to_regclass('inbox')))"""
+
+# What has made them, and the versions that it needs.
+VERSIONS: Final = """
+SELECT name, needs FROM consumer_migrations ORDER BY name"""
 
 # If not: whether the search_path leads to such tables of an application.
 FOREIGN: Final = """

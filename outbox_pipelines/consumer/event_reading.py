@@ -82,7 +82,7 @@ class Replay:
     at: datetime
     """When the message was published again, UTC; the event itself is as it was."""
 
-    def identity(self, event_id: UUID) -> UUID:
+    def _identity(self, event_id: UUID) -> UUID:
         """Return the UUID that identifies an event within this replay.
 
         If the replay's id is of version 7, this one contains its time: the record is kept as long as that of
@@ -127,7 +127,7 @@ class Event(Generic[Payload]):
     """Of the value, if it has one: where that is not JSON, the payload is bytes."""
 
     @classmethod
-    def read(
+    def _read(
         cls, members: dict[str, Any], headers: Sequence[tuple[str, bytes | None]], sent_ms: int
     ) -> Event[Any]:
         """Return an event with these members; it converts headers and timestamp when they are asked for."""
@@ -169,18 +169,18 @@ class Event(Generic[Payload]):
             try:
                 known["payload"] = parsed(self)
             except ValueError as error:
-                if self.framed is None:
+                if self._framed is None:
                     raise
                 raise ValueError(f"{error}: for Avro or Protobuf, pass registry=SchemaRegistry(…)") from None
         return cast(Payload, known["payload"])
 
     @property
-    def framed(self) -> tuple[bytes, bytes] | None:
+    def _framed(self) -> tuple[bytes, bytes] | None:
         """The frame and the body of a value with a schema; None for one without."""
         return framed(self.value, self.headers)
 
     @property
-    def may_be_protected(self) -> bool:
+    def _may_be_protected(self) -> bool:
         """Whether the value, in JSON, may have encrypted or erased members."""
         return self.value is not None and (_PROTECTED in self.value or _ESCAPED in self.value)
 
@@ -195,14 +195,14 @@ class Event(Generic[Payload]):
             return None
         return reference_of(parsed(self))
 
-    def with_body(self, content: bytes, content_type: str) -> Event[Any]:
+    def _with_body(self, content: bytes, content_type: str) -> Event[Any]:
         """Return the event as if its body had been in the message; bytes if it is not JSON.
 
         Raises:
             ValueError: the body is not JSON.
         """
         if not is_json(content_type):
-            other = self.with_payload(content)
+            other = self._with_payload(content)
             other.__dict__["content_type"] = content_type
             return other
         try:
@@ -211,15 +211,15 @@ class Event(Generic[Payload]):
             raise ValueError("the body is nested too deeply") from None
         # Those that the relay adds in the shape `flat`.
         added = {name: value for name, value in parsed(self).items() if name != MEMBER}
-        return self.with_payload({**body, **added} if added and isinstance(body, dict) else body)
+        return self._with_payload({**body, **added} if added and isinstance(body, dict) else body)
 
-    def with_payload(self, payload: object) -> Event[Any]:
+    def _with_payload(self, payload: object) -> Event[Any]:
         """Return the same event with another payload."""
         other = copy.copy(self)
         other.__dict__["payload"] = payload
         return other
 
-    def identity(self, origin: str, *, by_key: bool) -> UUID:
+    def _identity(self, origin: str, *, by_key: bool) -> UUID:
         """Return the UUID that identifies the event in `processed_events`.
 
         That is the id where it is a UUID: there is only one such event. Another id, such as 1, is one of its
@@ -232,20 +232,20 @@ class Event(Generic[Payload]):
         A replayed event has another identity: it is handled once per replay.
         """
         original = self._original(origin, by_key=by_key)
-        return original if self.replay is None else self.replay.identity(original)
+        return original if self.replay is None else self.replay._identity(original)
 
     def _original(self, origin: str, *, by_key: bool) -> UUID:
         if by_key and self.idempotency_key is not None:
             return _named("idempotency-key", origin, self.idempotency_key)
         return self._uuid or _named("id", origin, self.id)
 
-    def identified(self, origin: str, *, by_key: bool) -> tuple[str, UUID | None]:
-        """Return `identity` as text, and `content`."""
+    def _identified(self, origin: str, *, by_key: bool) -> tuple[str, UUID | None]:
+        """Return `_identity` as text, and `_content`."""
         if self.replay is None and _CANONICAL(self.id) and not (by_key and self.idempotency_key is not None):
             return self.id, None
-        return str(self.identity(origin, by_key=by_key)), self.content(by_key=by_key)
+        return str(self._identity(origin, by_key=by_key)), self._content(by_key=by_key)
 
-    def content(self, *, by_key: bool) -> UUID | None:
+    def _content(self, *, by_key: bool) -> UUID | None:
         """Return a digest of what the event says, for an id that its origin may use again; otherwise None.
 
         Of other replayed events it is the replay's id, so that their records differ from those of new
@@ -355,7 +355,7 @@ class Reader:
                 )
         version = found["version"]
         replay = None if replay_id is None else _replay(message, replay_id, replayed_at)
-        return Event.read(
+        return Event._read(
             {
                 "replay": replay,
                 "content_type": content_type,

@@ -171,7 +171,7 @@ class Handlers:
         """The event types with their own handler."""
         return [*self._handlers]
 
-    def require_any(self) -> None:
+    def _require_any(self) -> None:
         """Raise SetupError if there is no handler."""
         if not self._handlers and self._other is None:
             raise SetupError(
@@ -277,7 +277,7 @@ def giver(function: Callable[..., object], batch: int | None, *classes: type) ->
             raise UnreadableError(f"{event} is rejected: {error}") from None
         except (ValueError, RecursionError) as error:
             raise UnreadableError(f"{event} is rejected: {type(error).__name__}") from None
-        return event.with_payload(payload) if has_event else payload
+        return event._with_payload(payload) if has_event else payload
 
     return give
 

@@ -202,16 +202,16 @@ class HandlerTransactions:
             UnreadableError: the value does not fit its schema, or the handler.
         """
         assert item.event is not None
-        assert item.event.framed is not None
+        assert item.event._framed is not None
         assert self.plan.schema_of is not None
         await self.plan.stay()
-        frame, body = item.event.framed
+        frame, body = item.event._framed
         try:
             read = await self.plan.schema_of(frame)
         except SetupError as error:
             raise OutageError(str(error)) from None
         try:
-            event = item.event.with_payload(read(body) if read else parsed(item.event))
+            event = item.event._with_payload(read(body) if read else parsed(item.event))
         except ValueError as error:
             raise UnreadableError(f"{item.event} is rejected: {error}") from None
         if read is None:
@@ -235,7 +235,7 @@ class HandlerTransactions:
         except BodyStoreError as error:
             raise OutageError(str(error)) from None
         try:
-            event = item.event.with_body(content, reference.content_type)
+            event = item.event._with_body(content, reference.content_type)
         except ValueError:
             raise UnreadableError(f"{item.event} is rejected: its body {reference.key} is not JSON") from None
         self._give(item, event, handler)
@@ -266,7 +266,7 @@ class HandlerTransactions:
         except (ValueError, RecursionError) as error:
             raise UnreadableError(f"{events[0]} is rejected: {error}") from None
         for item, event, payload in zip(items, events, payloads, strict=True):
-            item.given, item.protected = handler.give(event.with_payload(payload)), None
+            item.given, item.protected = handler.give(event._with_payload(payload)), None
 
     async def _release(self, transaction: Any, following: Item | None = None) -> None:
         """Let the transaction be committed, and the one of the following item begin.

@@ -86,14 +86,14 @@ class ItemReader:
         except UnreadableError as error:
             return unreadable(message, str(error))
         origin = self.plan.origins.get(event.topic, event.topic)
-        event_id, content = event.identified(origin, by_key=self.plan.by_key)
+        event_id, content = event._identified(origin, by_key=self.plan.by_key)
         item = Item(message, event_id, event, handler, content=content)
         if handler is not None:
             self.types.handled(event.type)
         if handler is not None and not handler.takes(event):
             handler = item.handler = None
         if handler is not None:
-            item.is_framed = self.plan.schema_of is not None and event.framed is not None
+            item.is_framed = self.plan.schema_of is not None and event._framed is not None
             try:
                 if not item.is_framed:
                     prepare(item, event, handler, self.plan)
@@ -115,7 +115,7 @@ def prepare(item: Item, event: Event, handler: Handler, plan: Plan) -> None:
     if reference is not None and plan.body_of is not None:
         item.reference = reference
         return
-    if plan.decrypt is not None and event.may_be_protected:
+    if plan.decrypt is not None and event._may_be_protected:
         item.protected = event
         return
     try:

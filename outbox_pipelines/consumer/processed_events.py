@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer import dedupe_table
+from outbox_pipelines.consumer.administration import require_version
 from outbox_pipelines.consumer.config import Plan
 from outbox_pipelines.consumer.consumer_database import Database, Statement
 from outbox_pipelines.consumer.dedupe_table import Marks
@@ -48,6 +49,7 @@ class ProcessedEvents:
         async with self._database.transaction() as transaction:
             [(there,)] = await self._database.rows(transaction, queries.TABLES, {})
             foreign = [] if there else await self._database.rows(transaction, queries.FOREIGN, {})
+            made = await self._database.rows(transaction, queries.VERSIONS, {}) if there else []
         if foreign and foreign[0][0]:
             raise SetupError(
                 "the search_path leads to a table processed_events or inbox that is not the consumer's: "
@@ -58,6 +60,7 @@ class ProcessedEvents:
             raise SetupError(
                 "the consumer's tables do not exist: run `outbox consumer migrate` or migrate(connection)"
             )
+        require_version(dict(made))
         if self._dedupe_table is not None:
             self._marks = await dedupe_table.load(
                 self._database, self._dedupe_table, str(self._same["source"])

@@ -41,6 +41,7 @@ from outbox_pipelines.consumer.psycopg_transactions import Connections
 from outbox_pipelines.consumer.settlement import Settlement
 from outbox_pipelines.consumer.sqlalchemy_transactions import AsyncSessions, Sessions
 from outbox_pipelines.consumer.work import Work
+from outbox_pipelines.core import scripts
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.writer.bytes_payload import BytesPayload
 from outbox_pipelines.writer.json_text import to_json
@@ -141,7 +142,7 @@ async def handle_async(
 async def _handled(
     consumer: BaseConsumer[Any, Any], events: Sequence[Event], database: Database, raises: bool
 ) -> list[Verdict]:
-    consumer.require_any()
+    consumer._require_any()
     for each in events:
         if not isinstance(each, Event):
             raise SetupError(
@@ -363,6 +364,8 @@ class _NoDatabase:
             return [(given["ids"].count(",") + 1, "", None)]
         if query == queries.RECORD:
             return [("",)]
+        if query == queries.VERSIONS:
+            return [(file.stem, None) for file in scripts.files("consumer")]
         return [(True,)] if query in (queries.TABLES, queries.RELEASE) else []
 
     async def require_open(self, transaction: object) -> None: ...

@@ -1,9 +1,11 @@
-"""The files of `sql/`, also as statements for other migration tools.
+"""The files of `sql/`, which versions run with what they have made, and statements for other migration tools.
 
 Invariants:
 - Each statement finds out itself what is missing: it can be run again, or saved and run elsewhere.
 - A file is one statement without placeholders, so that every driver runs it, in the tool's own transaction.
+- A version runs with its own tables and with newer ones of which no file needs a later version.
 - A statement does not change the session's search_path.
+- The first line of a file states its locks. A file takes nothing away that an earlier one has made.
 - Writers wait 50 ms at a time for it at most: it gives up a lock that is not free, and tries for a minute.
   What a tool's transaction has changed stays locked until that transaction ends.
 """
@@ -11,10 +13,16 @@ Invariants:
 from __future__ import annotations
 
 import functools
+import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
+
+from outbox_pipelines import __version__
+from outbox_pipelines.errors import SetupError
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 def files(part: str = "") -> list[Path]:
@@ -23,6 +31,33 @@ def files(part: str = "") -> list[Path]:
     # In a checkout the files are next to the package, in an installation inside it.
     folder = package / "sql" if (package / "sql").is_dir() else package.parent / "sql"
     return sorted((folder / part).glob("*.sql"))
+
+
+def locks(file: Path) -> dict[str, str]:
+    """Return which locks, stronger than a writer's, a file takes on existing tables: the mode by table."""
+    stated = _text(file).partition("\n")[0].removeprefix(_LOCKS)
+    parts = [] if stated == "none" else [each.partition(" ") for each in stated.split(", ")]
+    return {table: mode for table, _, mode in parts}
+
+
+def require(part: str, applied: Mapping[str, str | None], what: str, remedy: str) -> None:
+    """Raise `SetupError` if this version does not run with what these files have made; warn if it is newer.
+
+    Args:
+        part: the folder of `sql/`.
+        applied: the version that each applied file needs, by its name.
+        what: what they have made.
+        remedy: what to do if files are missing.
+    """
+    names = [file.stem for file in files(part)]
+    if missing := [name for name in names if name not in applied]:
+        older = f"is older than outbox-pipelines {__version__}: it " if applied else ""
+        raise SetupError(f"{what} {older}lacks {', '.join(missing)}: {remedy}")
+    if unknown := sorted(set(applied) - set(names)):
+        newer = f"{what} is newer than outbox-pipelines {__version__} ({', '.join(unknown)})"
+        if needs := [version for name in unknown if (version := applied[name])]:
+            raise SetupError(f"{newer} and needs {needs[-1]}: install that version, or a later one")
+        _LOG.warning("%s, which runs with it: install the version that made it", newer)
 
 
 def is_ours(table: str) -> bool:
@@ -57,6 +92,7 @@ def dropping(schema: str | None = None, *, even_if_unpublished: bool = False) ->
     return _in_schema(schema, _DROP % (guard, "\n        ".join(drops)))
 
 
+_LOCKS: Final = "-- Locks: "
 _DAY: Final = re.compile(r"outbox_\d{8}")
 _MADE: Final = re.compile(r"^CREATE (TABLE|VIEW|SEQUENCE|FUNCTION) (\w+)", re.MULTILINE)
 

@@ -6,12 +6,10 @@ Invariants:
 - Applying is one transaction, under a lock; applied again, it changes nothing.
 - Writers wait 50 ms at a time for it at most: it gives up a lock that is not free, and tries again later.
   While it compares, it has no lock on a table of the outbox.
-- A version runs with its own schema and with each newer one of which no file needs a later version.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator
@@ -22,7 +20,6 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines import __version__
 from outbox_pipelines.config import parsed
 from outbox_pipelines.core import scripts, sequence
 from outbox_pipelines.core.scripts import files
@@ -32,8 +29,8 @@ from outbox_pipelines.database import Connection, connect, schema_sql
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import DaySettings, OutboxSettings
 
-_LOG = logging.getLogger(__name__)
 _OLDEST_SERVER: Final = 140000
+_BLOCK_WRITERS: Final = {"SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE"}
 # Seconds between two tries to get the locks of a migration.
 _PAUSE: Final = 1.0
 
@@ -78,10 +75,24 @@ def pending(settings: OutboxSettings, to: str | None = None) -> list[str]:
     """Return what `migrate` would apply, as statements for psql; change nothing. Raises as `migrate` does."""
     with _session(settings) as connection:
         try:
-            _, missing = _require_known(_applied(connection), to)
+            known, missing = _require_known(_applied(connection), to)
         finally:
             connection.rollback()
-    return scripts.creating(settings.db_schema, missing)
+    statements = scripts.creating(settings.db_schema, missing)
+    if not known:
+        return statements
+    return [f"-- {_with_locks(file)}\n{each}" for file, each in zip(missing, statements, strict=True)]
+
+
+def _with_locks(file: Path) -> str:
+    """Return a file's name, with its locks and who waits for them."""
+    taken = scripts.locks(file)
+    modes = set(taken.values())
+    waiting = "writers wait while it runs" if modes & _BLOCK_WRITERS else "no writer waits"
+    if "ACCESS EXCLUSIVE" in modes:
+        waiting = "readers and writers wait while it runs"
+    listed = ", ".join(f"{table} {mode}" for table, mode in taken.items())
+    return f"{file.stem} (locks: {listed or 'none'}; {waiting})"
 
 
 def _divided(applied: Collection[str], to: str | None = None) -> tuple[list[Path], list[Path]]:
@@ -102,14 +113,9 @@ def _require_known(applied: Collection[str], to: str | None) -> tuple[list[Path]
     return _divided(applied, to)
 
 
-def _unknown(applied: Iterable[str]) -> list[str]:
-    """Return the names of files that a newer version has applied."""
-    return sorted(set(applied) - {file.stem for file in files()})
-
-
 def _newer(applied: Iterable[str]) -> str | None:
     """Return that the schema is of a newer version, if it is."""
-    unknown = _unknown(applied)
+    unknown = sorted(set(applied) - {file.stem for file in files()})
     if not unknown:
         return None
     return (
@@ -162,7 +168,7 @@ def drift(settings: OutboxSettings) -> list[str]:
                 return [newer]
             known, missing = _divided(applied)
             if missing:
-                return [f"not applied: {file.stem}" for file in missing]
+                return [f"not applied: {_with_locks(file) if known else file.stem}" for file in missing]
             found = _dangers(connection, settings.db_schema)
             found += _differences(connection, settings.db_schema, known)
             found += [
@@ -194,14 +200,7 @@ def require_schema(settings: OutboxSettings) -> None:
         _require_utf8(connection)
         applied = _applied(connection)
         where = f"schema {settings.db_schema!r} (OUTBOX_SCHEMA)"
-        if missing := [file.stem for file in files() if file.stem not in applied]:
-            older = f"is older than outbox-pipelines {__version__}: it " if applied else ""
-            raise SetupError(f"{where} {older}lacks {', '.join(missing)}: run `outbox migrate`")
-        if unknown := _unknown(applied):
-            newer = f"{where} is newer than outbox-pipelines {__version__} ({', '.join(unknown)})"
-            if needs := [version for name in unknown if (version := applied[name])]:
-                raise SetupError(f"{newer} and needs {needs[-1]}: install that version, or a later one")
-            _LOG.warning("%s, which runs with it: install the version that made it", newer)
+        scripts.require("", applied, where, "run `outbox migrate`")
         # A role that may not read the positions relays nothing, and closes no day.
         with suppress(psycopg.errors.InsufficientPrivilege):
             if connection.execute(schema_sql.SHARDS).fetchone() != (True,):

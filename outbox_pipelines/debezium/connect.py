@@ -38,7 +38,7 @@ class Connect:
     """A Kafka Connect cluster.
 
     Args:
-        url: of its REST, as in OUTBOX_CONNECT: of several workers, separated by commas, the first that
+        url: of its REST, as in OUTBOX_CONNECT_URL: of several workers, separated by commas, the first that
             answers is asked.
         seconds: how long a call takes at most.
         deadline: when the last call has ended, by `time.monotonic`; instead of `seconds`.
@@ -51,7 +51,7 @@ class Connect:
         try:
             self._workers = [urlsplit(each) for each in connect_urls(url)]
         except ValueError as error:
-            raise SetupError(f"OUTBOX_CONNECT {error}") from None
+            raise SetupError(f"OUTBOX_CONNECT_URL {error}") from None
         self._seconds = seconds
         self._deadline = deadline
 
@@ -89,7 +89,7 @@ class Connect:
             if status in (401, 403):
                 raise SetupError(
                     f"Kafka Connect ({self.where}) refuses the credentials (HTTP {status}): in "
-                    "OUTBOX_CONNECT, write user, colon, password and @ before the host, with % and two "
+                    "OUTBOX_CONNECT_URL, write user, colon, password and @ before the host, with % and two "
                     "hexadecimal digits for special characters"
                 )
             if not _is_passing(status, said):
@@ -135,12 +135,12 @@ def _why(problem: Exception | None) -> str:
         cause = problem.verify_message.rstrip(".")
         return (
             f"with a certificate that is trusted ({cause}): name the file of its authority "
-            "in SSL_CERT_FILE, and in OUTBOX_CONNECT a host that the certificate has"
+            "in SSL_CERT_FILE, and in OUTBOX_CONNECT_URL a host that the certificate has"
         )
     if isinstance(problem, ssl.SSLError):
-        return f"by TLS ({problem.reason}): write http:// in OUTBOX_CONNECT if its workers do not use TLS"
+        return f"by TLS ({problem.reason}): write http:// in OUTBOX_CONNECT_URL if its workers do not use TLS"
     text = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
-    return f"({text}): check OUTBOX_CONNECT, and that a worker runs"
+    return f"({text}): check OUTBOX_CONNECT_URL, and that a worker runs"
 
 
 def _is_passing(status: int, said: str) -> bool:
@@ -152,7 +152,7 @@ def _parsed(text: str, where: str) -> Any:
         return json.loads(text) if text.strip() else None
     except ValueError:
         raise SetupError(
-            f"{where} does not answer as Kafka Connect does: check the address in OUTBOX_CONNECT"
+            f"{where} does not answer as Kafka Connect does: check the address in OUTBOX_CONNECT_URL"
         ) from None
 
 

@@ -67,7 +67,7 @@ def read(settings: OutboxSettings) -> Connector:
     """Return the state of the connector.
 
     Raises:
-        SetupError: OUTBOX_CONNECT is not set, or the database is unavailable.
+        SetupError: OUTBOX_CONNECT_URL is not set, or the database is unavailable.
     """
     reported = ask(settings)
     with closing(connect(settings, name="outbox: connector")) as connection:

@@ -134,7 +134,7 @@ def unusual(outboxes: Sequence[Outbox]) -> list[str]:
 
 def _definitions(outbox: Outbox, *, resolves: bool) -> dg.Definitions:
     """Return all definitions of an outbox except its sensors."""
-    has_connector = outbox.has("checks") and outbox.is_set("connect")
+    has_connector = outbox.has("checks") and outbox.is_set("connect_url")
     assets: list[Any] = [
         topics.application_tables(outbox),
         topics.events(outbox),

@@ -216,7 +216,7 @@ def check_health_schedule(outbox: Outbox) -> dg.ScheduleDefinition | None:
 
 def check_health(outbox: Outbox) -> Any:
     """Return the job `check_health`."""
-    assets = ["health", *(["connector"] if outbox.is_set("connect") else [])]
+    assets = ["health", *(["connector"] if outbox.is_set("connect_url") else [])]
     selection = dg.AssetSelection.checks_for_assets(*map(outbox.key, assets))
     text = _CHECK_HEALTH.replace(_EXCEPT, "") if outbox.is_existing_table else _CHECK_HEALTH
     return outbox.asset_job("check_health", text, selection)
@@ -354,7 +354,7 @@ def _numbers(found: "Measurements") -> dict[str, Any]:
         "open_replays": len(found.replays),
         "days_late": max(found.days_late.to_close, found.days_late.to_archive, found.days_late.to_drop),
         "megabytes": round(found.table_bytes / 1e6, 1),
-        "keys": found.keys,
+        "idempotency_keys": found.idempotency_keys,
         **({"replays": pages.report(each.line for each in found.replays)} if found.replays else {}),
     } | {name: _table(reasons) for name, reasons in tables.items() if reasons}
 
@@ -364,8 +364,8 @@ def _table(reasons: dict[str, int]) -> dg.MetadataValue[Any]:
 
 
 _CONNECTOR: Final = """\
-Debezium's connector, which publishes the outbox from a Kafka Connect cluster (OUTBOX_CONNECT) instead of a
-relay.
+Debezium's connector, which publishes the outbox from a Kafka Connect cluster (OUTBOX_CONNECT_URL) instead of
+a relay.
 
 The sensor `health` observes it: its state, its worker, and how much of the server's log, and for how long, it
 has not confirmed. Its checks find a task that failed, and one that reports RUNNING and sends nothing.

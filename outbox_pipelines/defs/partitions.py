@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _DAYS_SHOWN = 60
 _MAINTAIN_PARTITIONS: Final = """\
 Creates the partitions of future days (OUTBOX_PARTITIONS_AHEAD), closes past days (by the
-database's clock), and purges old idempotency keys (OUTBOX_KEY_RETENTION_DAYS) and progress.
+database's clock), and purges old idempotency keys (OUTBOX_IDEMPOTENCY_KEY_RETENTION_DAYS) and progress.
 
 Use: its schedule runs it every hour. Run it by hand after an outage of days, or when `outbox status` or the
 check `partitions_ahead` of `outbox/health` reports too few partitions. Safe at any time, also concurrently;
@@ -83,7 +83,7 @@ def make_partitions(outbox: Outbox) -> dg.OpDefinition:
         context.log.info(
             f"created {counted(ensured.made, 'partition')}; future days with a partition: {ensured.ahead}"
         )
-        context.add_output_metadata({"made": ensured.made, "days_ahead": ensured.ahead})
+        context.add_output_metadata({"made": ensured.made, "partitions_ahead": ensured.ahead})
 
     return make_partitions
 

@@ -51,7 +51,7 @@ def read(settings: RelaySettings) -> Measurements:
 def _read(settings: RelaySettings) -> Measurements:
     mapping = open_mapping(settings)
     # Before the connection, which would wait for it.
-    reported = connector_reading.ask(settings) if settings.connect else None
+    reported = connector_reading.ask(settings) if settings.connect_url else None
     with connect(settings, name="outbox: status") as connection:
         connection.execute(PLAN_EACH)
         connection.execute(existing_sql.FOR_A_WHILE)
@@ -77,12 +77,12 @@ def _read(settings: RelaySettings) -> Measurements:
             dead_letters=failed,
             new_dead_letters=0,
             dead_letter_reasons=dict(reasons),
-            days_ahead=0,
+            partitions_ahead=0,
             days_late=Late(0, 0, 0),
             days_detached=0,
             table_bytes=0,
-            keys=0,
-            keys_bytes=0,
+            idempotency_keys=0,
+            idempotency_keys_bytes=0,
             oldest_transaction_seconds=0.0,
             oldest_transaction=None,
             table=str(mapping),

@@ -109,7 +109,7 @@ class Measurements:
     """Those of the last hour."""
     dead_letter_reasons: dict[str, int]
     """Reasons: the ten most frequent, with their counts."""
-    days_ahead: int
+    partitions_ahead: int
     """Whole days from tomorrow that have a partition, up to the first that has none."""
     days_late: Late
     """Days for which something should have happened."""
@@ -117,22 +117,22 @@ class Measurements:
     """Days whose partition an interrupted drop has left detached: their rows are not visible."""
     table_bytes: int
     """Of the outbox's partitions, with their indexes."""
-    keys: int
-    """Approximate number of idempotency keys."""
-    keys_bytes: int
+    idempotency_keys: int
+    """Their approximate number."""
+    idempotency_keys_bytes: int
     oldest_transaction_seconds: float
     """Age of the oldest open or prepared transaction of this database; 0 without any."""
     oldest_transaction: str | None
     """Its session."""
     delayed: int = 0
     """Events that are delayed until they are due, and those that wait for them; up to `CAP`."""
-    next_due_seconds: float | None = None
+    delayed_next_due_seconds: float | None = None
     """Until the next of them is due; None if none is."""
-    overdue: int = 0
+    delayed_overdue: int = 0
     """Those that are due and are not in the outbox yet; up to `CAP`."""
-    overdue_seconds: float = 0.0
+    delayed_overdue_seconds: float = 0.0
     """For how long the oldest of these has been due; 0 without any."""
-    unmoved_seconds: float = 0.0
+    delayed_unmoved_seconds: float = 0.0
     """The same of those that nothing has tried to move."""
     delayed_reasons: dict[str, int] = field(default_factory=dict)
     """Why others could not be moved: the three most frequent reasons, with their counts."""
@@ -155,7 +155,7 @@ class Measurements:
     slots: Slots | None = None
     """The replication slots that concern the outbox; None for an existing table."""
     connector: Connector | None = None
-    """Debezium's connector; None without OUTBOX_CONNECT."""
+    """Debezium's connector; None without OUTBOX_CONNECT_URL."""
 
     @property
     def has_days(self) -> bool:
@@ -170,7 +170,7 @@ class Measurements:
     @property
     def oldest_unpublished_seconds(self) -> float:
         """Age of the oldest of them, or of a delayed one since it has been due; 0 without any."""
-        return max((self.unmoved_seconds, *(shard.oldest_seconds for shard in self.shards)))
+        return max((self.delayed_unmoved_seconds, *(shard.oldest_seconds for shard in self.shards)))
 
     @property
     def waiting(self) -> str | None:
@@ -238,7 +238,7 @@ class Measurements:
         """What is wrong with Debezium's connector, each with the remedy."""
         if self.connector is None:
             return []
-        # While a relay publishes, none is needed: OUTBOX_CONNECT may be set before the change.
+        # While a relay publishes, none is needed: OUTBOX_CONNECT_URL may be set before the change.
         is_missing = self.connector.state is None and self.connector.error is None
         if is_missing and any(shard.owner for shard in self.shards):
             return []

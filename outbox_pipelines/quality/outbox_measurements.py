@@ -2,7 +2,7 @@
 
 Invariants:
 - One statement, cheap even for large tables: counts are capped, the range comes from the position. With
-  Debezium (OUTBOX_CONNECT) two more, and a few seconds for Kafka Connect at most.
+  Debezium (OUTBOX_CONNECT_URL) two more, and a few seconds for Kafka Connect at most.
 - Nothing here judges: the limits are in `rules.py`.
 """
 
@@ -55,7 +55,7 @@ def read(settings: DaySettings) -> Measurements:
         "retention": settings.retention_days,
     }
     # Before the connection, which would wait for it.
-    reported = connector_reading.ask(settings) if settings.connect else None
+    reported = connector_reading.ask(settings) if settings.connect_url else None
     with connect(settings, name="outbox: status") as connection:
         connection.execute(TUNE)
         try:
@@ -68,7 +68,7 @@ def read(settings: DaySettings) -> Measurements:
     assert row is not None
     if row["slots"] is None:
         raise no_position(settings.db_schema)
-    age, whose = row["old_transaction"] or (0.0, None)
+    age, whose = row["oldest_transaction"] or (0.0, None)
     return Measurements(
         shards=[ShardStatus(**shard) for shard in row["shards"]],
         **row["parked"],
@@ -78,7 +78,7 @@ def read(settings: DaySettings) -> Measurements:
         **row["delayed"],
         delayed_reasons=dict(row["delayed_reasons"]),
         replays=[OpenReplay(**replay) for replay in row["replays"]],
-        days_ahead=row["days_ahead"],
+        partitions_ahead=row["partitions_ahead"],
         days_late=Late(**row["days_late"]),
         days_detached=row["days_detached"],
         table_bytes=int(row["table_bytes"]),

@@ -110,15 +110,17 @@ SELECT coalesce(jsonb_agg(jsonb_build_array(last_error, events) ORDER BY events 
 _DELAYED: Final = """
 SELECT jsonb_build_object(
     'delayed', (SELECT count(*) FROM (SELECT FROM outbox_delayed LIMIT %(cap)s) AS counted),
-    'next_due_seconds', (SELECT extract(epoch FROM min(due) - statement_timestamp()) FROM outbox_delayed
-                         WHERE due > statement_timestamp()),
-    'overdue', (SELECT count(*) FROM (SELECT FROM outbox_delayed
-                                      WHERE due <= statement_timestamp() LIMIT %(cap)s) AS counted),
-    'overdue_seconds', coalesce((SELECT extract(epoch FROM statement_timestamp() - min(due))
-                                 FROM outbox_delayed WHERE due <= statement_timestamp()), 0),
-    'unmoved_seconds', coalesce((SELECT extract(epoch FROM statement_timestamp() - due) FROM outbox_delayed
-                                 WHERE due <= statement_timestamp() AND last_error IS NULL
-                                 ORDER BY due LIMIT 1), 0))"""
+    'delayed_next_due_seconds', (
+        SELECT extract(epoch FROM min(due) - statement_timestamp()) FROM outbox_delayed
+        WHERE due > statement_timestamp()),
+    'delayed_overdue', (SELECT count(*) FROM (SELECT FROM outbox_delayed
+                                              WHERE due <= statement_timestamp() LIMIT %(cap)s) AS counted),
+    'delayed_overdue_seconds', coalesce((
+        SELECT extract(epoch FROM statement_timestamp() - min(due)) FROM outbox_delayed
+        WHERE due <= statement_timestamp()), 0),
+    'delayed_unmoved_seconds', coalesce((
+        SELECT extract(epoch FROM statement_timestamp() - due) FROM outbox_delayed
+        WHERE due <= statement_timestamp() AND last_error IS NULL ORDER BY due LIMIT 1), 0))"""
 _DELAYED_REASONS: Final = """
 SELECT coalesce(jsonb_agg(jsonb_build_array(last_error, events) ORDER BY events DESC), '[]') FROM (
     SELECT last_error, count(*) AS events FROM outbox_delayed
@@ -141,8 +143,8 @@ FROM pg_inherits WHERE inhparent = 'outbox'::regclass"""
 # Counting a hundred million keys takes minutes; the server's own count is near enough to plot.
 _KEYS: Final = """
 SELECT jsonb_build_object(
-    'keys', greatest(reltuples::bigint, pg_stat_get_live_tuples(oid), 0),
-    'keys_bytes', pg_total_relation_size(oid))
+    'idempotency_keys', greatest(reltuples::bigint, pg_stat_get_live_tuples(oid), 0),
+    'idempotency_keys_bytes', pg_total_relation_size(oid))
 FROM pg_class WHERE oid = 'outbox_keys'::regclass"""
 
 # What keeps a day from being closed, and dead rows from being removed. The age of other roles' transactions
@@ -218,13 +220,13 @@ _PARTS: Final[dict[LiteralString, LiteralString]] = {
     "dead_letter_reasons": _DEAD_LETTER_REASONS,
     "delayed": _DELAYED,
     "delayed_reasons": _DELAYED_REASONS,
-    "days_ahead": AHEAD,
+    "partitions_ahead": AHEAD,
     "days_late": f"SELECT to_jsonb(late) FROM ({LATE}) late",
     "days_detached": DETACHED,
     "replays": _REPLAYS,
     "table_bytes": _TABLE_BYTES,
     "keys": _KEYS,
-    "old_transaction": _OLD_TRANSACTION,
+    "oldest_transaction": _OLD_TRANSACTION,
     "draining": _DRAINING,
     "sequence": _SEQUENCE,
     "slots": _SLOTS,
@@ -238,7 +240,7 @@ SELECT coalesce(jsonb_agg(jsonb_build_object(
 # Each alone, for when another one cannot be read.
 ALONE: Final[dict[LiteralString, LiteralString]] = {
     "shards": _OWNERS,
-    **{name: _PARTS[name] for name in ("parked", "dead_letters", "days_ahead", "old_transaction")},
+    **{name: _PARTS[name] for name in ("parked", "dead_letters", "partitions_ahead", "oldest_transaction")},
 }
 
 MEASURE: Final[LiteralString] = "SELECT " + ", ".join(

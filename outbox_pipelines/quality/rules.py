@@ -27,7 +27,7 @@ _PLACES: Final = (_PACKAGE / "operating.md", _PACKAGE.parent / "docs" / "operati
 _LINK: Final = re.compile(r"\[([^\]]+)\]\((#?[^)]*)\)")
 _RUNBOOK: Final = "docs/operating.md"
 OF_CONNECTOR: Final = frozenset(("connector", "connector_lag"))
-"""The rules that apply with OUTBOX_CONNECT only."""
+"""The rules that apply with OUTBOX_CONNECT_URL only."""
 OF_TABLES: Final = OF_CONNECTOR | {"lag", "backlog", "dead_letters", "shards_relayed", "kafka"}
 """The rules that apply to an existing table (OUTBOX_TABLE): it has no days, keys or parked events."""
 
@@ -142,7 +142,7 @@ _WITHOUT_LIMITS: Final = (
     ),
     Rule(
         "delayed",
-        lambda found: found.overdue_seconds,
+        lambda found: found.delayed_overdue_seconds,
         "oldest overdue delayed event: {}",
         why="A delayed event that is due is not in the outbox yet. Each active relay moves due events about "
         "once a second; without a relay (Debezium) `outbox delayed move` does. One with a reason is "
@@ -161,7 +161,7 @@ _WITHOUT_LIMITS: Final = (
     ),
     Rule(
         "partitions_ahead",
-        lambda found: found.days_ahead,
+        lambda found: found.partitions_ahead,
         "{} future day{s} with a partition",
         why="An insert into a day without a partition fails, and the business transaction with it. The "
         "hourly job maintain_partitions creates OUTBOX_PARTITIONS_AHEAD days; fewer mean that it has "
@@ -243,8 +243,8 @@ _WITHOUT_LIMITS: Final = (
         "connector",
         lambda found: len(found.connector_problems),
         "{} problem{s} with Debezium's connector",
-        why="Debezium publishes the outbox from a Kafka Connect cluster (OUTBOX_CONNECT), and its connector "
-        "or task does not run. Events stay in the table and in the server's log until it does.",
+        why="Debezium publishes the outbox from a Kafka Connect cluster (OUTBOX_CONNECT_URL), and its "
+        "connector or task does not run. Events stay in the table and in the server's log until it does.",
         help="Run `outbox debezium status`: it names each problem with its remedy",
     ),
     Rule(
@@ -268,13 +268,13 @@ _WITHOUT_LIMITS: Final = (
         show=age,
     ),
     Rule(
-        "keys",
-        lambda found: found.keys,
+        "idempotency_keys",
+        lambda found: found.idempotency_keys,
         "about {} idempotency keys",
         why="Each key takes about 100 bytes with its index, and is removed when it is older than "
-        "OUTBOX_KEY_RETENTION_DAYS. If far more are kept than are written in that time, the removal "
-        "does not run.",
-        help="Check that maintain_partitions succeeds; lower OUTBOX_KEY_RETENTION_DAYS",
+        "OUTBOX_IDEMPOTENCY_KEY_RETENTION_DAYS. If far more are kept than are written in that time, the "
+        "removal does not run.",
+        help="Check that maintain_partitions succeeds; lower OUTBOX_IDEMPOTENCY_KEY_RETENTION_DAYS",
     ),
 )
 
@@ -316,7 +316,7 @@ def rules(settings: CheckSettings) -> list[Rule]:
     def limited(rule: Rule) -> Rule:
         return replace(rule, warn=warn.get(rule.name, rule.warn), error=error.get(rule.name, rule.error))
 
-    return [limited(rule) for rule in RULES if settings.connect or rule.name not in OF_CONNECTOR]
+    return [limited(rule) for rule in RULES if settings.connect_url or rule.name not in OF_CONNECTOR]
 
 
 def judge(settings: CheckSettings, found: Measurements) -> list[CheckResult]:

@@ -57,14 +57,22 @@ def _of_days(found: Measurements) -> list[str]:
         *([f"delayed       {_delayed(found)}"] if found.delayed else []),
         *_reasons(found.delayed_reasons),
         *(f"replay        {replay.line}" for replay in found.replays),
-        f"days ahead    {found.days_ahead}",
-        f"size          {size(found.table_bytes)}, keys {size(found.keys_bytes)}",
+        f"days ahead    {found.partitions_ahead}",
+        f"size          {size(found.table_bytes)}, keys {size(found.idempotency_keys_bytes)}",
     ]
 
 
 def _delayed(found: Measurements) -> str:
-    next_due = [] if found.next_due_seconds is None else [f"next due in {age(found.next_due_seconds)}"]
-    overdue = [f"{_count(found.overdue)} overdue for {age(found.overdue_seconds)}"] if found.overdue else []
+    next_due = (
+        []
+        if found.delayed_next_due_seconds is None
+        else [f"next due in {age(found.delayed_next_due_seconds)}"]
+    )
+    overdue = (
+        [f"{_count(found.delayed_overdue)} overdue for {age(found.delayed_overdue_seconds)}"]
+        if found.delayed_overdue
+        else []
+    )
     return ", ".join([_count(found.delayed), *next_due, *overdue])
 
 

@@ -141,7 +141,7 @@ def _of_archive(settings: DaySettings, day: date, manifest_sha256: str | None) -
         )
     store = Store(settings.archive)
     archive = Archive(store)
-    archive.require([day])
+    archive.require_readable([day])
     if day not in archive.manifests:
         raise SetupError(f"{day} is neither in the table nor in {settings.archive} (OUTBOX_ARCHIVE)")
     if removed := [change for change in archive.manifests[day].changes if change.kind == "expired"]:

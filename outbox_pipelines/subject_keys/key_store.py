@@ -5,7 +5,8 @@ Invariants:
   again.
 - In memory, a key's time begins when the database was asked, not when it answered: a forgotten one is kept no
   longer.
-- If the database is unavailable, has no tables or refuses, a `KeyStoreError` names the remedy.
+- If the database is unavailable, has no tables or those of another version, or refuses, a `KeyStoreError`
+  names the remedy.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ import psycopg
 from outbox_pipelines.core import scripts, session
 from outbox_pipelines.core.outages import is_outage
 from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.subject_keys.errors import KeyStoreError
 from outbox_pipelines.subject_keys.wrapping import WrappedKey
 
+_VERSIONS: Final = "SELECT name, needs FROM key_store_migrations ORDER BY name"
 _MASTER_KEY: Final = "SELECT master_key FROM key_store"
 # Repeated, it changes nothing: a second one uses the master key of the first.
 _IDENTIFY: Final = "INSERT INTO key_store (master_key) VALUES (%(master_key)s) ON CONFLICT DO NOTHING"
@@ -86,6 +89,7 @@ class KeyStore:
         self._connection: psycopg.Connection[Any] | None = None
         self._process = os.getpid()
         self._used_at = 0.0
+        self._is_checked = False
 
     def master_key(self) -> str | None:
         """Return the id of the current master key; None before `keys migrate` has set it."""
@@ -138,9 +142,10 @@ class KeyStore:
 
     def migrate(self, master_key: str) -> bool:
         """Create the tables if they are missing; return whether this made the master key the current one."""
-        with self._connected() as connection, connection.transaction():
+        with self._connected(checks=False) as connection, connection.transaction():
             for file in scripts.files("keys"):
                 connection.execute(file.read_bytes())
+            self._check(connection)
             return connection.execute(_IDENTIFY, {"master_key": master_key}).rowcount == 1
 
     def make_current(self, master_key: str) -> None:
@@ -182,15 +187,25 @@ class KeyStore:
             return connection.execute(query, given).fetchall()
 
     @contextmanager
-    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
+    def _connected(self, *, checks: bool = True) -> Iterator[psycopg.Connection[Any]]:
         if self._process != os.getpid():
             # The lock may be held by a thread that the fork lacks, and the connection is the parent's.
             self._process, self._lock, self._connection = os.getpid(), threading.Lock(), None
         with self._lock:
             try:
-                yield self._open()
+                connection = self._open()
+                if checks and not self._is_checked:
+                    self._check(connection)
+                yield connection
             except psycopg.Error as error:
                 raise self._error(error) from None
+            except SetupError as error:
+                raise KeyStoreError(str(error)) from None
+
+    def _check(self, connection: psycopg.Connection[Any]) -> None:
+        rows = connection.execute(_VERSIONS).fetchall()
+        scripts.require("keys", dict(rows), "the key store", "run `outbox keys migrate`")
+        self._is_checked = True
 
     def _open(self) -> psycopg.Connection[Any]:
         idle, self._used_at = time.monotonic() - self._used_at, time.monotonic()

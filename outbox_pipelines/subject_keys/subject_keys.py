@@ -69,10 +69,10 @@ class SubjectKeys:
     """The keys of data subjects, for writers, consumers and analysts; can be used by several threads.
 
     Args:
-        conninfo: the database of the keys, as a libpq connection string. What is not given has the value of
+        dsn: the database of the keys, as a libpq connection string. What is not given has the value of
             its setting: OUTBOX_KEYS_DSN, and OUTBOX_MASTER_KEY or OUTBOX_MASTER_KEY_FILE.
-        master: base64 of 32 bytes, or an object with `id`, `wrap` and `unwrap`; a list of these: the store
-            names the one that wraps, the others can unwrap.
+        master_key: base64 of 32 bytes, or an object with `id`, `wrap` and `unwrap`; a list of these: the
+            store names the one that wraps, the others can unwrap.
         cache_seconds: how long a key may be kept in memory, 0 to 60: so long after `outbox forget`, this
             process may still use it.
         cache_size: how many keys may be kept.
@@ -84,22 +84,22 @@ class SubjectKeys:
 
     def __init__(
         self,
-        conninfo: str | None = None,
+        dsn: str | None = None,
         *,
-        master: str | MasterKey | Sequence[str | MasterKey] | None = None,
+        master_key: str | MasterKey | Sequence[str | MasterKey] | None = None,
         cache_seconds: float = MOST_SECONDS,
         cache_size: int = 10_000,
         timeout: float = 5.0,
     ) -> None:
-        if conninfo is None or master is None:
+        if dsn is None or master_key is None:
             settings = load_settings()
-            conninfo = conninfo or _dsn_of(settings)
-            master = _master_of(settings) if master is None else master
-        register_dsn(conninfo)
+            dsn = dsn or _dsn_of(settings)
+            master_key = _master_of(settings) if master_key is None else master_key
+        register_dsn(dsn)
         try:
-            check_dsn(conninfo)
+            check_dsn(dsn)
         except ValueError as error:
-            raise SetupError(f"conninfo {error}") from None
+            raise SetupError(f"dsn {error}") from None
         is_number = isinstance(cache_seconds, int | float) and not isinstance(cache_seconds, bool)
         if not is_number or not 0 <= cache_seconds <= MOST_SECONDS:
             raise SetupError(f"cache_seconds is {cache_seconds!r}: give 0 to {MOST_SECONDS:g} seconds")
@@ -107,8 +107,8 @@ class SubjectKeys:
             raise SetupError(f"cache_size is {cache_size!r}: give 1 or more keys, as an int")
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
             raise SetupError(f"timeout is {timeout!r}: give a number of seconds")
-        self._masters = MasterKeys(master)
-        self._store = KeyStore(conninfo, timeout)
+        self._masters = MasterKeys(master_key)
+        self._store = KeyStore(dsn, timeout)
         self._current: str | None = None
         self._reported: set[str] = set()
         # By subject, those to encrypt with; by id, those to decrypt with, None if destroyed.
@@ -367,7 +367,7 @@ def require_master(store: KeyStore, masters: MasterKeys) -> str:
 
 def subject_keys_of(settings: ErasureSettings) -> SubjectKeys:
     """Return the keys that the settings name; raise `SetupError` if they name none, or no master key."""
-    return SubjectKeys(_dsn_of(settings), master=_master_of(settings))
+    return SubjectKeys(_dsn_of(settings), master_key=_master_of(settings))
 
 
 def store_of(settings: ErasureSettings) -> KeyStore:

@@ -161,13 +161,13 @@ def _keys_of(given: object) -> Sequence[MasterKey]:
         return [given]  # type: ignore[list-item]
     if not isinstance(given, str):
         raise SetupError(
-            f"master is a {type(given).__name__}: give base64 of 32 bytes as a str, an object with id, wrap "
-            "and unwrap, or a list of these"
+            f"master_key is a {type(given).__name__}: give base64 of 32 bytes as a str, an object with id, "
+            "wrap and unwrap, or a list of these"
         )
     try:
         found = read_master_keys(given)
     except ValueError as error:
-        raise SetupError(f"master: {error}") from None
+        raise SetupError(f"master_key: {error}") from None
     return [_AesKey(each) if isinstance(each, bytes) else _hook(each) for each in found]
 
 

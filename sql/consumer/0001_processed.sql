@@ -1,17 +1,31 @@
+-- Locks: none
 -- What a consumer has handled: a row for each event and source. The table belongs to the database of the consumer's own
 -- tables. One statement, so that every client creates all of it or nothing. Running it again changes nothing.
 DO $processed$
+DECLARE
+    taken text;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('outbox consumer migrate'));
     -- A table of this name that an application made itself has no bucket; ours can be beside it, in a schema of its own.
     IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('processed_events') AND attname = 'bucket') THEN
         RETURN;
     END IF;
-    IF to_regclass(quote_ident(current_schema()) || '.processed_events') IS NOT NULL THEN
-        RAISE EXCEPTION 'the schema % has a table processed_events that is not the consumer''s', current_schema()
+    SELECT relname INTO taken FROM pg_class
+    WHERE relnamespace = quote_ident(current_schema())::regnamespace
+      AND relname IN ('processed_events', 'consumer_migrations');
+    IF taken IS NOT NULL THEN
+        RAISE EXCEPTION 'the schema % has a table % that is not the consumer''s', current_schema(), taken
             USING HINT = 'keep that table, and create the consumer''s tables in another schema '
                          '(OUTBOX_CONSUMER_SCHEMA), first in the search_path of the consumer''s connections';
     END IF;
+
+    -- Every consumer looks here; it names files only.
+    CREATE TABLE consumer_migrations (
+        name text PRIMARY KEY,
+        applied_at timestamptz NOT NULL DEFAULT now(),
+        needs text -- the first version that runs with this file, if versions without it must not
+    );
+    GRANT SELECT ON consumer_migrations TO PUBLIC;
 
     -- An id of version 7 begins with milliseconds: its UTC day, counted round a ring of 64. Other ids tell no
     -- time: -1. A function of the id alone, so that the key below is unique for (event_id, source).
@@ -52,4 +66,6 @@ BEGIN
                        'processed_events_' || to_char(n, 'FM00'), n);
     END LOOP;
     CREATE TABLE processed_events_other PARTITION OF processed_events FOR VALUES IN (-1);
+
+    INSERT INTO consumer_migrations (name) VALUES ('0001_processed');
 END $processed$;

@@ -1,10 +1,11 @@
+-- Locks: none
 -- Messages that are received and not handled yet, in the database of the consumer's own tables: those of slow
 -- handlers, those whose handling failed, and those behind them with the same key. A message is in
 -- processed_events from the moment it is received. One statement; running it again changes nothing.
 DO $inbox$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('outbox consumer migrate'));
-    IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('inbox') AND attname = 'next_attempt_at') THEN
+    IF EXISTS (SELECT FROM consumer_migrations WHERE name = '0002_inbox') THEN
         RETURN;
     END IF;
     IF to_regclass(quote_ident(current_schema()) || '.inbox') IS NOT NULL THEN
@@ -53,4 +54,6 @@ BEGIN
         message_id uuid NOT NULL,
         source text NOT NULL
     );
+
+    INSERT INTO consumer_migrations (name) VALUES ('0002_inbox');
 END $inbox$;

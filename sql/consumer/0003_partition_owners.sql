@@ -1,10 +1,11 @@
+-- Locks: none
 -- Which process handles the events of a partition. A process removes its rows when it ends or releases the partition;
 -- a row of another process means that it crashed, possibly because of an event: see crash_guard.py. One statement;
 -- running it again changes nothing.
 DO $owners$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('outbox consumer migrate'));
-    IF to_regclass('partition_owners') IS NOT NULL THEN
+    IF EXISTS (SELECT FROM consumer_migrations WHERE name = '0003_partition_owners') THEN
         RETURN;
     END IF;
 
@@ -18,4 +19,6 @@ BEGIN
         owned_since timestamptz NOT NULL DEFAULT now(),
         PRIMARY KEY (source, consumer_group, topic, partition)
     );
+
+    INSERT INTO consumer_migrations (name) VALUES ('0003_partition_owners');
 END $owners$;

@@ -1,3 +1,4 @@
+-- Locks: none
 -- processed_mark(event_id, source): whether the event is new, for handlers in any language. It is the first statement of
 -- the handler's own transaction: true: do the work, and commit both; false: skip the event. While another transaction
 -- has marked the same event, the call waits until that transaction ends. One statement; running it again changes nothing.
@@ -10,7 +11,7 @@ DECLARE
     place text := (SELECT relnamespace::regnamespace FROM pg_class WHERE oid = to_regclass('processed_events'));
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('outbox consumer migrate'));
-    IF to_regprocedure(place || '.processed_mark(uuid, text)') IS NOT NULL THEN
+    IF EXISTS (SELECT FROM consumer_migrations WHERE name = '0004_processed_mark') THEN
         RETURN;
     END IF;
 
@@ -43,4 +44,6 @@ BEGIN
         BEGIN ATOMIC
             SELECT %1$s.processed_mark(CAST(processed_mark.event_id AS uuid), processed_mark.source);
         END $create$, place);
+
+    INSERT INTO consumer_migrations (name) VALUES ('0004_processed_mark');
 END $mark$;

@@ -1,3 +1,4 @@
+-- Locks: none
 -- The data keys of subjects, and whose were destroyed: for a database apart from the outbox. Wrapped keys alone are here,
 -- never the master key. One statement, so that every client creates all of it or nothing; running it again changes nothing.
 --
@@ -10,6 +11,13 @@ BEGIN
         RETURN;
     END IF;
 
+    -- Every process with keys looks here; it names files only.
+    CREATE TABLE key_store_migrations (
+        name text PRIMARY KEY,
+        applied_at timestamptz NOT NULL DEFAULT now(),
+        needs text -- the first version that runs with this file, if versions without it must not
+    );
+    GRANT SELECT ON key_store_migrations TO PUBLIC;
     CREATE TABLE key_store (
         only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one),
         master_key text NOT NULL CHECK (master_key <> '') -- the id of the one that wraps new keys
@@ -94,4 +102,6 @@ BEGIN
 
     REVOKE ALL ON FUNCTION subject_keys_find, subject_keys_add, subject_keys_read, subject_keys_forget, subject_keys_grant
         FROM PUBLIC;
+
+    INSERT INTO key_store_migrations (name) VALUES ('0001_keys');
 END $keys$;

@@ -33,5 +33,5 @@ def bodies(request: pytest.FixtureRequest, tmp_path: Path) -> Bodies:
     """A store of which JSON above 100 bytes becomes an object."""
     if request.param == "bucket":
         request.getfixturevalue("bucket")
-        return Bodies(f"s3://{buckets.BUCKET}/{tmp_path.name}", above=100)
-    return Bodies(f"file://{tmp_path}", above=100)
+        return Bodies(f"s3://{buckets.BUCKET}/{tmp_path.name}", above_bytes=100)
+    return Bodies(f"file://{tmp_path}", above_bytes=100)

@@ -92,7 +92,7 @@ def test_what_is_a_reference(payload: Any, why: str | None) -> None:
     [
         ({"url": "/no/such/directory"}, "is no directory: create it"),
         ({"url": "ftp://x/y"}, "cannot be opened: .*: give a directory"),
-        ({"above": 1_000_001}, "above is 1000001: give 0 to 1,000,000 bytes"),
+        ({"above_bytes": 1_000_001}, "above_bytes is 1000001: give 0 to 1,000,000 bytes"),
         ({"timeout": 0}, "timeout is 0: give a number of seconds"),
         ({"on_unavailable": "skip"}, 'give "fail" or "inline"'),
     ],

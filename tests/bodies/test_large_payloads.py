@@ -42,7 +42,7 @@ def order() -> str:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Bodies:
-    return Bodies(str(tmp_path), above=100)
+    return Bodies(str(tmp_path), above_bytes=100)
 
 
 def referred(payload: Any) -> Reference:
@@ -134,7 +134,7 @@ def test_an_unavailable_store_fails_the_event(
     """Guards against an event whose body is nowhere, a transaction that waits without end, and a secret in
     the message."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    bodies = Bodies(f"s3://{buckets.BUCKET}/x?sig=hidden", above=100, timeout=1)
+    bodies = Bodies(f"s3://{buckets.BUCKET}/x?sig=hidden", above_bytes=100, timeout=1)
     with target(kept) as through:
         with pytest.raises(BodyStoreError) as refused:
             through.emit("order", order, "e", bodies.large(LARGE))
@@ -150,7 +150,7 @@ def test_instead_the_payload_can_be_in_the_event(kept: Database, tmp_path: Path,
     """Guards against a fallback that is taken for bytes, or for more than a row may have."""
     place = tmp_path / "mounted"
     place.mkdir()
-    bodies = Bodies(str(place), above=100, on_unavailable="inline")
+    bodies = Bodies(str(place), above_bytes=100, on_unavailable="inline")
     place.rmdir()
     with targets.psycopg_connection(kept) as through:
         through.emit("order", order, "e", bodies.large(LARGE))

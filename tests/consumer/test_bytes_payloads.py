@@ -42,8 +42,8 @@ def _read(content_type: str | None, value: bytes, **more: str) -> Event:
 def test_the_content_type_decides() -> None:
     """Guards against bytes that are taken for JSON or a frame, and JSON that is taken for bytes."""
     event = _read("application/x-protobuf", CONTENT)
-    assert (event.payload, event.content_type, event.framed) == (CONTENT, "application/x-protobuf", None)
-    assert event.content(by_key=False) == _read("application/x-protobuf", CONTENT).content(by_key=False)
+    assert (event.payload, event.content_type, event._framed) == (CONTENT, "application/x-protobuf", None)
+    assert event._content(by_key=False) == _read("application/x-protobuf", CONTENT)._content(by_key=False)
     for content_type in (
         None,
         "",
@@ -54,7 +54,7 @@ def test_the_content_type_decides() -> None:
         assert _read(content_type, b'{"n": 1}').payload == {"n": 1}
     # An id in a header is said on purpose.
     framed = _read("application/octet-stream", b"x", __value_schema_id="\0\0\0\0\7")
-    assert framed.framed == (b"\0\0\0\0\7", b"x")
+    assert framed._framed == (b"\0\0\0\0\7", b"x")
     # What the headers lack is not searched for in bytes.
     assert _read("application/x-protobuf", b"\xff", **{"event-type": ""}).type == ""
 

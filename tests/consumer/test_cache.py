@@ -52,7 +52,7 @@ def server(shared: RedisServer) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def cache(server: RedisServer) -> RedisCache:
-    return RedisCache.at(server.url, seconds=60, timeout=0.5, pause=PAUSE)
+    return RedisCache.at(server.url, seconds=60, timeout=0.5, pause_seconds=PAUSE)
 
 
 def _recalls(cache: RedisCache, events: list[uuid.UUID]) -> bool:
@@ -137,7 +137,7 @@ def test_an_unavailable_server_costs_next_to_nothing(
     server: RedisServer, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a consumer as slow as the timeouts of a cache that it does not need."""
-    cache = RedisCache.at(server.url, seconds=60, pause=600)
+    cache = RedisCache.at(server.url, seconds=60, pause_seconds=600)
     cache.remember(BILLING, ids(1))
     getattr(server, how)()
     tries: list[int] = []

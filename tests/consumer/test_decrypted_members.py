@@ -88,7 +88,7 @@ def test_what_a_handler_sees(
         assert seen[2] == Person("Ann", date(1980, 2, 3), [Item("Oslo")])
         assert seen[3].payload.born == date(1980, 2, 3)
     forget(7)
-    fresh = SubjectKeys(keys_dsn, master=MASTER)
+    fresh = SubjectKeys(keys_dsn, master_key=MASTER)
     seen = []
     for kind in (dict, Person, Event[Model]):
         assert handle(a_consumer(seen, fresh, kind), event, using=None) == ["handled"]
@@ -104,7 +104,7 @@ def test_what_a_handler_sees(
 def test_a_batch_asks_once(keys: SubjectKeys, keys_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a query for each event of a batch, and a blocked event loop."""
     events = [make_event("order.placed", keys.protect({"a": n}, {"a": n})) for n in range(5)]
-    fresh = SubjectKeys(keys_dsn, master=MASTER)
+    fresh = SubjectKeys(keys_dsn, master_key=MASTER)
     asked: list[Any] = []
     read = fresh._store.read
 
@@ -131,14 +131,14 @@ def test_what_cannot_be_decrypted(keys: SubjectKeys, keys_dsn: str) -> None:
     unknown = {
         "a": protected["a"].replace(protected["a"].split(":")[2], "0" * 8 + "-0000" * 3 + "-" + "0" * 12)
     }
-    away = SubjectKeys("host=127.0.0.1 port=1", master=MASTER)
+    away = SubjectKeys("host=127.0.0.1 port=1", master_key=MASTER)
     damaged = keys.protect({"a": "x"}, {"a": 8})
-    both = SubjectKeys(keys_dsn, master=[MASTER, OTHER])
+    both = SubjectKeys(keys_dsn, master_key=[MASTER, OTHER])
     with psycopg.connect(keys_dsn, autocommit=True) as connection:
         connection.execute(
             "UPDATE subject_keys SET wrapped = decode(repeat('00', 60), 'hex') WHERE subject = '8'"
         )
-        fresh = SubjectKeys(keys_dsn, master=MASTER)
+        fresh = SubjectKeys(keys_dsn, master_key=MASTER)
         assert handle(a_consumer([], fresh), make_event("order.placed", protected), using=None) == ["handled"]
         # A rotation that this process does not know of.
         both._store.make_current(both._masters.ids[1])
@@ -150,7 +150,7 @@ def test_what_cannot_be_decrypted(keys: SubjectKeys, keys_dsn: str) -> None:
     for with_keys, payload, verdict in (
         (fresh, damaged, "retry"),
         (away, protected, "outage"),
-        (SubjectKeys(keys_dsn, master=OTHER), protected, "outage"),
+        (SubjectKeys(keys_dsn, master_key=OTHER), protected, "outage"),
         (keys, unknown, "retry"),
         (away, {"a": "outbox-encrypted:1:x"}, "retry"),
         (away, {"a": "outbox-erased:"}, "handled"),
@@ -179,7 +179,7 @@ def test_the_key_store_is_unavailable_for_a_while(place: Place, keys: SubjectKey
 
     with Proxy(int(psycopg.conninfo.conninfo_to_dict(keys_dsn)["port"] or 0)) as proxy:
         there = psycopg.conninfo.make_conninfo(keys_dsn, host="127.0.0.1", port=proxy.port)
-        consumer = place.consumer(max_attempts=1, keys=SubjectKeys(there, master=MASTER, cache_seconds=0))
+        consumer = place.consumer(max_attempts=1, keys=SubjectKeys(there, master_key=MASTER, cache_seconds=0))
         send(0)
         with running(consumer):
             wait_until(lambda: place.effects() == 1)

@@ -102,7 +102,7 @@ def test_tables_that_lack_their_guard(catalog: _Catalog) -> None:
     assert catalog(queries.TABLES) == [(True,)]
     assert catalog(queries.FOREIGN) == [(False,)]
     with catalog.connection.transaction(force_rollback=True):
-        catalog("DROP TABLE partition_owners")
+        catalog("DROP TABLE consumer_migrations")
         assert catalog(queries.TABLES) == [(False,)]
         catalog("DROP TABLE inbox")
         assert catalog(queries.FOREIGN) == [(False,)]

@@ -174,4 +174,4 @@ def test_the_uuid_of_other_ids_is_the_consumers() -> None:
     assert found is not None
     namespace, name = found.groups()
     event = make_event("order.placed", {}, id="1", topic="order-events")
-    assert uuid.uuid5(uuid.UUID(namespace), name) == event.identity(event.topic, by_key=False)
+    assert uuid.uuid5(uuid.UUID(namespace), name) == event._identity(event.topic, by_key=False)

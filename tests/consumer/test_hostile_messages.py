@@ -101,9 +101,9 @@ def test_10_000_malformed_messages_are_events_or_unreadable() -> None:
             texts = [str(error)]
         else:
             events += 1
-            event.identity("orders", by_key=True)
-            content = event.content(by_key=False)
-            arrival = Arrival.of(event, event.identity("orders", by_key=False), message, content)
+            event._identity("orders", by_key=True)
+            content = event._content(by_key=False)
+            arrival = Arrival.of(event, event._identity("orders", by_key=False), message, content)
             texts = [event.type, str(event)]
             # The handler gets any error in the value, as the error that is documented.
             with suppress(ValueError):

@@ -244,7 +244,7 @@ def test_the_shape_of_the_value_does_not_matter() -> None:
         b"[" * 9000,
         None,
     )
-    contents = [Event(id="1", value=value, headers={}, **rest).content(by_key=False) for value in values]
+    contents = [Event(id="1", value=value, headers={}, **rest)._content(by_key=False) for value in values]
     assert contents[0] == contents[1] == contents[2] == contents[3]
     assert len(set(contents)) == len(values) - 3
     assert None not in contents

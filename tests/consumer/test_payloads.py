@@ -286,12 +286,12 @@ def test_what_does_not_fit_is_a_dead_letter_at_once(place: Place, how: str) -> N
 
     def one(event: Event[Numbered], connection: Connection) -> None:
         calls.append(1)
-        effect(event.with_payload({"n": event.payload.n}), connection)
+        effect(event._with_payload({"n": event.payload.n}), connection)
 
     def many(events: list[Event[Numbered]], connection: Connection) -> None:
         calls.append(len(events))
         for event in events:
-            effect(event.with_payload({"n": event.payload.n}), connection)
+            effect(event._with_payload({"n": event.payload.n}), connection)
 
     consumer = place.bare()
     consumer.on("order.placed", batch=20 if how == "batch" else None)(many if how == "batch" else one)

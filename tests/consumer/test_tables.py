@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import Pruned, migrate, processed_events, prune
+from outbox_pipelines.consumer import Consumer, Pruned, migrate, processed_events, prune
 from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.core import scripts
 from outbox_pipelines.errors import SetupError
@@ -222,15 +222,45 @@ def test_they_are_no_tables_of_the_outbox(empty: Database) -> None:
     assert empty.outbox("migrate", "--check").output == "the schema is up to date\n"
 
 
+def test_tables_of_another_version(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against an error of SQL where a column is missing, and tables that an old consumer ruins."""
+    consumer = Consumer(
+        source="a", topics=["t"], kafka={"bootstrap.servers": "127.0.0.1:9"}, dsn=database.dsn
+    )
+    consumer.on_other(lambda event, connection: None)
+    later = "INSERT INTO consumer_migrations (name, needs) VALUES ('0099_more', {})"
+    for change, why in (
+        (later.format("NULL"), None),
+        (
+            "UPDATE consumer_migrations SET needs = '1.2.0' WHERE name = '0099_more'",
+            "and needs 1.2.0: install",
+        ),
+        (
+            "DELETE FROM consumer_migrations WHERE name IN ('0004_processed_mark', '0099_more')",
+            "it lacks 0004_processed_mark: run `outbox consumer migrate`",
+        ),
+    ):
+        database.rows(change)
+        shown = database.outbox("consumer", "status")
+        if why is None:
+            assert (consumer.backlog()[0].waiting, shown.exit_code) == (0, 0)
+            assert "(0099_more), which runs with it: install the version that made it" in caplog.text
+            continue
+        with pytest.raises(SetupError, match=why):
+            consumer.backlog()
+        assert (shown.exit_code, shown.output.count("\n")) == (2, 1)
+        assert why in shown.output
+
+
 def test_the_command_prunes(database: Database) -> None:
     record(database, at(20), handled_days_ago=19)
     record(database, uuid.uuid4(), handled_days_ago=19)
-    reported = database.outbox("consumer", "prune", "--days", "14")
+    reported = database.outbox("consumer", "prune", "--keep-days", "14")
     assert (reported.exit_code, reported.output) == (
         0,
         "1 day emptied, 1 row without a day and 0 inbox rows deleted\n",
     )
-    asked = database.outbox("consumer", "prune", "--days", "14", "--json")
+    asked = database.outbox("consumer", "prune", "--keep-days", "14", "--json")
     assert asked.output == '{"emptied": [], "busy": [], "deleted": 0, "received": 0}\n'
 
 
@@ -242,7 +272,7 @@ def test_the_outbox_is_not_taken_for_a_consumer(database: Database) -> None:
     assert "set OUTBOX_CONSUMER_DSN" in done.output
 
 
-@pytest.mark.parametrize("name", ["processed_events", "inbox"])
+@pytest.mark.parametrize("name", ["processed_events", "inbox", "consumer_migrations"])
 def test_a_table_of_the_applications_own_is_kept(empty: Database, name: str) -> None:
     """Guards against a consumer that takes a table of another shape for its own, or has none."""
     empty.rows(f"CREATE TABLE {name} (event_id uuid PRIMARY KEY)")

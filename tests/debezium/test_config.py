@@ -155,6 +155,6 @@ def test_a_table_without_aggregate_types_is_refused() -> None:
     ["connect:8083", "ftp://connect", "http://", "http://a b", "http://u:xyzzy?y@connect", "http://a:x"],
 )
 def test_addresses_of_connect_are_checked(url: str) -> None:
-    with pytest.raises(SetupError, match="OUTBOX_CONNECT") as refused:
-        load_settings(connect=url)
+    with pytest.raises(SetupError, match="OUTBOX_CONNECT_URL") as refused:
+        load_settings(connect_url=url)
     assert "xyzzy" not in str(refused.value)

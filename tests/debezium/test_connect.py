@@ -65,7 +65,7 @@ def test_what_lasts_is_not_waited_for(status: int, remedy: str) -> None:
 def test_the_password_is_sent_and_never_shown() -> None:
     with answering(get=[{"status": 401, "body": "no"}]) as worker:
         url = worker.url.replace("//", "//relay:s%40crab8@")
-        settings = load_settings(connect=url)
+        settings = load_settings(connect_url=url)
         with pytest.raises(SetupError) as refused:
             Connect(settings.require_connect()).status("shop")
     assert worker.asked[0].login is not None
@@ -79,7 +79,7 @@ def test_another_worker_is_asked_if_one_does_not_answer() -> None:
         silent.listen()
         frozen = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert Connect(f"http://127.0.0.1:9,{frozen},{worker.url}", seconds=1).status("shop") != {}
-        with pytest.raises(UnavailableError, match="check OUTBOX_CONNECT"):
+        with pytest.raises(UnavailableError, match="check OUTBOX_CONNECT_URL"):
             Connect(frozen, seconds=0.2).status("shop")
 
 
@@ -118,10 +118,10 @@ def test_an_event_that_ended_the_task_is_told_from_another_failure() -> None:
 def test_what_is_reported_includes_that_nothing_answers() -> None:
     """Guards against a check that ends with an error, so that no alert is sent."""
     with answering(config=["config"], status=["status"], offsets=["offsets"]) as worker:
-        found = ask(load_settings(connect=worker.url))
+        found = ask(load_settings(connect_url=worker.url))
     assert found.error is None
     assert found.offset is not None
     assert found.offset["txId"] > 0
-    assert ask(load_settings(connect="http://127.0.0.1:9")).error is not None
+    assert ask(load_settings(connect_url="http://127.0.0.1:9")).error is not None
     with answering(get=["missing"]) as worker:
-        assert ask(load_settings(connect=worker.url)) == type(found)()
+        assert ask(load_settings(connect_url=worker.url)) == type(found)()

@@ -38,7 +38,7 @@ def _with_login(worker: FakeWorker) -> str:
 
 def _refusal(url: str) -> str:
     """What is reported: one line, without a secret."""
-    said = ask(load_settings(connect=url)).error
+    said = ask(load_settings(connect_url=url)).error
     assert said is not None
     assert len(said.splitlines()) == 1, said
     assert "crab8" not in said
@@ -49,7 +49,7 @@ def test_an_authority_and_a_login(
     worker: FakeWorker, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-    assert Connect(load_settings(connect=_with_login(worker)).require_connect()).config("shop") != {}
+    assert Connect(load_settings(connect_url=_with_login(worker)).require_connect()).config("shop") != {}
     assert worker.asked[0].login is not None
     assert b64decode(worker.asked[0].login.removeprefix("Basic ")) == b"relay:s@crab8"
 
@@ -88,4 +88,4 @@ def test_tls_on_one_side_alone(worker: FakeWorker) -> None:
     with answering(get=["config"]) as plain:
         said = _refusal(_with_login(plain).replace("http", "https"))
     assert "does not answer by TLS (" in said
-    assert "write http:// in OUTBOX_CONNECT" in said
+    assert "write http:// in OUTBOX_CONNECT_URL" in said

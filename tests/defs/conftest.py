@@ -98,7 +98,7 @@ EVERYTHING: dict[str, Any] = {
     "archive_retention_days": {"*": 3653},
     "bodies": "s3://bucket/bodies",
     "catalog_file": "catalog.yaml",
-    "connect": "http://127.0.0.1:8083",
+    "connect_url": "http://127.0.0.1:8083",
     "drain_consumers": "shop:consumer",
     "iceberg": "lake",
 }

@@ -31,7 +31,7 @@ def test_a_failed_task_fails_the_check(
 ) -> None:
     """Guards against a connector that has failed and shows nowhere."""
     with answering(config=["config"], status=["status failed"], offsets=["offsets"]) as worker:
-        monkeypatch.setenv("OUTBOX_CONNECT", worker.url)
+        monkeypatch.setenv("OUTBOX_CONNECT_URL", worker.url)
         graph = build([served]).resolve_asset_graph()
         assert KEY in graph.get_all_asset_keys()
         assert {key for key in graph.asset_check_keys if key.asset_key == KEY} == {

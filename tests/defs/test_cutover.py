@@ -41,11 +41,13 @@ def test_there_and_back(outbox: Outbox, instance: dg.DagsterInstance) -> None:
 
 
 def test_a_wait_without_an_end_is_refused(outbox: Outbox, instance: dg.DagsterInstance) -> None:
-    result = _run(outbox, instance, to="cdc", seconds=float("nan"))
+    result = _run(outbox, instance, to="cdc", wait_seconds=float("nan"))
     failed = result.failure_data_for_node("change_source")
     assert failed is not None
     assert failed.user_failure_data is not None
-    assert str(failed.user_failure_data.description).startswith("seconds is nan: write a number of seconds")
+    assert str(failed.user_failure_data.description).startswith(
+        "wait_seconds is nan: write a number of seconds"
+    )
 
 
 def test_a_failure_is_one_line(outbox: Outbox, instance: dg.DagsterInstance) -> None:

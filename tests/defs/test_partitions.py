@@ -89,7 +89,7 @@ def test_the_job_makes_days(outbox: Outbox, instance: dg.DagsterInstance) -> Non
     job = job_of(served_of(outbox), "maintain_partitions")
     result = job.execute_in_process(instance=instance)
     metadata = _output(result, "make_partitions")
-    assert (metadata["made"].value, metadata["days_ahead"].value) == (10, 14)
+    assert (metadata["made"].value, metadata["partitions_ahead"].value) == (10, 14)
 
 
 def test_the_days_are_shown(outbox: Outbox, instance: dg.DagsterInstance) -> None:

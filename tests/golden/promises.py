@@ -45,7 +45,11 @@ from tests.defs.conftest import EVERYTHING, OF_TABLE
 from tests.formats.protobuf.shop import MESSAGE, descriptor_set
 
 FOLDER: Final = Path(__file__).parent
-_LISTED: Final = re.compile(r"^\.\. auto\w+:: ([\w.]+)\.(\w+)(?:\(\))?\n(   :members:.*\n)?", re.MULTILINE)
+_LISTED: Final = re.compile(
+    r"^\.\. auto\w+:: ([\w.]+)\.(\w+)(?:\(\))?\n(   :members:.*\n)?(?:   :inherited-members:\n)?"
+    r"(?:   :exclude-members: (.*)\n)?",
+    re.MULTILINE,
+)
 
 
 def commands() -> Iterator[str]:
@@ -227,19 +231,21 @@ def archive() -> Iterator[str]:
 def python() -> Iterator[str]:
     """What the API pages list, with names and defaults of parameters."""
     for page in sorted((FOLDER.parents[1] / "docs").glob("api-*.md")):
-        for module, name, members in _LISTED.findall(page.read_text()):
+        for module, name, members, excluded in _LISTED.findall(page.read_text()):
             found = getattr(import_module(module), name)
             yield f"{module}.{name}{_parameters(found)}"
             listed = re.findall(r"\w+", members.partition(":members:")[2])
             if members and not listed:
                 fields_of_dict = [*found.__annotations__] if is_typeddict(found) else []
-                listed = fields_of_dict or [each for each in dir(found) if _is_listed(found, each)]
+                shown = [each for each in dir(found) if _is_listed(found, each)]
+                listed = fields_of_dict or [each for each in shown if each not in excluded.split(", ")]
             yield from (f"{module}.{name}.{each}{_parameters(getattr(found, each, None))}" for each in listed)
 
 
 def _is_listed(of: Any, name: str) -> bool:
-    """Whether Sphinx lists a method of a class; its fields are parameters."""
+    """Whether Sphinx lists a method or property of a class; its fields are parameters."""
     method = inspect.getattr_static(of, name)
+    method = getattr(method, "fget", None) or getattr(method, "func", method)
     ours = str(getattr(method, "__module__", "")).startswith("outbox_pipelines")
     return not name.startswith("_") and ours and bool(method.__doc__)
 
@@ -260,7 +266,8 @@ def settings() -> Iterator[str]:
             field = Settings.model_fields[name]
             kind = field.annotation
             values = f" ({'|'.join(map(str, get_args(kind)))})" if get_origin(kind) is Literal else ""
-            yield f"{variable(name)}, [{section}] {name}{values}: {field.default!r}"
+            key = variable(name).removeprefix("OUTBOX_").lower()
+            yield f"{variable(name)}, [{section}] {key}{values}: {field.default!r}"
 
 
 PROMISES: Final[dict[str, Callable[[], Iterator[str]]]] = {

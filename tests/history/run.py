@@ -227,7 +227,7 @@ class Run:
 
     def change_source(self, target: str) -> None:
         """Begins to."""
-        self._begin("cutover", "--to", target, "--seconds", "20")
+        self._begin("cutover", "--to", target, "--wait-seconds", "20")
 
     def _begin(self, *arguments: str) -> None:
         words = watched.command(*arguments)

@@ -95,7 +95,7 @@ class Shop:
             "OUTBOX_DSN": self.settings.dsn.reveal(),
             "OUTBOX_KAFKA": self.settings.kafka,
             "OUTBOX_TOPIC": self.settings.topic,
-            "OUTBOX_CONNECT": self.settings.connect.reveal(),
+            "OUTBOX_CONNECT_URL": self.settings.connect_url.reveal(),
             "OUTBOX_CONNECTOR": self.settings.connector,
         }
 
@@ -104,7 +104,7 @@ class Shop:
 
     @property
     def rest(self) -> ConnectRest:
-        return ConnectRest(self.settings.connect.reveal())
+        return ConnectRest(self.settings.connect_url.reveal())
 
     @property
     def name(self) -> str:
@@ -166,7 +166,7 @@ def a_shop(place: Place, **given: object) -> Iterator[Shop]:
             dsn=dsn,
             kafka=place.kafka,
             topic=f"{prefix}.{{aggregate_type}}-events",
-            connect=place.url,
+            connect_url=place.url,
             connector=prefix,
             **given,
         )

@@ -30,7 +30,7 @@ def test_it_continues_after_an_outage_of_kafka(tmp_path: Path) -> None:
     ):
         secret = tmp_path / "secret.properties"
         secret.write_text(f"password={password_of(server.dsn)}\n")
-        settings = load_settings(dsn=server.dsn, kafka=broker.bootstrap, connect=worker.url)
+        settings = load_settings(dsn=server.dsn, kafka=broker.bootstrap, connect_url=worker.url)
         schema.migrate(settings)
         shop = Shop(settings, f"${{file:{secret}:password}}")
         shop.register()

@@ -265,7 +265,7 @@ def test_confluents_client_reads_what_the_relay_sends(
     if kind != "json_schema":
         # Our consumer, by what the real registry answers.
         event = Reader({}).read(message)
-        frame, body = event.framed or (b"", b"")
+        frame, body = event._framed or (b"", b"")
         read_by_us = SchemaRegistry(apicurio.url).reader(frame)
         assert read_by_us is not None
         ours = read_by_us(body)

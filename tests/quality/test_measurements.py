@@ -64,7 +64,7 @@ def test_a_new_outbox(database: Database) -> None:
     (shard,) = found.shards
     assert (found.unpublished, found.oldest_unpublished_seconds, found.events_per_second) == (0, 0.0, 0.0)
     assert (found.parked, found.blocked_aggregates, found.dead_letters) == (0, 0, 0)
-    assert found.days_ahead == 14
+    assert found.partitions_ahead == 14
     assert found.table_bytes > 0
     assert (shard.owner, shard.heartbeat_seconds, shard.latency_seconds) == (None, None, None)
     # No relay ever ran: since the tables were made.
@@ -215,16 +215,16 @@ def test_delayed_and_overdue(database: Database) -> None:
     emit = "SELECT outbox_emit('order', %s, 'e', '{}', deliver_after => now() + interval '1 hour')"
     database.rows(emit, "1")
     found = _measured(database)
-    assert (found.delayed, found.overdue, found.overdue_seconds) == (1, 0, 0.0)
-    assert found.next_due_seconds is not None
-    assert 3500 < found.next_due_seconds <= 3600
+    assert (found.delayed, found.delayed_overdue, found.delayed_overdue_seconds) == (1, 0, 0.0)
+    assert found.delayed_next_due_seconds is not None
+    assert 3500 < found.delayed_next_due_seconds <= 3600
     assert found.oldest_unpublished_seconds == 0
     assert "\ndelayed       1, next due in 60 min" in database.outbox("status").output
     database.rows(emit, "2")
     database.rows("UPDATE outbox_delayed SET due = now() - interval '61 seconds' WHERE aggregate_id = '2'")
     found = _measured(database)
-    assert (found.delayed, found.overdue) == (2, 1)
-    assert 61 <= found.overdue_seconds < 300
+    assert (found.delayed, found.delayed_overdue) == (2, 1)
+    assert 61 <= found.delayed_overdue_seconds < 300
     assert found.oldest_unpublished_seconds >= 61
     assert (_wrong(database)["delayed"], _wrong(database)["lag"]) == (Status.WARN, Status.ERROR)
     # One that the table refuses is no lag of the others.
@@ -297,10 +297,10 @@ def test_keys_are_counted_by_the_server(database: Database) -> None:
     def are_counted() -> bool:
         # The session that has inserted them may report its rows after the first ANALYZE, which counts twice.
         database.rows("ANALYZE outbox_keys")
-        return _measured(database).keys == 500
+        return _measured(database).idempotency_keys == 500
 
     wait_until(are_counted, what="the statistics")
-    assert _measured(database).keys_bytes > 20_000
+    assert _measured(database).idempotency_keys_bytes > 20_000
 
 
 def test_the_command_says_it_and_exits_by_it(database: Database) -> None:
@@ -332,4 +332,4 @@ def test_a_role_that_may_relay_may_measure(database: Database) -> None:
     settings = database.settings.model_copy(
         update={"dsn": psycopg.conninfo.make_conninfo(database.dsn, user=role)}
     )
-    assert outbox_measurements.read(settings).days_ahead == 14
+    assert outbox_measurements.read(settings).partitions_ahead == 14

@@ -72,12 +72,12 @@ WELL = Measurements(
     dead_letters=0,
     new_dead_letters=0,
     dead_letter_reasons={},
-    days_ahead=14,
+    partitions_ahead=14,
     days_late=Late(0, 0, 0),
     days_detached=0,
     table_bytes=0,
-    keys=0,
-    keys_bytes=0,
+    idempotency_keys=0,
+    idempotency_keys_bytes=0,
     oldest_transaction_seconds=0.0,
     oldest_transaction=None,
     slots=replace(SLOTS, slot=None, made=False),
@@ -115,9 +115,11 @@ WRONG = {
     "backlog": replace(WELL, shards=[replace(SHARD, backlog=60_000), replace(SHARD, backlog=40_000)]),
     "blocked_aggregates": replace(WELL, blocked_aggregates=100, parked_reasons={"too large": 100}),
     "dead_letters": replace(WELL, dead_letters=1, dead_letter_reasons={"too large": 1}),
-    "delayed": replace(WELL, overdue=1, overdue_seconds=300.0, delayed_reasons={"no partition": 1}),
+    "delayed": replace(
+        WELL, delayed_overdue=1, delayed_overdue_seconds=300.0, delayed_reasons={"no partition": 1}
+    ),
     "replays": replace(WELL, replays=[REPLAY]),
-    "partitions_ahead": replace(WELL, days_ahead=6),
+    "partitions_ahead": replace(WELL, partitions_ahead=6),
     "days_closed": replace(WELL, days_late=Late(1, 0, 0)),
     "days_archived": replace(WELL, days_late=Late(0, 1, 0)),
     "days_dropped": replace(WELL, days_late=Late(0, 0, 7)),
@@ -129,7 +131,7 @@ WRONG = {
     "connector": replace(WELL, connector=replace(CONNECTOR, state="PAUSED")),
     "connector_lag": replace(WELL, connector=replace(CONNECTOR, waiting_seconds=300.0)),
     "old_transactions": replace(WELL, oldest_transaction_seconds=3600.0, oldest_transaction="session 5"),
-    "keys": replace(WELL, keys=50_000_000),
+    "idempotency_keys": replace(WELL, idempotency_keys=50_000_000),
 }
 
 
@@ -157,7 +159,7 @@ def test_a_connector_is_missing_only_if_no_relay_publishes() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_each_rule_finds_its_own_trouble_and_no_other(rule: Rule) -> None:
-    results = judge(load_settings(connect="http://connect:8083"), WRONG[rule.name])
+    results = judge(load_settings(connect_url="http://connect:8083"), WRONG[rule.name])
     wrong = {result.rule.name: result.status for result in results if result.status}
     assert wrong == {rule.name: Status.WARN if rule.error is None else Status.ERROR}
     assert worst(results) is wrong[rule.name]
@@ -205,11 +207,11 @@ def test_what_is_wrong_with_a_slot(state: dict[str, Any], says: str | None) -> N
 
 
 def test_limits_can_be_changed_and_switched_off() -> None:
-    settings = load_settings(warn_at="lag=1.5, backlog = off", error_at="keys=10")
+    settings = load_settings(warn_at="lag=1.5, backlog = off", error_at="idempotency_keys=10")
     changed = {rule.name: rule for rule in rules(settings)}
     assert (changed["lag"].warn, changed["lag"].error) == (1.5, 60.0)
     assert (changed["backlog"].warn, changed["backlog"].error) == (None, None)
-    assert (changed["keys"].warn, changed["keys"].error) == (50_000_000.0, 10.0)
+    assert (changed["idempotency_keys"].warn, changed["idempotency_keys"].error) == (50_000_000.0, 10.0)
 
 
 def test_a_rule_that_is_off_is_not_expected_of_anything() -> None:
@@ -260,5 +262,5 @@ def test_a_warning_comes_before_the_error() -> None:
         with pytest.raises(SetupError, match=f"the error, by default .*: warn .*set {name} in OUTBOX_ERROR"):
             load_settings(warn_at=warn)
         load_settings(error_at=error)
-    load_settings(warn_at="lag=100", error_at="lag=off,keys=1")
+    load_settings(warn_at="lag=100", error_at="lag=off,idempotency_keys=1")
     load_settings(warn_at="lag=60,partitions_ahead=7,backlog=200000")

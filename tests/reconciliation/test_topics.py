@@ -274,7 +274,7 @@ def test_a_replay_is_no_duplicate_and_not_out_of_order(place: Place) -> None:
     place.rows(
         "INSERT INTO processed_events (event_id, bucket, source, content) "
         "SELECT %s::uuid, processed_bucket(%s::uuid), 'billing', %s::uuid",
-        *[str(Replay(replay, datetime.now(UTC)).identity(UUID(ids[0])))] * 2,
+        *[str(Replay(replay, datetime.now(UTC))._identity(UUID(ids[0])))] * 2,
         str(replay),
     )
     report = place.reconcile()

@@ -184,9 +184,9 @@ def test_a_relay_keeps_days_ahead(outbox: Outbox) -> None:
             "FROM pg_inherits WHERE inhparent = 'outbox'::regclass); END $$"
         )
         connection.execute("DELETE FROM outbox_days WHERE day = (SELECT max(day) FROM outbox_days)")
-    assert outbox_measurements.read(outbox.settings).days_ahead == 13
+    assert outbox_measurements.read(outbox.settings).partitions_ahead == 13
     _drain(outbox)
-    assert outbox_measurements.read(outbox.settings).days_ahead == 14
+    assert outbox_measurements.read(outbox.settings).partitions_ahead == 14
 
 
 def test_a_role_of_its_own_is_enough(outbox: Outbox) -> None:

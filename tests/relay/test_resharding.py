@@ -245,7 +245,7 @@ def test_parked_events_go_to_their_new_shard(outbox: Outbox) -> None:
 def test_the_command(outbox: Outbox) -> None:
     """Guards against a command that does not say what it waits for, or what came of it."""
     assert outbox.process("shards").stdout.startswith("shard 0  no active relay; start `outbox relay`")
-    none = outbox.outbox("shards", "set", "2", "--seconds", "1")
+    none = outbox.outbox("shards", "set", "2", "--wait-seconds", "1")
     assert none.returncode == 1
     assert none.stderr.splitlines() == [
         "waiting: no relay owns shard 0 (see `outbox shards`): start `outbox relay`",

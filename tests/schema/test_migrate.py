@@ -127,12 +127,17 @@ def test_the_last_migration_can_be_chosen(empty: Database) -> None:
         assert says in refused.output
     printed = empty.outbox("migrate", "--print", "--to", "0004_emit").output
     assert (printed.count("DO $outbox$"), "name = '0004_emit'" in printed) == (2, True)
+    assert "-- 0003_guards (locks: outbox SHARE ROW EXCLUSIVE, outbox_delayed SHARE" in printed
+    checked = empty.outbox("migrate", "--check").output.splitlines()
+    assert checked[0].endswith("outbox_delayed SHARE ROW EXCLUSIVE; writers wait while it runs)")
+    assert checked[1] == "not applied: 0004_emit (locks: none; no writer waits)"
     assert empty.outbox("migrate").output.startswith("applied 0003_guards, ")
     assert empty.outbox("migrate", "--check").output == "the schema is up to date\n"
 
 
 # Takes the strongest lock on the outbox.
-UPGRADE = """
+UPGRADE = """\
+-- Locks: outbox ACCESS EXCLUSIVE
 ALTER TABLE outbox ADD CONSTRAINT outbox_more CHECK (version >= 0) NOT VALID;
 INSERT INTO outbox_migrations (name) VALUES ('0010_more')"""
 

@@ -40,7 +40,7 @@ def settings(keys_dsn: str) -> Settings:
 
 @pytest.fixture
 def keys(keys_dsn: str) -> SubjectKeys:
-    return SubjectKeys(keys_dsn, master=MASTER)
+    return SubjectKeys(keys_dsn, master_key=MASTER)
 
 
 @pytest.fixture

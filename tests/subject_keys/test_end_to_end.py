@@ -46,7 +46,7 @@ def test_one_subject_is_forgotten(
     """Guards against a copy of an event in which a forgotten subject can be read, or a proof that fails."""
     (tmp_path / "catalog.yaml").write_text(CATALOG)
     catalog = read_catalog(tmp_path / "catalog.yaml")
-    keys = SubjectKeys(keys_dsn, master=MASTER, cache_seconds=0)
+    keys = SubjectKeys(keys_dsn, master_key=MASTER, cache_seconds=0)
     payload = keys.protect_by(catalog, "order.placed", ORDER, aggregate_id=0)
     place.name()
     ids = place.write(1, keys=1, payload=json.dumps(payload))

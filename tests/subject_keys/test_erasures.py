@@ -52,7 +52,7 @@ def test_from_the_first_command_on(stack: Stack, outbox_dsn: str) -> None:
         unknown = outbox("forget", "7", "--reason", "r", **given)
         assert (unknown.returncode, unknown.stdout) == (1, "")
         assert unknown.stderr == "outbox: no key of the subject 7: nothing was destroyed. Check the id\n"
-        SubjectKeys(dsn, master=master).protect({"a": 1}, {"a": 7})
+        SubjectKeys(dsn, master_key=master).protect({"a": 1}, {"a": 7})
         done = outbox("forget", "7", "--reason", "asked for", OUTBOX_KEYS_DSN=dsn)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("7 forgotten now, by ")
@@ -102,7 +102,8 @@ def test_a_file_has_the_master_key(keys_dsn: str, tmp_path: Path) -> None:
     checked = outbox("config", "check", **given)
     assert checked.returncode == 1
     assert (
-        "OUTBOX_MASTER_KEY_FILE: master: key 1 is not base64 of 32 bytes" in checked.stdout + checked.stderr
+        "OUTBOX_MASTER_KEY_FILE: master_key: key 1 is not base64 of 32 bytes"
+        in checked.stdout + checked.stderr
     )
     file.write_bytes(b"\xff" * 32)
     raw = outbox("keys", "migrate", **given)
@@ -143,9 +144,9 @@ def test_another_master_key(keys: SubjectKeys, keys_dsn: str, settings: Settings
     assert (done.returncode, done.stdout) == (0, "1 key wrapped by the current master key\n")
     again = outbox("keys", "rewrap", OUTBOX_KEYS_DSN=keys_dsn, OUTBOX_MASTER_KEY=OTHER)
     assert (again.returncode, again.stdout) == (0, "0 keys wrapped by the current master key\n")
-    assert str(SubjectKeys(keys_dsn, master=OTHER).decrypted(protected)) == "{'a': 'x', 'b': ERASED}"
+    assert str(SubjectKeys(keys_dsn, master_key=OTHER).decrypted(protected)) == "{'a': 'x', 'b': ERASED}"
     with pytest.raises(KeyStoreError, match="the master key is not that of"):
-        SubjectKeys(keys_dsn, master=MASTER).decrypted(protected)
+        SubjectKeys(keys_dsn, master_key=MASTER).decrypted(protected)
 
 
 SERVICE = """
@@ -182,11 +183,11 @@ def test_a_service_by_its_name(
         wrong.stderr == "outbox: the master key arn does not unwrap what it has wrapped: correct its hook\n"
     )
     assert outbox("keys", "rewrap", **given).stdout == "1 key wrapped by the current master key\n"
-    assert SubjectKeys(keys_dsn, master="kms_of_a_test:service").decrypted(protected) == {"a": "x"}
+    assert SubjectKeys(keys_dsn, master_key="kms_of_a_test:service").decrypted(protected) == {"a": "x"}
     with fresh_database(stack.dsn) as dsn:
         made = outbox("keys", "migrate", OUTBOX_KEYS_DSN=dsn, OUTBOX_MASTER_KEY="kms_of_a_test:service")
         assert made.returncode == 0, made.stderr
-        assert SubjectKeys(dsn, master="kms_of_a_test:service").protect({"a": "x"}, {"a": 7})
+        assert SubjectKeys(dsn, master_key="kms_of_a_test:service").protect({"a": "x"}, {"a": 7})
 
 
 def test_a_damaged_key(keys: SubjectKeys, keys_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -214,7 +215,7 @@ def test_a_damaged_key(keys: SubjectKeys, keys_dsn: str, caplog: pytest.LogCaptu
                 keys.protect({"a": "x", "b": "y"}, {"a": 7, "b": f"bad{n}"})
             with pytest.raises(SubjectKeyError, match=f"the key {ids[n]} is damaged in the key store"):
                 keys.decrypted([protected, wrong])
-            fresh = SubjectKeys(keys_dsn, master=MASTER)
+            fresh = SubjectKeys(keys_dsn, master_key=MASTER)
             assert fresh.all_decrypted([wrong, protected], is_strict=False) == [wrong, {"a": "x"}]
             assert fresh.json_decrypted([json.dumps(wrong), json.dumps(protected)]) == [
                 json.dumps(wrong),
@@ -227,20 +228,20 @@ def test_a_damaged_key(keys: SubjectKeys, keys_dsn: str, caplog: pytest.LogCaptu
         assert "outbox: 11 keys damaged, and unreadable: restore these rows of subject_keys" in done.stderr
         assert sum(f"bad{n} ({key_id})" in done.stderr for n, key_id in enumerate(ids)) == 10
         assert done.stderr.endswith(", and 1 more\n")
-        assert SubjectKeys(keys_dsn, master=OTHER).decrypted(protected) == {"a": "x"}
+        assert SubjectKeys(keys_dsn, master_key=OTHER).decrypted(protected) == {"a": "x"}
         # A page of keys of which none can be wrapped.
         connection.execute("DELETE FROM subject_keys WHERE subject = '7'")
         assert outbox("keys", "rewrap", **given).returncode == 1
         connection.execute("DELETE FROM subject_keys")
     assert outbox("keys", "rewrap", **given).returncode == 0
-    again = SubjectKeys(keys_dsn, master=OTHER).protect({"a": "x"}, {"a": "bad0"})
-    assert SubjectKeys(keys_dsn, master=OTHER).decrypted(again) == {"a": "x"}
+    again = SubjectKeys(keys_dsn, master_key=OTHER).protect({"a": "x"}, {"a": "bad0"})
+    assert SubjectKeys(keys_dsn, master_key=OTHER).decrypted(again) == {"a": "x"}
 
 
 def test_readers_and_writers_during_a_rewrap(keys_dsn: str) -> None:
     """Guards against a rotation in which a key cannot be read, or that leaves one to the former key."""
     orders = [f"{OTHER} {MASTER}", f"{MASTER} {OTHER}"]
-    processes = [SubjectKeys(keys_dsn, master=each, cache_seconds=0) for each in orders]
+    processes = [SubjectKeys(keys_dsn, master_key=each, cache_seconds=0) for each in orders]
     protected = [processes[0].protect({"a": n}, {"a": n}) for n in range(50)]
     made: list[Any] = []
     stop = threading.Event()
@@ -268,12 +269,12 @@ def test_readers_and_writers_during_a_rewrap(keys_dsn: str) -> None:
         assert connection.execute("SELECT DISTINCT wrapped_by FROM subject_keys").fetchall() == [
             (MasterKeys(MASTER).ids[0],)
         ]
-    assert len(SubjectKeys(keys_dsn, master=MASTER).all_decrypted([*protected, *made])) == 50 + len(made)
+    assert len(SubjectKeys(keys_dsn, master_key=MASTER).all_decrypted([*protected, *made])) == 50 + len(made)
 
 
 def test_an_insert_that_a_rewrap_does_not_see(keys_dsn: str) -> None:
     """Guards against a key that only the former master key unwraps, which is removed after the command."""
-    both = SubjectKeys(keys_dsn, master=[MASTER, OTHER], cache_seconds=0)
+    both = SubjectKeys(keys_dsn, master_key=[MASTER, OTHER], cache_seconds=0)
     both.protect({"a": 1}, {"a": 7})
     [former, current] = both._masters.ids
     given = make_settings(keys_dsn=keys_dsn, master_key=f"{OTHER} {MASTER}")
@@ -306,7 +307,7 @@ def test_a_restored_key_store(stack: Stack, keys: SubjectKeys, keys_dsn: str, se
         assert len(outbox("keys", "list", OUTBOX_KEYS_DSN=keys_dsn).stdout.splitlines()) == 50
         listed = json.loads(outbox("keys", "list", "--json", OUTBOX_KEYS_DSN=keys_dsn).stdout)
         assert len(listed) == 61
-        restored = SubjectKeys(backup, master=MASTER, cache_seconds=0)
+        restored = SubjectKeys(backup, master_key=MASTER, cache_seconds=0)
         assert restored.decrypted(before) == {"a": "x"}
         again = restored.protect({"b": "z"}, {"b": 8})
         given = make_settings(keys_dsn=backup)
@@ -391,11 +392,11 @@ def test_a_role_may_do_no_more(keys: SubjectKeys, keys_dsn: str, settings: Setti
         if kind == "writer":
             [(found,)] = hostile.execute("SELECT wrapped FROM subject_keys_find('{8}')").fetchall()
             assert found is None
-            assert SubjectKeys(dsn, master=MASTER).protect({"a": 1}, {"a": 7})
+            assert SubjectKeys(dsn, master_key=MASTER).protect({"a": 1}, {"a": 7})
         elif kind == "reader":
-            assert SubjectKeys(dsn, master=MASTER).decrypted(protected) == {"a": "x"}
+            assert SubjectKeys(dsn, master_key=MASTER).decrypted(protected) == {"a": "x"}
             with pytest.raises(KeyStoreError, match=r"SELECT subject_keys_grant\('…', 'writer'\)"):
-                SubjectKeys(dsn, master=MASTER).protect({"a": 1}, {"a": 10})
+                SubjectKeys(dsn, master_key=MASTER).protect({"a": 1}, {"a": 10})
         elif kind == "operator":
             done = outbox("forget", "7", "--reason", "r", OUTBOX_KEYS_DSN=dsn)
             assert done.returncode == 0, done.stderr

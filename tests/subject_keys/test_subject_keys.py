@@ -56,7 +56,7 @@ def test_two_subjects_in_one_payload(keys: SubjectKeys, forget: Callable[[object
     assert protected["customer"]["email"].startswith("outbox-encrypted:1:")
     assert keys.decrypted(protected) == ORDER
     forget(7)
-    fresh = SubjectKeys(keys._store._conninfo, master=MASTER)
+    fresh = SubjectKeys(keys._store._conninfo, master_key=MASTER)
     read = fresh.decrypted(protected)
     assert read["customer"] == {"email": ERASED, "born": ERASED, "phone": None}
     assert read["customer"]["email"] is ERASED
@@ -81,7 +81,7 @@ def test_a_payload_that_is_nested_deeply(keys: SubjectKeys) -> None:
 
 def test_forgotten_is_forgotten(keys_dsn: str, forget: Callable[[object], Any]) -> None:
     """Guards against a subject that gets another key, and a process that keeps the one that it knows."""
-    keys = SubjectKeys(keys_dsn, master=MASTER, cache_seconds=0)
+    keys = SubjectKeys(keys_dsn, master_key=MASTER, cache_seconds=0)
     protected = keys.protect({"a": "x"}, {"a": 7})
     forget(7)
     with pytest.raises(SubjectForgottenError, match="subject 7 was forgotten, and never gets another key"):
@@ -93,7 +93,7 @@ def test_forgotten_is_forgotten(keys_dsn: str, forget: Callable[[object], Any]) 
 def test_the_cache_is_limited(keys_dsn: str, forget: Callable[[object], Any]) -> None:
     """Guards against a query for each event, an erasure that is not seen, and keys without a limit."""
     asked: list[str] = []
-    keys = SubjectKeys(keys_dsn, master=MASTER, cache_seconds=60, cache_size=3)
+    keys = SubjectKeys(keys_dsn, master_key=MASTER, cache_seconds=60, cache_size=3)
     rows = keys._store._rows
     keys._store._rows = lambda query, **given: asked.append(query) or rows(query, **given)  # type: ignore[method-assign,func-returns-value]
     protected = [keys.protect({"a": n, "b": n}, {"a": n, "b": -1 - n}) for n in range(2)]
@@ -114,7 +114,7 @@ def test_the_cache_is_limited(keys_dsn: str, forget: Callable[[object], Any]) ->
 
 def test_many_at_once_get_one_key(keys_dsn: str, forget: Callable[[object], Any]) -> None:
     """Guards against two keys of one subject, of which one survives, and a new one behind the erasure."""
-    writers = [SubjectKeys(keys_dsn, master=MASTER, cache_seconds=0) for _ in range(6)]
+    writers = [SubjectKeys(keys_dsn, master_key=MASTER, cache_seconds=0) for _ in range(6)]
     with ThreadPoolExecutor(7) as threads, psycopg.connect(keys_dsn) as connection:
         for n in range(20):
             begin = threading.Barrier(7)
@@ -181,7 +181,7 @@ def test_what_is_no_payload_to_protect(keys: SubjectKeys, tmp_path: Path) -> Non
     protected = keys.protect(Placed(Decimal("1.50"), "Ann"), {"name": 1, "nick?": 2})
     assert keys.decrypted(protected) == {"price": "1.50", "name": "Ann"}
     assert keys.decrypted(keys.protect({"a": ["x", None]}, {"a[]": 1})) == {"a": ["x", None]}
-    large = Bodies(str(tmp_path), above=10).large(protected)
+    large = Bodies(str(tmp_path), above_bytes=10).large(protected)
     assert "outbox-encrypted" in large.text().content.decode()  # type: ignore[attr-defined]
     assert asyncio.run(keys.protect_later({"a": 1}, {"a": 1}))["a"].startswith("outbox-encrypted:1:")
 
@@ -238,12 +238,12 @@ def test_a_wrong_store(keys: SubjectKeys, stack: Any, keys_dsn: str, tmp_path: P
     protected = keys.protect({"a": "x"}, {"a": 1})
     for wrong, why in (
         (
-            SubjectKeys(keys_dsn, master=OTHER),
+            SubjectKeys(keys_dsn, master_key=OTHER),
             r"the master key is not that of the key store \(given [0-9a-f]{16}, its own [0-9a-f]{16}\): set",
         ),
-        (SubjectKeys(stack.dsn, master=MASTER), "has no tables .*: run `outbox keys migrate`"),
+        (SubjectKeys(stack.dsn, master_key=MASTER), "has no tables .*: run `outbox keys migrate`"),
         (
-            SubjectKeys("host=127.0.0.1 port=1 password=hunter22", master=MASTER),
+            SubjectKeys("host=127.0.0.1 port=1 password=hunter22", master_key=MASTER),
             "key store .* is unavailable",
         ),
     ):
@@ -256,7 +256,7 @@ def test_a_wrong_store(keys: SubjectKeys, stack: Any, keys_dsn: str, tmp_path: P
                 call()
             assert "hunter22" not in str(error.value)
             assert "\n" not in str(error.value)
-    both = SubjectKeys(keys_dsn, master=f"{OTHER} {MASTER}")
+    both = SubjectKeys(keys_dsn, master_key=f"{OTHER} {MASTER}")
     assert both.decrypted(protected) == {"a": "x"}
     assert keys.decrypted(both.protect({"a": "x"}, {"a": 3})) == {"a": "x"}
     both._store.make_current(both._masters.ids[0])
@@ -365,7 +365,7 @@ def test_a_service_for_the_master_key(keys_dsn: str) -> None:
             return None if self.is_away else wrapped[:2:-1]  # type: ignore[return-value]
 
     service = Service()
-    keys = SubjectKeys(keys_dsn, master=[service, MASTER])
+    keys = SubjectKeys(keys_dsn, master_key=[service, MASTER])
     keys._store.make_current("arn")
     assert keys.decrypted(keys.protect({"a": "x"}, {"a": 1})) == {"a": "x"}
     assert calls == ["wrap", "unwrap", "unwrap"]
@@ -403,36 +403,55 @@ def test_another_language(keys: SubjectKeys, keys_dsn: str) -> None:
         assert read == (wrapped, master_id)
 
 
+def test_a_key_store_of_another_version(keys_dsn: str) -> None:
+    """Guards against an error of SQL where a column is missing, and a store that an old writer ruins."""
+    for change, why in (
+        (
+            "INSERT INTO key_store_migrations (name, needs) VALUES ('0099_more', '1.2.0')",
+            "needs 1.2.0: install",
+        ),
+        (
+            "UPDATE key_store_migrations SET name = 'x', needs = NULL",
+            "lacks 0001_keys: run `outbox keys migrate`",
+        ),
+    ):
+        with psycopg.connect(keys_dsn) as connection:
+            connection.execute("DELETE FROM key_store_migrations WHERE name = '0099_more'")
+            connection.execute(change.encode())
+        with pytest.raises(KeyStoreError, match=why):
+            SubjectKeys(keys_dsn, master_key=MASTER).protect({"a": 1}, {"a": 7})
+
+
 def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a writer that fails at its first event, not at its start."""
     monkeypatch.delenv("OUTBOX_KEYS_DSN", raising=False)
     monkeypatch.delenv("OUTBOX_MASTER_KEY", raising=False)
     dsn = "host=none.invalid"
     for given, why in (
-        ({"master": MASTER}, "no key store is named: set OUTBOX_KEYS_DSN"),
-        ({"conninfo": dsn, "master": "no_module:x"}, "no_module:x: cannot find the module no_module from"),
-        ({"conninfo": dsn, "master": "json:x"}, "json:x: json has no x"),
-        ({"conninfo": dsn, "master": "json:dumps"}, "master is a function: give base64"),
-        ({"conninfo": dsn, "master": "string:digits"}, "string:digits is a str: give an object with id"),
-        ({"conninfo": dsn, "master": SimpleNamespace(wrap=1, unwrap=1)}, "SimpleNamespace has no id: give"),
-        ({"conninfo": dsn}, "no master key is given: set OUTBOX_MASTER_KEY"),
-        ({"conninfo": "hunter22", "master": MASTER}, "conninfo is not a connection string"),
+        ({"master_key": MASTER}, "no key store is named: set OUTBOX_KEYS_DSN"),
+        ({"dsn": dsn, "master_key": "no_module:x"}, "no_module:x: cannot find the module no_module from"),
+        ({"dsn": dsn, "master_key": "json:x"}, "json:x: json has no x"),
+        ({"dsn": dsn, "master_key": "json:dumps"}, "master_key is a function: give base64"),
+        ({"dsn": dsn, "master_key": "string:digits"}, "string:digits is a str: give an object with id"),
+        ({"dsn": dsn, "master_key": SimpleNamespace(wrap=1, unwrap=1)}, "SimpleNamespace has no id: give"),
+        ({"dsn": dsn}, "no master key is given: set OUTBOX_MASTER_KEY"),
+        ({"dsn": "hunter22", "master_key": MASTER}, "dsn is not a connection string"),
         (
-            {"conninfo": dsn, "master": "hunter22"},
-            "master: key 1 is not base64 of 32 bytes: `outbox keys gen",
+            {"dsn": dsn, "master_key": "hunter22"},
+            "master_key: key 1 is not base64 of 32 bytes: `outbox keys gen",
         ),
-        ({"conninfo": dsn, "master": [b"x"]}, "master is a bytes: give base64"),
-        ({"conninfo": dsn, "master": b"x" * 32}, "master is a bytes: give base64 of 32 bytes as a str"),
-        ({"conninfo": dsn, "master": 5}, "master is a int: give base64"),
-        ({"conninfo": dsn, "master": []}, "no master key is given"),
-        ({"conninfo": dsn, "master": MASTER, "cache_seconds": "x"}, "cache_seconds is 'x': give 0 to 60"),
-        ({"conninfo": dsn, "master": MASTER, "cache_seconds": None}, "cache_seconds is None: give 0 to 60"),
+        ({"dsn": dsn, "master_key": [b"x"]}, "master_key is a bytes: give base64"),
+        ({"dsn": dsn, "master_key": b"x" * 32}, "master_key is a bytes: give base64 of 32 bytes as a str"),
+        ({"dsn": dsn, "master_key": 5}, "master_key is a int: give base64"),
+        ({"dsn": dsn, "master_key": []}, "no master key is given"),
+        ({"dsn": dsn, "master_key": MASTER, "cache_seconds": "x"}, "cache_seconds is 'x': give 0 to 60"),
+        ({"dsn": dsn, "master_key": MASTER, "cache_seconds": None}, "cache_seconds is None: give 0 to 60"),
         (
-            {"conninfo": dsn, "master": MASTER, "cache_seconds": 61},
+            {"dsn": dsn, "master_key": MASTER, "cache_seconds": 61},
             "cache_seconds is 61: give 0 to 60 seconds",
         ),
-        ({"conninfo": dsn, "master": MASTER, "cache_size": 0}, "cache_size is 0"),
-        ({"conninfo": dsn, "master": MASTER, "timeout": "5"}, "timeout is '5'"),
+        ({"dsn": dsn, "master_key": MASTER, "cache_size": 0}, "cache_size is 0"),
+        ({"dsn": dsn, "master_key": MASTER, "timeout": "5"}, "timeout is '5'"),
     ):
         with pytest.raises(SetupError, match=why) as error:
             SubjectKeys(**given)

@@ -87,7 +87,7 @@ class Archive:
         store: Store,
         beside: Sequence[Path] = (),
         catalog: Catalog | None = None,
-        memory: int | None = None,
+        memory_bytes: int | None = None,
         threads: int | None = None,
         keys: SubjectKeys | None = None,
     ) -> None:
@@ -95,7 +95,7 @@ class Archive:
         self._store = store
         self._beside = beside
         self._catalog = catalog
-        self._limits = {"memory_limit": f"{memory // 1_000_000}MB"} if memory else {}
+        self._limits = {"memory_limit": f"{memory_bytes // 1_000_000}MB"} if memory_bytes else {}
         if threads:
             self._limits["threads"] = str(threads)
         self.manifests: dict[date, Manifest] = {}
@@ -112,7 +112,7 @@ class Archive:
         """The archived days, in order."""
         return sorted([*self.manifests, *self._damaged])
 
-    def require(self, days: Iterable[date]) -> None:
+    def require_readable(self, days: Iterable[date]) -> None:
         """Raise `SetupError` if the manifest of one of these days cannot be read."""
         for day in days:
             if day in self._damaged:
@@ -192,7 +192,7 @@ class Archive:
         self, days: Sequence[date], *, columns: Sequence[str] = (), **wanted: Unpack[Wanted]
     ) -> duckdb.DuckDBPyRelation:
         """Return the same as `relation` for these archived days, regardless of `since` and `until`."""
-        self.require(days)
+        self.require_readable(days)
         known = self._layouts.schema.names
         if unknown := set(columns) - set(known):
             raise SetupError(f"the archive has no column {min(unknown)}: choose from {', '.join(known)}")
@@ -252,7 +252,7 @@ class Archive:
 
         A column that was renamed in case only is two columns here.
         """
-        self.require(self._days(wanted))
+        self.require_readable(self._days(wanted))
         parquet = ds.ParquetFileFormat()
         fragments = [
             parquet.make_fragment(
@@ -316,9 +316,10 @@ _TYPES: Final[dict[pa.DataType, Any]] = {pa.int32(): pd.Int32Dtype()}
 
 def open_archive(
     url: str,
+    *,
     beside: Sequence[Path] = (),
     catalog: Catalog | None = None,
-    memory: int | None = None,
+    memory_bytes: int | None = None,
     threads: int | None = None,
     keys: SubjectKeys | None = None,
 ) -> Archive:
@@ -327,7 +328,7 @@ def open_archive(
     Args:
         beside: other files that queries may read, under these paths.
         catalog: the event catalog, as `catalog.document.read_catalog` returns it.
-        memory: bytes for DuckDB; by default most of the machine's.
+        memory_bytes: for DuckDB; by default most of the machine's.
         threads: of DuckDB; by default one for each core.
         keys: the keys of data subjects, a `SubjectKeys`, to decrypt members of payloads.
 
@@ -338,9 +339,9 @@ def open_archive(
     store = Store(url)
     if store.root is not None and not store.root.is_dir():
         raise SetupError(f"the archive {url} is not a directory: give the location from OUTBOX_ARCHIVE")
-    archive = Archive(store, beside, catalog, memory, threads, keys)
+    archive = Archive(store, beside, catalog, memory_bytes, threads, keys)
     if not archive.manifests:
-        archive.require(archive.days)
+        archive.require_readable(archive.days)
         raise SetupError(f"the archive {url} has no days yet: write one with `outbox archive day`")
     return archive
 

@@ -133,7 +133,7 @@ def _remove(
 
 def _counts(archive: Archive, day: date) -> dict[str, int]:
     """Return the number of events of a day by aggregate type; only this column is read."""
-    archive.require([day])
+    archive.require_readable([day])
     if day not in archive.manifests:
         raise SetupError(f"{day} has no manifest in the archive: run `outbox archive verify {day}`")
     events = archive.of_days([day], columns=["aggregate_type"])

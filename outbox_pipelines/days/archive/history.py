@@ -153,7 +153,7 @@ def _archived(
         return []
     store = Store(settings.archive)
     archive = Archive(store)
-    archive.require(required)
+    archive.require_readable(required)
     if missing := [day for day in required if day not in archive.manifests]:
         raise SetupError(f"{_some(missing)} not in the table, and not in {settings.archive} (OUTBOX_ARCHIVE)")
     if not (days := [day for day in archive.manifests if day not in attached]):

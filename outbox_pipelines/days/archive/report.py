@@ -122,7 +122,7 @@ class Report:
 
 def opened(url: str) -> Archive:
     """Open an archive with limited memory; raise as `open_archive`."""
-    return open_archive(url, memory=_MEMORY, threads=_THREADS)
+    return open_archive(url, memory_bytes=_MEMORY, threads=_THREADS)
 
 
 def read(archive: Archive, since: date | None = None, until: date | None = None) -> Report:
@@ -139,7 +139,7 @@ def read(archive: Archive, since: date | None = None, until: date | None = None)
             f"no day is archived from {since or 'the first'} to {until or 'the last'}: the archive has "
             f"{archive.days[0]} to {archive.days[-1]}"
         )
-    archive.require(days)
+    archive.require_readable(days)
     since, until = since or days[0], until or days[-1]
     span = (until - since).days + 1
     unit = next((name for length, name in _UNITS if span <= length * _PERIODS), "year")

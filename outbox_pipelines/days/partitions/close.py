@@ -257,7 +257,7 @@ class Purged:
 
 
 def purge(settings: DaySettings) -> Purged:
-    """Delete keys older than OUTBOX_KEY_RETENTION_DAYS, and the other rows together with their days.
+    """Delete keys older than OUTBOX_IDEMPOTENCY_KEY_RETENTION_DAYS, and other rows together with their days.
 
     Raises:
         SetupError: this role does not own the outbox.
@@ -269,7 +269,7 @@ def purge(settings: DaySettings) -> Purged:
         parameters = {"archives": settings.archive != NO_ARCHIVE, "retention": settings.retention_days}
         ((before,),) = connection.execute(partitions_sql.PURGE_BEFORE, parameters)
         return Purged(
-            keys=_keys(connection, settings.key_retention_days),
+            keys=_keys(connection, settings.idempotency_key_retention_days),
             progress=_all(connection, partitions_sql.PURGE_PROGRESS, {"before": before}),
             released=_all(connection, partitions_sql.PURGE_RELEASED, {"before": before}),
             discarded=_all(connection, partitions_sql.PURGE_DISCARDED, {"before": before}),

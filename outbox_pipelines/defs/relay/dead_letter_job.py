@@ -158,7 +158,7 @@ class CutoverConfig(dg.Config):
     to: Literal["look", "cdc", "polling"] = Field(
         default="look", description="look changes nothing: it shows the slot, and what a change would do"
     )
-    seconds: float = Field(
+    wait_seconds: float = Field(
         default=60.0, description="How long to wait for running transactions, or for the relay, at most"
     )
 
@@ -172,7 +172,7 @@ def cutover_job(outbox: Outbox) -> dg.JobDefinition:
         from outbox_pipelines.relay.read.slot import slot_cutover
         from outbox_pipelines.relay.read.slot.slot_cutover import read
 
-        require_seconds("seconds", config.seconds)
+        require_seconds("wait_seconds", config.wait_seconds)
         with one_line(outbox):
             settings = outbox.load_settings()
             if config.to == "look":
@@ -183,7 +183,7 @@ def cutover_job(outbox: Outbox) -> dg.JobDefinition:
                 slot_cutover.run(
                     settings,
                     config.to,
-                    seconds=config.seconds,
+                    seconds=config.wait_seconds,
                     say=lambda line: context.log.info(plain(line)),
                 )
             found = read(settings)

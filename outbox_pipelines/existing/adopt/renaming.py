@@ -60,7 +60,7 @@ def change_names(
     raise NotReadyError(
         f"transactions held {what} for {seconds:.0f} s, or the server was too busy to change it in 100 ms; "
         f"nothing was changed. End the longest one{_holders(connection, held)}, or run the command again "
-        "with more --seconds"
+        "with more --wait-seconds"
     )
 
 

@@ -106,7 +106,7 @@ def read(settings: DaySettings, day: date, known: Sequence[str] | None = None) -
 
     from outbox_pipelines.days.archive import open_archive
 
-    archive = open_archive(named(settings), memory=_MEMORY, threads=_THREADS)
+    archive = open_archive(named(settings), memory_bytes=_MEMORY, threads=_THREADS)
     if day not in archive.manifests:
         raise SetupError(f"{day} is not archived: run `outbox archive day {day}` first")
     events = archive.manifests[day].rows

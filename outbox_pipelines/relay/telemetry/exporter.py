@@ -253,7 +253,7 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
     (
         "outbox_delayed_overdue_seconds",
         "Seconds since the oldest delayed event that is not moved yet was due",
-        lambda found: found.overdue_seconds,
+        lambda found: found.delayed_overdue_seconds,
     ),
     (
         "outbox_replay_silent_seconds",
@@ -263,16 +263,24 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
     (
         "outbox_partitions_ahead",
         "Whole days from tomorrow on that have a partition, up to the first that has none",
-        lambda found: found.days_ahead,
+        lambda found: found.partitions_ahead,
     ),
     (
-        "outbox_partitions_detached",
+        "outbox_days_detached",
         "Days whose partition is detached: their events are not visible",
         lambda found: found.days_detached,
     ),
     ("outbox_table_bytes", "Size of the outbox's partitions, with indexes", lambda found: found.table_bytes),
-    ("outbox_idempotency_keys", "Idempotency keys stored (approximate)", lambda found: found.keys),
-    ("outbox_keys_bytes", "Size of the table of idempotency keys", lambda found: found.keys_bytes),
+    (
+        "outbox_idempotency_keys",
+        "Idempotency keys stored (approximate)",
+        lambda found: found.idempotency_keys,
+    ),
+    (
+        "outbox_idempotency_keys_bytes",
+        "Size of the table of idempotency keys",
+        lambda found: found.idempotency_keys_bytes,
+    ),
     (
         "outbox_slot_log_bytes",
         "Most bytes of its log that the server keeps for a replication slot of the database",
@@ -285,7 +293,7 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
     ),
     (
         "outbox_connector_problems",
-        "Problems with Debezium's connector (OUTBOX_CONNECT): see `outbox debezium status`",
+        "Problems with Debezium's connector (OUTBOX_CONNECT_URL): see `outbox debezium status`",
         lambda found: len(found.connector_problems),
     ),
     (
@@ -343,7 +351,7 @@ def families(outboxes: Iterable[tuple[ProcessSettings, Measurements | None]]) ->
         labels=["outbox"],
     )
     late = GaugeMetricFamily(
-        "outbox_partitions_late",
+        "outbox_days_late",
         "Days for which this maintenance step (close, archive, drop) is a day or more overdue",
         labels=["outbox", "step"],
     )

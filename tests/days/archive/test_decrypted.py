@@ -40,7 +40,7 @@ def test_what_cannot_be_decrypted_stays(keys: SubjectKeys, keys_dsn: str, tmp_pa
     assert archive.query("SELECT decrypted(NULL)").fetchall() == [(None,)]
     frame = archive.dataframe(parse=True).sort_values("seq")
     assert [each.get("a") for each in frame.payload] == ["x", FOREIGN, ERASED, None]
-    away = open_archive(str(tmp_path), keys=SubjectKeys("host=127.0.0.1 port=1", master=MASTER))
+    away = open_archive(str(tmp_path), keys=SubjectKeys("host=127.0.0.1 port=1", master_key=MASTER))
     with pytest.raises(duckdb.Error, match="KeyStoreError: the key store"):
         away.query(sql).fetchall()
     asked = ask(tmp_path, sql, keys_dsn=keys_dsn, master_key=MASTER)

@@ -115,7 +115,7 @@ def test_names_are_text(tmp_path: Path) -> None:
     """Guards against a name that runs in the reader's browser, or makes it ask a server."""
     names = {"event_type": HOSTILE, "aggregate_type": HOSTILE, "aggregate_id": HOSTILE}
     put_day(tmp_path / "archive", ONE, [event(ONE, 1, **names, status="FAILED"), event(ONE, 2)])
-    done = ask(tmp_path / "archive", "--out", str(tmp_path / "r.html"))
+    done = ask(tmp_path / "archive", "--output", str(tmp_path / "r.html"))
     assert (done.exit_code, done.stderr) == (0, "")
     text = (tmp_path / "r.html").read_text()
     page = _Tags(text)
@@ -134,11 +134,14 @@ def _wrong(tmp_path: Path) -> Iterator[tuple[list[str], str]]:
         "no day is archived from 2014-01-01 to the last: the archive has 2013-01-01 to",
     )
     yield ["--since", "yesterday"], "'yesterday' is not a day"
-    yield ["--out", str(tmp_path / "none" / "r.html")], "cannot be written: "
-    yield ["--out", str(tmp_path / "archive" / "_outbox" / "archive.json" / "r.html")], "which is read-only"
-    yield ["--out", f"{__file__}/r.html"], "cannot be written: "
-    yield ["--out", str(tmp_path)], "is a directory"
-    yield ["--out", str(tmp_path / "archive" / "r.html")], "which is read-only"
+    yield ["--output", str(tmp_path / "none" / "r.html")], "cannot be written: "
+    yield (
+        ["--output", str(tmp_path / "archive" / "_outbox" / "archive.json" / "r.html")],
+        "which is read-only",
+    )
+    yield ["--output", f"{__file__}/r.html"], "cannot be written: "
+    yield ["--output", str(tmp_path)], "is a directory"
+    yield ["--output", str(tmp_path / "archive" / "r.html")], "which is read-only"
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -149,8 +152,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         done = ask(tmp_path / "archive", *arguments)
         assert (done.exit_code, why in done.stderr) == (2, True), (arguments, done.stderr)
         assert isinstance(done.exception, SystemExit)
-    assert "is not a directory" in ask(tmp_path / "other", "--out", str(tmp_path / "r.html")).stderr
-    assert "no archive configured" in ask("", "--out", str(tmp_path / "r.html")).stderr
+    assert "is not a directory" in ask(tmp_path / "other", "--output", str(tmp_path / "r.html")).stderr
+    assert "no archive configured" in ask("", "--output", str(tmp_path / "r.html")).stderr
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -162,7 +165,7 @@ def test_what_is_replaced(tmp_path: Path) -> None:
     target.parent.mkdir()
     link.symlink_to(target)
     for _ in range(2):
-        assert ask(tmp_path / "archive", "--out", str(link)).exit_code == 0
+        assert ask(tmp_path / "archive", "--output", str(link)).exit_code == 0
         assert target.read_text().startswith("<!")
         assert link.readlink() == target
         target.write_text("of yesterday")
@@ -170,13 +173,15 @@ def test_what_is_replaced(tmp_path: Path) -> None:
     link.unlink()
     link.symlink_to(pipe)
     for file in (pipe, link):
-        done = ask(tmp_path / "archive", "--out", str(file))
+        done = ask(tmp_path / "archive", "--output", str(file))
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
         assert f"{file} cannot be written: it is no regular file" in done.stderr
         assert pipe.is_fifo()
     link.unlink()
     link.symlink_to(link)
-    assert "link cannot be written: Too many levels" in ask(tmp_path / "archive", "--out", str(link)).stderr
+    assert (
+        "link cannot be written: Too many levels" in ask(tmp_path / "archive", "--output", str(link)).stderr
+    )
     assert sorted(each.name for each in tmp_path.iterdir()) == ["archive", "link", "other", "pipe"]
 
 
@@ -185,7 +190,7 @@ def test_the_archive_of_another_outbox(settings: Settings, tmp_path: Path) -> No
     three_days(Path(settings.archive))
     file = tmp_path / "r.html"
     given = {"OUTBOX_DSN": settings.require_dsn(), "OUTBOX_ARCHIVE": settings.archive}
-    command = ["archive", "report", "--out", str(file)]
+    command = ["archive", "report", "--output", str(file)]
     assert CliRunner().invoke(cli, command, env=given).exit_code == 0
     file.unlink()
     with psycopg.connect(settings.require_dsn()) as connection:

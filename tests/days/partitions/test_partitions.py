@@ -74,7 +74,7 @@ def test_what_lies_ahead_is_made_up_after_days_without_maintenance(database: Dat
     assert (done.exit_code, done.output) == (0, "created 12; 14 future days have a partition\n")
     assert _ahead(database) == 14
     assert database.outbox("partitions", "ensure").output.startswith("created 0; 14 ")
-    assert json.loads(database.outbox("partitions", "ensure", "--days", "20", "--json").output) == {
+    assert json.loads(database.outbox("partitions", "ensure", "--ahead", "20", "--json").output) == {
         "made": 6,
         "ahead": 20,
     }
@@ -108,7 +108,7 @@ def test_a_partition_that_was_dropped_by_hand_is_made_again(database: Database) 
         database.rows(f"DROP TABLE {calendar.leaf_of(day)}")
     assert _ahead(database) == 2
     assert "partitions_ahead: 2 future days with a partition" in database.outbox("status").output
-    done = database.outbox("partitions", "ensure", "--days", "30")
+    done = database.outbox("partitions", "ensure", "--ahead", "30")
     assert (done.exit_code, done.output) == (0, "created 18; 30 future days have a partition\n")
     database.rows(f"DROP TABLE {calendar.leaf_of(lost[0])}")
     assert _ahead(database) == 0
@@ -121,9 +121,9 @@ def test_a_partition_that_was_dropped_by_hand_is_made_again(database: Database) 
 def test_few_days_are_an_exit_code_and_a_remark(database: Database) -> None:
     """Guards against a maintenance that says all is well with a day left."""
     database.rows(DAYS_GO_BY.format(days=14))
-    done = database.outbox("partitions", "ensure", "--days", "3")
+    done = database.outbox("partitions", "ensure", "--ahead", "3")
     assert done.exit_code == 1
-    assert "fewer than 7 days ahead: increase --days" in done.output
+    assert "fewer than 7 days ahead: increase --ahead" in done.output
 
 
 def test_two_at_once(database: Database) -> None:
@@ -181,7 +181,7 @@ def test_a_table_in_the_way(database: Database) -> None:
 @pytest.mark.parametrize("days", ["0", "401", "many"])
 def test_wrong_numbers(database: Database, days: str) -> None:
     """Guards against thousands of partitions by a slip."""
-    assert database.outbox("partitions", "ensure", "--days", days).exit_code == 2
+    assert database.outbox("partitions", "ensure", "--ahead", days).exit_code == 2
 
 
 def test_without_an_outbox(database: Database) -> None:

@@ -46,9 +46,9 @@ def test_old_keys_go(database: Database) -> None:
 def test_keys_are_remembered_as_long_as_is_said(database: Database) -> None:
     """Guards against a setting that is never read."""
     database.rows(_KEYS, 5, 10)
-    shown = database.outbox("partitions", "purge", "--json", OUTBOX_KEY_RETENTION_DAYS="6")
+    shown = database.outbox("partitions", "purge", "--json", OUTBOX_IDEMPOTENCY_KEY_RETENTION_DAYS="6")
     assert json.loads(shown.output)["keys"] == 0
-    shown = database.outbox("partitions", "purge", "--json", OUTBOX_KEY_RETENTION_DAYS="4")
+    shown = database.outbox("partitions", "purge", "--json", OUTBOX_IDEMPOTENCY_KEY_RETENTION_DAYS="4")
     assert json.loads(shown.output)["keys"] == 10
 
 

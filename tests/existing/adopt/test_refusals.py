@@ -163,7 +163,7 @@ def test_the_order_of_the_steps(make: Make, schema: str) -> None:
     assert "run `outbox adopt switch` first" in adopted.refuse("adopt", "drain")[1]
     assert adopted.run("adopt", "back") == "nothing left to undo\n"
     adopted.write((KEY, 0))
-    assert "'nan' is not a number of seconds" in adopted.refuse("adopt", "switch", "--seconds", "nan")[1]
+    assert "'nan' is not a number of seconds" in adopted.refuse("adopt", "switch", "--wait-seconds", "nan")[1]
     adopted.run("adopt", "switch")
     for step in ("plan", "switch", "drain"):
         assert f"set OUTBOX_SCHEMA={schema}" in adopted.refuse("adopt", step, OUTBOX_SCHEMA="other")[1]
@@ -272,7 +272,7 @@ def test_a_transaction_that_holds_the_table(make: Make) -> None:
     adopted.run("adopt", "prepare")
     with adopted.connect_to_write() as connection:
         connection.execute("LOCK TABLE outbox IN ROW EXCLUSIVE MODE")
-        code, said = adopted.refuse("adopt", "switch", "--seconds", "0.5")
+        code, said = adopted.refuse("adopt", "switch", "--wait-seconds", "0.5")
         assert (code, "nothing was changed" in said) == (1, True)
         connection.rollback()
     assert adopted.state() == "prepared"

@@ -73,7 +73,7 @@ def test_who_holds_the_table(make: Make) -> None:
     adopted.run("adopt", "prepare")
     with adopted.connect_to_write() as connection:
         connection.execute("LOCK TABLE outbox IN ROW EXCLUSIVE MODE")
-        _, said = adopted.refuse("adopt", "switch", "--seconds", "0.3")
+        _, said = adopted.refuse("adopt", "switch", "--wait-seconds", "0.3")
         process = connection.info.backend_pid
         assert f"End the longest one (process {process} of role " in said
         assert ", idle in transaction, open for " in said

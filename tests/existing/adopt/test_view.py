@@ -372,7 +372,7 @@ def test_writers_that_use_the_outbox_itself(make: Make) -> None:
     with adopted.connect() as connection, adopted.connect_to_write() as open_one:
         connection.execute((event % 1).encode())
         open_one.execute((event % 2).encode())
-        code, said = adopted.refuse("adopt", "back", "--seconds", "0.5")
+        code, said = adopted.refuse("adopt", "back", "--wait-seconds", "0.5")
         assert (code, "nothing was changed" in said) == (1, True), said
         open_one.commit()
         adopted.back()

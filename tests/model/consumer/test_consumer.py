@@ -174,5 +174,5 @@ def test_every_statement_of_the_work_is_known() -> None:
     }
     # Before the first event, where an id is no UUID, and where it is not that of its row; for standbys, which
     # the model does not have; and for metrics.
-    others = {"TABLES", "FOREIGN", "CONTENTS", "RECORD_ID", "IS_SAME", "REACH_STANDBYS", "STATUS"}
+    others = {"TABLES", "VERSIONS", "FOREIGN", "CONTENTS", "RECORD_ID", "IS_SAME", "REACH_STANDBYS", "STATUS"}
     assert used - others == set(process._NAMES.values())

@@ -82,7 +82,7 @@ class Commands:
         """Change to `target`, or die on the way."""
         name, when = ("", "") if point is None else (point.name, point.when)
         done = forks.run(
-            [sys.executable, "-c", _PROGRAM, name, when, "cutover", "--to", target, "--seconds", "40"],
+            [sys.executable, "-c", _PROGRAM, name, when, "cutover", "--to", target, "--wait-seconds", "40"],
             env=self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

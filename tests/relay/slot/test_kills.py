@@ -57,13 +57,13 @@ def test_every_statement(outbox: Outbox, stride: int) -> None:
         wait_until(lambda: owners(outbox) != [None], what="a relay")
         for target in ("cdc", "polling"):
             for statement in itertools.count(0, stride):
-                if _comes_to_its_end(outbox, statement, "cutover", "--to", target, "--seconds", "30"):
+                if _comes_to_its_end(outbox, statement, "cutover", "--to", target, "--wait-seconds", "30"):
                     break
                 deaths += 1
                 # A death in the middle of one change, and the other one as the next.
                 if statement % 6 == 4:
                     back = "polling" if target == "cdc" else "cdc"
-                    assert _comes_to_its_end(outbox, 1_000, "cutover", "--to", back, "--seconds", "30")
+                    assert _comes_to_its_end(outbox, 1_000, "cutover", "--to", back, "--wait-seconds", "30")
                     assert read(settings).source == back
             assert read(settings).source == target
             assert read(settings).exists == (target == "cdc")

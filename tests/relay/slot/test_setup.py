@@ -57,10 +57,10 @@ def test_set_up_show_and_drop(outbox: Outbox) -> None:
     assert gone.returncode == 0, gone.stderr
     assert _slots(outbox) == []
     assert outbox.outbox("cdc", "drop").stdout == "there was no slot\n"
-    endless = outbox.outbox("cdc", "setup", "--seconds", "nan")
+    endless = outbox.outbox("cdc", "setup", "--wait-seconds", "nan")
     assert (endless.returncode, endless.stderr.splitlines()[-1].split(": ")[1:]) == (
         2,
-        ["Invalid value for '--seconds'", "'nan' is not a number of seconds"],
+        ["Invalid value for '--wait-seconds'", "'nan' is not a number of seconds"],
     )
     with outbox.connect() as connection:
         assert connection.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
