@@ -28,7 +28,7 @@ SYSTEM := $(addprefix tests/,browser demo deploy fleet history local model)
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: hello demo demo-archive ui fleet test test-system test-all collect test-fast coverage matrix interop chart model mutants soak thorough lint docs golden bench release clean
+.PHONY: hello demo demo-archive ui fleet test test-system test-all collect test-fast coverage matrix interop chart model mutants soak thorough lint docs golden bench release release-dump clean
 .DELETE_ON_ERROR:
 
 hello: $(VENV)/ready
@@ -119,6 +119,10 @@ golden: $(VENV)/ready
 # All parts or those of BENCH, into benchmarks/results.json; QUICK=1: small sizes, ratios only, nothing is kept.
 bench: $(VENV)/ready
 	@$(BIN)/python -m benchmarks $(BENCH)
+
+# The installation of this version for tests/releases, until it is released: then it is never made again.
+release-dump: $(VENV)/ready
+	@$(BIN)/python -m tests.releases
 
 # Makes dist/ from what is committed and checks it: files, page, that it can be made again, and works alone.
 release: $(VENV)/ready
