@@ -51,7 +51,8 @@ def deadly(events):
     if any('"deadly"' in (event.payload or "") for event in events):
         os.kill(os.getpid(), signal.SIGKILL)
     return weigh(events)
-snapshots.weigh = contents.weigh = retries.weigh = deadly
+snapshots.weigh = retries.weigh = deadly
+contents.weigh_one = lambda event: deadly([event])
 from outbox_pipelines.__main__ import main
 sys.argv = ["outbox", "relay", "--until-empty"]
 main()
