@@ -60,7 +60,8 @@ def owner(tmp_path: Path) -> Iterator[Settings]:
         schema.migrate(settings)
         file = tmp_path / "grants.toml"
         file.write_text(roles)
-        grants.apply(settings, grants.read(file))
+        lines = grants.apply(settings, grants.read(file))
+        assert set(re.findall(r"^ *(role .*)$", DOC.read_text(), re.M)) <= set(lines)
         yield settings
 
 

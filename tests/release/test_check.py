@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from outbox_pipelines import __version__
 from tests.release.check import ReleaseError, check_contents, check_page, check_same, locked, make_again
 from tests.release.make import ROOT, SUMS, archives, build, make, notes, release_time
 
@@ -101,6 +103,16 @@ def test_the_image_has_the_wheel_of_the_release(release: tuple[Path, Path], tmp_
     build(tmp_path, tmp_path / "dist", release_time(ROOT), "wheel")
     [wheel] = (tmp_path / "dist").iterdir()
     assert wheel.read_bytes() == release[0].read_bytes()
+
+
+def test_there_is_one_version() -> None:
+    """Guards against a relay that takes itself for another version than its schema needs."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert __version__ == version
+    files = ("chart/Chart.yaml", "kubernetes/kustomization.yaml", "dagster/run-pods/launcher.yaml")
+    texts = [(ROOT / "deploy" / name).read_text() for name in files]
+    found = [re.findall(r'(?:ersion: |newTag: |pipelines:)"?([\d.]+)', text) for text in texts]
+    assert found == [[version] * 2, [version], [version]]
 
 
 def test_notes_are_those_of_the_version() -> None:
