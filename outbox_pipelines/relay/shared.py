@@ -169,11 +169,8 @@ class SharedBatchQueue(BatchQueue):
         self._wanted.set()
 
     def await_demand(self, seconds: float) -> bool:
-        """Wait until a batch is wanted, for so long at most; return whether none was."""
-        if self._wanted.is_set():
-            return False
-        self._wanted.wait(seconds)
-        return True
+        """Wait until a batch is wanted, for so long at most; return whether one is wanted since then."""
+        return not self._wanted.is_set() and self._wanted.wait(seconds)
 
 
 class Threads:

@@ -50,7 +50,7 @@ _LOG: Final = logging.getLogger(__name__)
 _FAST_POLL: Final = 0.002
 _FAST_FOR: Final = 1.0
 _SLOW_POLL: Final = 0.025
-# While no transaction takes a batch, nothing is read for so long: what is read then can be taken at once.
+# In exactly_once nothing is read until a transaction can begin, for so long at most.
 _DEMAND_SECONDS: Final = 0.02
 # A relay that runs for months keeps days ahead of itself, where it may.
 _PARTITIONS_EVERY: Final = 3600.0
