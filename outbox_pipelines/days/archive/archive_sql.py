@@ -230,8 +230,8 @@ HAS_VALUES: Final = "SELECT EXISTS (SELECT FROM {leaf} WHERE {name} IS NOT NULL)
 
 def texts(columns: Sequence[Column]) -> sql.Composable:
     """Return what replaces `{extra}` in a sum over a table."""
-    each = [sql.SQL(EXTRA_TEXT).format(name=sql.Identifier(column.name)) for column in columns]
-    return sql.SQL("").join(each)
+    parts = [sql.SQL(EXTRA_TEXT).format(name=sql.Identifier(column.name)) for column in columns]
+    return sql.SQL("").join(parts)
 
 
 def values(columns: Sequence[Column]) -> sql.Composable:

@@ -301,7 +301,9 @@ class Archive:
 
     @cached_property
     def _files(self) -> Files:
-        return Files(self._store, {key(day, each.file): each.size for day, each in self.manifests.items()})
+        return Files(
+            self._store, {key(day, manifest.file): manifest.size for day, manifest in self.manifests.items()}
+        )
 
     @cached_property
     def _file_system(self) -> pyarrow.fs.FileSystem:
@@ -377,7 +379,7 @@ def _parsed(name: str, text: str, events: pa.RecordBatch, row: int) -> Any:
         return json.loads(text)
     # PostgreSQL writes 1e5000 with all its digits; or the JSON is nested too deeply.
     except (ValueError, RecursionError) as error:
-        id, seq = (events.column(each)[row].as_py() for each in ("id", "seq"))
+        id, seq = (events.column(name)[row].as_py() for name in ("id", "seq"))
         raise SetupError(
             f"the {name} of event {id} (seq {seq}) is JSON that Python cannot parse ({first_line(error)}): "
             "omit parse, or extract the members that you need in SQL"

@@ -114,11 +114,11 @@ def _remove(
         aggregate_type: retention.get(aggregate_type, retention.get("*", math.inf))
         for aggregate_type in counts
     }
-    types = tuple(sorted(each for each, limit in limits.items() if age > limit))
+    types = tuple(sorted(type_name for type_name, limit in limits.items() if age > limit))
     if not types or dry_run:
         return Expired(day, sum(counts[type_name] for type_name in types), sum(counts.values()), types)
     names = types[:_MOST_NAMES] + (("…",) if len(types) > _MOST_NAMES else ())
-    days = ", ".join(sorted({f"{limits[each]:.0f}" for each in types}))
+    days = ", ".join(sorted({f"{limits[type_name]:.0f}" for type_name in types}))
     done = rewrite.rewrite(
         settings,
         day,

@@ -274,10 +274,10 @@ def _times(
 ) -> list[Any]:
     times = []
     columns = iter(shard_columns)
-    for shards, each in published.items():
+    for shards, by_shard in published.items():
         shard_of = np.zeros(len(tx), np.int64) if shards == 1 else next(columns).to_numpy()
         at = np.full(len(tx), np.iinfo(np.int64).max)
-        for shard, series in each.items():
+        for shard, series in by_shard.items():
             mine = shard_of == shard
             at[mine] = series.at(tx[mine], seq[mine])
         times.append(at)

@@ -269,7 +269,7 @@ def unfinished_changes(settings: DaySettings) -> list[date]:
 def record_changes(connection: Connection, manifest: Manifest, content: bytes) -> None:
     """Record in the database a manifest with changes, and all of its changes."""
     # Each change led to the manifest that the next one replaced.
-    digests = [*(each.manifest_sha256 for each in manifest.changes[1:]), digest(content)]
+    digests = [*(change.manifest_sha256 for change in manifest.changes[1:]), digest(content)]
     changes = [
         {**change.model_dump(), "names": list(change.names), "day": manifest.day, "led_to": led_to}
         for change, led_to in zip(manifest.changes, digests, strict=True)

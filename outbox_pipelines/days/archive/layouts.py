@@ -104,5 +104,5 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     if one == other:
         return one
     if pa.types.is_integer(one) and pa.types.is_integer(other):
-        return max(one, other, key=lambda each: each.bit_width)
+        return max(one, other, key=lambda type_: type_.bit_width)
     return pa.string()

@@ -183,7 +183,9 @@ def prove(store: Store, day: date, connection: Connection, leaf: str, manifest_s
     in_table = added_columns(connection, leaf)
     # A column that was dropped from the table since is not a difference: the file has more data.
     names = {column.name for column in in_table}
-    columns = in_table if manifest is None else tuple(each for each in manifest.columns if each.name in names)
+    columns = (
+        in_table if manifest is None else tuple(column for column in manifest.columns if column.name in names)
+    )
     with ThreadPoolExecutor(1) as threads:
         summing = threads.submit(sums_of_table, connection, leaf, columns)
         sums, of_file = (None, []) if manifest is None else _file(store, manifest)
@@ -200,7 +202,7 @@ def prove(store: Store, day: date, connection: Connection, leaf: str, manifest_s
                 if sums != table:
                     differences += _named(connection, leaf, file, columns, table, sums)
     changes = manifest.changes if manifest is not None else ()
-    return Proof(day, sum(each.rows for each in table.values()), tuple(differences), changes)
+    return Proof(day, sum(of_bucket.rows for of_bucket in table.values()), tuple(differences), changes)
 
 
 def verify(store: Store, day: date, manifest_sha256: str | None) -> Proof:
@@ -304,7 +306,7 @@ def _bytes(file: Path, manifest: Manifest) -> list[str]:
 
 
 def _against_manifest(what: str, sums: dict[int, Sum], manifest: Manifest) -> list[str]:
-    rows = sum(each.rows for each in sums.values())
+    rows = sum(of_bucket.rows for of_bucket in sums.values())
     differences = [] if rows == manifest.rows else [f"{what}: {rows:,}, in the manifest {manifest.rows:,}"]
     wrong = sorted(
         bucket for bucket in sums | manifest.buckets if sums.get(bucket) != manifest.buckets.get(bucket)

@@ -175,7 +175,7 @@ def _structure(root: dict[str, Any], schema: Any, depth: int) -> Any:
         # A struct cannot tell them apart.
         if len({name.casefold() for name in members}) < len(members):
             return "JSON"
-        return {name: _structure(root, each, depth + 1) for name, each in members.items()}
+        return {name: _structure(root, member, depth + 1) for name, member in members.items()}
     if kind == "array" and isinstance(schema.get("items"), dict):
         return [_structure(root, schema["items"], depth + 1)]
     if kind == "string" or (kind is None and all(isinstance(each, str) for each in schema.get("enum", [0]))):
@@ -249,8 +249,8 @@ def _unstable(where: str) -> str:
 def _names(node: Any) -> Iterator[str]:
     """Yield the functions and columns of a statement as DuckDB gives it."""
     if isinstance(node, list):
-        for each in node:
-            yield from _names(each)
+        for child in node:
+            yield from _names(child)
     elif isinstance(node, dict):
         name = str(node.get("function_name", "")).casefold()
         # Of one time: up to today.
@@ -258,5 +258,5 @@ def _names(node: Any) -> Iterator[str]:
         yield "current_date" if name == "age" and len(arguments) == 1 else name
         if node.get("type") == "COLUMN_REF":
             yield node["column_names"][-1].casefold()
-        for each in node.values():
-            yield from _names(each)
+        for child in node.values():
+            yield from _names(child)

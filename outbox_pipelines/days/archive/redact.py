@@ -87,10 +87,10 @@ def redact(
     question.require_condition(where)
     redaction = _Redaction(day, where, {"payload": {}, "headers": {}})
     _refuse_overlap(paths)
-    for each in paths:
-        redaction.asked["payload"][_steps(each)] = each
-    for each in headers:
-        redaction.asked["headers"][(each,)] = f"header {each}"
+    for path in paths:
+        redaction.asked["payload"][_steps(path)] = path
+    for header in headers:
+        redaction.asked["headers"][(header,)] = f"header {header}"
     names = tuple(name for column in redaction.asked.values() for name in column.values())
     if not names:
         raise SetupError("nothing is to be redacted: give --path or --header")
@@ -149,7 +149,7 @@ class _Redaction:
             return None
         asked = self.asked[column]
         text, found = erased(text, asked)
-        self.found.update(asked[each] for each in found)
+        self.found.update(asked[steps] for steps in found)
         return text
 
 

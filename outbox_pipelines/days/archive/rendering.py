@@ -120,7 +120,7 @@ def json_of(value: object) -> str:
     Characters that control a terminal are escapes, which JSON has for every character.
     """
     if isinstance(value, dict):
-        members = (f"{to_json(text_of(name))}: {json_of(each)}" for name, each in value.items())
+        members = (f"{to_json(text_of(name))}: {json_of(member)}" for name, member in value.items())
         return "{" + ", ".join(members) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(json_of, value)) + "]"

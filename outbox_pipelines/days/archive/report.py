@@ -162,9 +162,9 @@ def read(archive: Archive, since: date | None = None, until: date | None = None)
         periods=tuple(dict.fromkeys(_period(since + timedelta(n), unit) for n in range(span))),
         types=kinds[0][1] if kinds else 0,
         total=figures.get((None, False, None), Figures()),
-        by_period={period: each for (period, is_of, _), each in figures.items() if period and not is_of},
-        by_type={kind: each for (period, is_of, kind), each in figures.items() if is_of and not period},
-        by_both={(period, kind): each for (period, is_of, kind), each in figures.items() if period and is_of},
+        by_period={period: row for (period, is_of, _), row in figures.items() if period and not is_of},
+        by_type={kind: row for (period, is_of, kind), row in figures.items() if is_of and not period},
+        by_both={(period, kind): row for (period, is_of, kind), row in figures.items() if period and is_of},
         file_bytes=file_bytes,
     )
 

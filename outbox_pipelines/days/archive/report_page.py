@@ -60,8 +60,8 @@ def page(report: Report, largest: Sequence[Payload], aggregates: Sequence[Aggreg
         "Dead letters": _number(total.dead_letters),
     }
     by_period = [
-        (_label(report, each), *_cells(figures), size(report.file_bytes[each]))
-        for each, figures in sorted(report.by_period.items())
+        (_label(report, period), *_cells(figures), size(report.file_bytes[period]))
+        for period, figures in sorted(report.by_period.items())
     ]
     return "".join(
         [
@@ -97,7 +97,7 @@ def pictures(report: Report, *, are_images: bool = False) -> list[str]:
     factor, unit = _unit(max((figures.lag_p99 or 0.0 for figures in lags), default=0.0))
     medians = [(figures.lag_median or 0.0) / factor for figures in lags]
     # The bars end at the 99th percentile.
-    above = [(each.lag_p99 or 0.0) / factor - median for each, median in zip(lags, medians, strict=True)]
+    above = [(lag.lag_p99 or 0.0) / factor - median for lag, median in zip(lags, medians, strict=True)]
 
     def drawn(title: str, series: Mapping[str, Sequence[float]], shown: Callable[[float], str]) -> str:
         return bars(f"{title} per {report.unit}", labels, series, shown, is_image=are_images)
@@ -137,14 +137,14 @@ def _of_types(report: Report) -> Iterator[tuple[str, ...]]:
 
 
 def _of_payloads(largest: Iterable[Payload]) -> Iterator[tuple[str, ...]]:
-    for each in largest:
-        aggregate = f"{each.aggregate_type} {each.aggregate_id}"
-        yield _number(each.size), each.event_type, aggregate, str(each.day), each.id
+    for event in largest:
+        aggregate = f"{event.aggregate_type} {event.aggregate_id}"
+        yield _number(event.size), event.event_type, aggregate, str(event.day), event.id
 
 
 def _of_aggregates(aggregates: Sequence[Aggregates]) -> Iterator[tuple[str, ...]]:
-    for each in aggregates:
-        yield each.aggregate_type, _number(each.aggregates), _number(each.events)
+    for row in aggregates:
+        yield row.aggregate_type, _number(row.aggregates), _number(row.events)
 
 
 def _cells(figures: Figures) -> tuple[str, ...]:

@@ -98,9 +98,9 @@ class Store:
         with self._errors():
             if self.root is None:
                 prefixes = obstore.list_with_delimiter(self._bucket, EVENTS)["common_prefixes"]
-                names = [each.rsplit("/", 1)[-1] for each in prefixes]
+                names = [prefix.rsplit("/", 1)[-1] for prefix in prefixes]
             else:
-                names = [each.parent.name for each in (self.root / EVENTS).glob("*/*.parquet")]
+                names = [file.parent.name for file in (self.root / EVENTS).glob("*/*.parquet")]
         return set(filter(None, (_day_of(f"{name.partition('=')[2]}.json") for name in names)))
 
     def _names(self, directory: str) -> list[str]:
@@ -110,7 +110,7 @@ class Store:
                 objects = obstore.list_with_delimiter(self._bucket, directory)["objects"]
                 return [entry["path"].rsplit("/", 1)[-1] for entry in objects]
             path = self.root / directory
-            return [each.name for each in path.iterdir()] if path.exists() else []
+            return [file.name for file in path.iterdir()] if path.exists() else []
 
     def piece(self, name: str, start: int, end: int) -> bytes:
         """Return the bytes of an object in a bucket, from `start` up to but excluding `end`."""

@@ -124,9 +124,9 @@ def _require_over(connection: Connection, day: date) -> None:
             "it is not a day of this outbox, so its references are not known: see `outbox partitions list`"
         )
     # A writer of another language may have taken the day from its own clock, or before its transaction.
-    for each in (day, following):
-        if states.get(each) == "open":
-            raise StaysError(f"{each} is not closed: see `outbox partitions close {each}`")
+    for checked_day in (day, following):
+        if states.get(checked_day) == "open":
+            raise StaysError(f"{checked_day} is not closed: see `outbox partitions close {checked_day}`")
     # Closing has proven it for rows of the days themselves. A row of a backfill may be in any other day.
     if why := close.still_running(connection, following):
         raise StaysError(why)

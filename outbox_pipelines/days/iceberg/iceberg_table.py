@@ -75,11 +75,11 @@ class Day:
     def changes(self, root: str, day: date) -> str | None:
         """Return what another engine has done to it; None if nothing."""
         own = f"{root}/{key(day, '')}"
-        for each in self.files:
-            if each.content != DataFileContent.DATA:
+        for file in self.files:
+            if file.content != DataFileContent.DATA:
                 return "another engine has deleted rows of it"
-            if not each.file_path.startswith(own):
-                return f"another engine has written {each.file_path}"
+            if not file.file_path.startswith(own):
+                return f"another engine has written {file.file_path}"
         if self.registered is None:
             lost = "another engine has added its file, or has expired the snapshot that registered it"
             return lost if self.files else None
@@ -134,8 +134,8 @@ def require_unchanged(table: Table, root: str) -> None:
 
 
 def _has_base(schema: Schema) -> bool:
-    names = {each.field_id: (each.name, each.field_type) for each in schema.fields}
-    return all(names.get(each.field_id) == (each.name, each.field_type) for each in _BASE.fields)
+    names = {column.field_id: (column.name, column.field_type) for column in schema.fields}
+    return all(names.get(column.field_id) == (column.name, column.field_type) for column in _BASE.fields)
 
 
 def create(catalog: Catalog, name: Identifier, root: str, archive: UUID) -> Table:
@@ -223,14 +223,14 @@ def _bounds(values: Mapping[int, Any]) -> dict[int, bytes]:
 
 def with_columns(catalog: Catalog, table: Table, files: Iterable[tuple[Column, ...]]) -> Table:
     """Return the table after adding the columns that users have added, and widening integers."""
-    fields = {each.field_id: each for each in table.schema().fields}
+    fields = {column.field_id: column for column in table.schema().fields}
     for columns in dict.fromkeys(files):
-        for each in pyarrow_to_schema(schema_with(columns)).fields:
-            known = fields.get(each.field_id)
+        for column in pyarrow_to_schema(schema_with(columns)).fields:
+            known = fields.get(column.field_id)
             if known is None:
-                fields[each.field_id] = _named(each, {other.name.casefold() for other in fields.values()})
-            elif (known.field_type, each.field_type) == (IntegerType(), LongType()):
-                fields[each.field_id] = known.model_copy(update={"field_type": LongType()})
+                fields[column.field_id] = _named(column, {other.name.casefold() for other in fields.values()})
+            elif (known.field_type, column.field_type) == (IntegerType(), LongType()):
+                fields[column.field_id] = known.model_copy(update={"field_type": LongType()})
     if tuple(fields.values()) == table.schema().fields:
         return table
     number = max(schema.schema_id for schema in table.metadata.schemas) + 1

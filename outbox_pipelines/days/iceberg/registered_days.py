@@ -106,11 +106,11 @@ def _register(place: _Place, table: Table, known: Mapping[date, iceberg_table.Da
     with ThreadPoolExecutor(_READERS) as threads:
         read = threads.map(lambda day: _manifest(place, day), due)
     manifests: list[Manifest] = []
-    for day, each in zip(due, read, strict=True):
-        if isinstance(each, Manifest):
-            manifests.append(each)
+    for day, result in zip(due, read, strict=True):
+        if isinstance(result, Manifest):
+            manifests.append(result)
         else:
-            differences.append(f"{day}: {each}")
+            differences.append(f"{day}: {result}")
     if manifests:
         with answering():
             _commit(place, table, known, manifests)
@@ -129,7 +129,7 @@ def _commit(
     place: _Place, table: Table, known: Mapping[date, iceberg_table.Day], manifests: list[Manifest]
 ) -> None:
     """Register these days; the former file of one that was archived again is removed in the same snapshot."""
-    table = iceberg_table.with_columns(place.catalog, table, (each.columns for each in manifests))
+    table = iceberg_table.with_columns(place.catalog, table, (manifest.columns for manifest in manifests))
     removed: list[DataFile] = []
     added: list[DataFile] = []
     for manifest in manifests:
@@ -139,14 +139,16 @@ def _commit(
         if before != now:
             removed += before
             added += now
-    properties = dict(iceberg_table.property_of(each, place.archived[each.day]) for each in manifests)
+    properties = dict(
+        iceberg_table.property_of(manifest, place.archived[manifest.day]) for manifest in manifests
+    )
     with table.transaction() as transaction:
         update = transaction.update_snapshot(snapshot_properties=properties)
         with update.overwrite() if removed else update.merge_append() as producer:
-            for each in removed:
-                producer.delete_data_file(each)
-            for each in added:
-                producer.append_data_file(each)
+            for file in removed:
+                producer.delete_data_file(file)
+            for file in added:
+                producer.append_data_file(file)
 
 
 def compare(settings: DaySettings, day: date) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ def close(settings: DaySettings, day: date | None = None) -> list[Closing]:
             if day not in over:
                 return [_not_over(connection, day, settings)]
             over = [day]
-        return [_close(connection, each) for each in over]
+        return [_close(connection, day) for day in over]
 
 
 def require_reopenable(settings: OutboxSettings, day: date) -> None:

@@ -20,6 +20,8 @@ from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.parked import CRASHED
 
+HARMLESS_SECONDS: Final = 1.0
+"""An event that crashes the process does so within this time, when it is encoded, compressed or sent."""
 # More than can be in flight: 30,000 events, the next batch, and what waits for the settler.
 _WINDOW: Final = 150_000
 _FEW: Final = 100

@@ -18,7 +18,7 @@ from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.batch import Batch, BatchQueue, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State
-from outbox_pipelines.relay.core.crash_guard import CrashGuard
+from outbox_pipelines.relay.core.crash_guard import HARMLESS_SECONDS, CrashGuard
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.ledger import Ledger, SettleRequest
 from outbox_pipelines.relay.core.producers import Clock
@@ -28,8 +28,6 @@ from outbox_pipelines.relay.core.publisher import Publisher
 _STOP_SECONDS: Final = 10.0
 # How long a run until empty waits for an unavailable Kafka.
 _OUTAGE_SECONDS: Final = 60.0
-# An event that crashes the process does so when it is encoded, compressed or sent.
-_INNOCENT_SECONDS: Final = 1.0
 # While acknowledgments are awaited, new batches are looked for this often.
 REPORT_POLL: Final = 0.001
 
@@ -85,7 +83,7 @@ class Flow:
         self._rest: Batch | None = None
         """The unpublished rest of a batch that is published in portions."""
         self._alone: Batch | None = None
-        self._innocent_at = math.inf
+        self._harmless_at = math.inf
         self._stop_by = math.inf
         self._unavailable_since: float | None = None
         self._opening: SettleRequest | None = None
@@ -120,7 +118,7 @@ class Flow:
                 self._reading = False
             else:
                 if isinstance(batch, Batch) and (self._crash_guard.is_needed or batch.is_large):
-                    self._alone, self._innocent_at = batch, self._clock() + _INNOCENT_SECONDS
+                    self._alone, self._harmless_at = batch, self._clock() + HARMLESS_SECONDS
                 self._publisher.publish(batch)
         self._hand_on()
         return True
@@ -130,9 +128,9 @@ class Flow:
             self._alone = None
             self._crash_guard.passed(batch)
             return True
-        if self._clock() > self._innocent_at:
+        if self._clock() > self._harmless_at:
             self._crash_guard.waits()
-            self._innocent_at = math.inf
+            self._harmless_at = math.inf
         if self._is_stopped():
             self._reading = False
             if self._is_done():

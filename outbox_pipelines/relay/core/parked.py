@@ -151,7 +151,7 @@ class EventProber(Protocol):
     def verdicts(self) -> list[Tried]:
         """Return the verdicts since the last call."""
 
-    def innocent(self) -> list[int]:
+    def harmless(self) -> list[int]:
         """Return the seqs of events that do not crash the process: answered, or unanswered for a second."""
 
 

@@ -20,6 +20,7 @@ from typing import Final
 from outbox_pipelines.core.event import LARGE, Event, weigh
 from outbox_pipelines.relay.core.batch import ReleasedBatch
 from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, Aggregate, BlockedAggregates
+from outbox_pipelines.relay.core.crash_guard import HARMLESS_SECONDS
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.parked import (
     Attempt,
@@ -41,8 +42,6 @@ _AT_ONCE: Final = 500
 _RELEASE: Final = 5000
 _MOST_RELEASES: Final = 2
 _REFRESH_SECONDS: Final = 1.0
-# An event that crashes the process does so when it is encoded, compressed or sent.
-_INNOCENT_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -192,12 +191,12 @@ class Retries:
 
         A kill during an outage counts against no event.
         """
-        cleared = self._prober.innocent()
+        cleared = self._prober.harmless()
         for run in self._in_flight:
             if not run.marked or any(run.released is queued for queued in list(self.released)):
                 continue
             run.taken_at = run.taken_at or now
-            if now - run.taken_at >= _INNOCENT_SECONDS:
+            if now - run.taken_at >= HARMLESS_SECONDS:
                 cleared += run.marked
                 run.marked = []
         if cleared:

@@ -29,6 +29,7 @@ from outbox_pipelines.core import log, text
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.log import RepeatedLines
 from outbox_pipelines.errors import UnavailableError
+from outbox_pipelines.relay.core.crash_guard import HARMLESS_SECONDS
 from outbox_pipelines.relay.core.outcomes import Kind
 from outbox_pipelines.relay.core.parked import Attempt, Tried, Verdict
 from outbox_pipelines.relay.kafka import client, client_errors
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 # How long Kafka may take for a handful of events; longer is an outage.
 _PATIENCE_SECONDS: Final = 15.0
-# An event that crashes the process does so when it is encoded, compressed or sent.
-_INNOCENT_SECONDS: Final = 1.0
 # How long an ending prober waits for answers: a published event without a recorded answer is published again.
 _LAST_SECONDS: Final = 10.0
 
@@ -118,10 +117,10 @@ class Prober:
             raise self._failure
         return [self._tried.popleft() for _ in range(len(self._tried))]
 
-    def innocent(self) -> list[int]:
+    def harmless(self) -> list[int]:
         seqs = [self._answered.popleft() for _ in range(len(self._answered))]
         handed = self._handed
-        if handed is not None and time.monotonic() - handed[0] >= _INNOCENT_SECONDS:
+        if handed is not None and time.monotonic() - handed[0] >= HARMLESS_SECONDS:
             self._handed = None
             seqs += handed[1]
         return seqs

@@ -238,7 +238,7 @@ class ModelProber:
         found, self.tried = self.tried, []
         return found
 
-    def innocent(self) -> list[int]:
+    def harmless(self) -> list[int]:
         return []
 
     def answer(self) -> None:
