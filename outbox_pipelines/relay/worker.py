@@ -34,7 +34,7 @@ from outbox_pipelines.relay.core.retries import MAX_CRASHES, Retries
 from outbox_pipelines.relay.core.settler import MANY_EVENTS, Settler
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, place, recover
+from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, kafka_names, recover
 from outbox_pipelines.relay.lease.owner_session import beating
 from outbox_pipelines.relay.lease.shard import Settled, Shard
 from outbox_pipelines.relay.parking.delayed_events import DelayedEvents
@@ -181,7 +181,7 @@ class Worker:
         self._prober = Prober(
             settings,
             producer.lookups,
-            f"{place(shard).transactional_id}-prober" if rehearses else None,
+            f"{kafka_names(shard).transactional_id}-prober" if rehearses else None,
             schema_ids=producer.schema_ids,
         )
         self._retries = Retries(

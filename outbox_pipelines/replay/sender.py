@@ -26,7 +26,7 @@ from outbox_pipelines.config.message_names import REPLAY_ID, REPLAYED_AT
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.text import counted, reason
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.core.outcomes import Kind
+from outbox_pipelines.relay.core.outcomes import Cause
 from outbox_pipelines.relay.core.producers import FirstAcknowledgments
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.message import Encoder, is_framed
@@ -89,8 +89,8 @@ class Sender:
         self._partitions = partitions
         self._rate = rate
         self._is_stopped = is_stopped
-        self._refused: tuple[Kind, str] | None = None
-        """The first refusal of this client: its kind, and the topic and the reason."""
+        self._refused: tuple[Cause, str] | None = None
+        """The first refusal of this client: its cause, and the topic and the reason."""
         self._batches: deque[_Batch] = deque()
         self._passed_seq = self._alone_until = 0
         """Up to which seq events were passed to a client, and up to which each is sent alone."""
@@ -182,7 +182,7 @@ class Sender:
             try:
                 value, headers = encode(event)
             except ValueError as error:
-                self._end(Kind.EVENT, f"it cannot be encoded: {reason(str(error))}")
+                self._end(Cause.EVENT, f"it cannot be encoded: {reason(str(error))}")
             if topic not in begun:
                 while self._first.is_awaited(topic, key):
                     self._wait()
@@ -197,7 +197,7 @@ class Sender:
                 except KafkaException as error:
                     self._require_refusal(error.args[0])
                     refusal = client_errors.refusal(error.args[0])
-                    self._end(refusal.kind, f"topic {topic}: {refusal.reason}")
+                    self._end(refusal.cause, f"topic {topic}: {refusal.reason}")
             passed += 1
         return passed
 
@@ -225,9 +225,9 @@ class Sender:
             self.position, self.sent = done.last_seq, self.sent + len(done.acknowledged)
             self.trouble = ""
 
-    def _end(self, kind: Kind, why: str) -> NoReturn:
+    def _end(self, cause: Cause, why: str) -> NoReturn:
         """Raise the error of a refusal, or `AgainError` until it is known which event it is about."""
-        if kind is not Kind.EVENT:
+        if cause is not Cause.EVENT:
             self._drain()
             raise SetupError(f"{why}{_repeated(sum(len(each.acknowledged) for each in self._batches))}")
         event = self._alone
@@ -304,14 +304,14 @@ class Sender:
 
     def _require_refusal(self, error: KafkaError) -> None:
         """Raise another error if neither the event nor its topic is the reason."""
-        if client_errors.refusal(error).kind is Kind.CONSEQUENCE:
+        if client_errors.refusal(error).cause is Cause.CONSEQUENCE:
             self._explain()
             self.settle()
 
     def _refuse(self, error: KafkaError, message: Message) -> None:
         refusal = client_errors.refusal(error)
-        if refusal.kind is not Kind.CONSEQUENCE and self._refused is None:
-            self._refused = refusal.kind, f"topic {message.topic()}: {refusal.reason}"
+        if refusal.cause is not Cause.CONSEQUENCE and self._refused is None:
+            self._refused = refusal.cause, f"topic {message.topic()}: {refusal.reason}"
 
     def _on_error(self, error: KafkaError) -> None:
         self.trouble = error.str()

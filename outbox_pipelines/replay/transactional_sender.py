@@ -25,10 +25,10 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.relay.core.outcomes import Kind, ShardLostError
+from outbox_pipelines.relay.core.outcomes import Cause, ShardLostError
 from outbox_pipelines.relay.core.producers import CommitAnswer
 from outbox_pipelines.relay.kafka import client, client_errors, progress_topic
-from outbox_pipelines.relay.kafka.transactional_producer import Place, TransactionEnds, begin
+from outbox_pipelines.relay.kafka.transactional_producer import KafkaNames, TransactionEnds, begin
 from outbox_pipelines.relay.lease.shard_ownership import identity_of
 from outbox_pipelines.replay import replay_sql
 from outbox_pipelines.replay.replay_record import Replay, advance
@@ -95,13 +95,13 @@ class TransactionalSender(Sender):
         self._replay = replay.id
         self._relay_settings = settings
         identity = identity_of(connection, settings.db_schema)
-        self._place = Place(f"outbox-{identity}-replay", f"outbox-progress-{identity}-replay", 0)
+        self._kafka_names = KafkaNames(f"outbox-{identity}-replay", f"outbox-progress-{identity}-replay", 0)
         self._ends = TransactionEnds()
         self._failures = 0
         self._refused_seq = 0
         """Of an event that Kafka has refused alone: it then comes first in a transaction."""
         self._forget()
-        progress_topic.create_topic(settings, self._place.topic, 1)
+        progress_topic.create_topic(settings, self._kafka_names.topic, 1)
         super().__init__(
             settings,
             replay.id,
@@ -126,13 +126,13 @@ class TransactionalSender(Sender):
         self._begun = set(self._routes.values())
         producer = begin(
             self._relay_settings,
-            self._place,
+            self._kafka_names,
             self._on_error,
             _INIT_SECONDS,
             **QUEUE,
             delivery_report_only_error=True,
         )
-        last = progress_topic.read_last(self._relay_settings, self._place.topic, 0, Record.decode)
+        last = progress_topic.read_last(self._relay_settings, self._kafka_names.topic, 0, Record.decode)
         # Also without a record: only a session that is alive has the lock.
         found = self._connection.execute(
             replay_sql.LIST, {"id": last.replay if last is not None else self._replay}
@@ -199,11 +199,11 @@ class TransactionalSender(Sender):
         if self._has_failed:
             raise AgainError
 
-    def _end(self, kind: Kind, why: str) -> NoReturn:
+    def _end(self, cause: Cause, why: str) -> NoReturn:
         if self._alone is not None and self._alone.seq != self._refused_seq:
             self._refused_seq = self._alone.seq
             raise AgainError
-        super()._end(kind, why)
+        super()._end(cause, why)
 
     def _drain(self) -> None:
         """All of it is aborted."""
@@ -219,7 +219,7 @@ class TransactionalSender(Sender):
                 if len(self._producer) and self._is_stopped():
                     self._is_partial = True
                     raise StoppedError
-            self._producer.produce(self._place.topic, record.encode(), "0", partition=0)
+            self._producer.produce(self._kafka_names.topic, record.encode(), "0", partition=0)
             while (answer := self._ends.commit(self._producer)) is CommitAnswer.NONE:
                 is_repeated, self.trouble = True, self._ends.trouble
                 if self._is_stopped():
@@ -258,7 +258,7 @@ class TransactionalSender(Sender):
         except AgainError:
             self._has_failed = True
             # That the rest of a transaction is discarded is no reason.
-            if client_errors.kind(error) is not Kind.CONSEQUENCE:
+            if client_errors.cause(error) is not Cause.CONSEQUENCE:
                 self.trouble = error.str()
         else:
             self._refuse(error, message)
@@ -267,5 +267,5 @@ class TransactionalSender(Sender):
         raise AgainError
 
     def _require_refusal(self, error: KafkaError) -> None:
-        if client_errors.refusal(error).kind not in (Kind.EVENT, Kind.TOPIC):
+        if client_errors.refusal(error).cause not in (Cause.EVENT, Cause.TOPIC):
             raise AgainError

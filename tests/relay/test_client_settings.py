@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.topic_lookups import TopicLookups
-from outbox_pipelines.relay.kafka.transactional_producer import begin, place
+from outbox_pipelines.relay.kafka.transactional_producer import begin, kafka_names
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.settings import Settings
@@ -60,7 +60,7 @@ def _publisher(settings: Settings, shard: Shard) -> Producer:
 
 
 def _transactional(settings: Settings, shard: Shard) -> Producer:
-    return begin(settings, place(shard), lambda error: None)
+    return begin(settings, kafka_names(shard), lambda error: None)
 
 
 def _trials(settings: Settings, shard: Shard, transactional_id: str | None = None) -> Producer:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_pipelines.relay.core.outcomes import Kind
+from outbox_pipelines.relay.core.outcomes import Cause
 from outbox_pipelines.relay.kafka import client_errors, topic_admin, topic_lookups
 from tests.conftest import Outbox, wait_until
 from tests.history import mock
@@ -68,14 +68,14 @@ def test_every_code_of_the_client_is_decided() -> None:
     ] == []
     assert not client_errors._TABLE.keys() & OF_OTHERS
     assert {
-        code for code in _codes() if client_errors.kind(KafkaError(code)) is Kind.EVENT
+        code for code in _codes() if client_errors.cause(KafkaError(code)) is Cause.EVENT
     } == BLAMES_THE_EVENT
-    assert all(client_errors.kind(KafkaError(code)) is Kind.OUTAGE for code in OF_OTHERS)
+    assert all(client_errors.cause(KafkaError(code)) is Cause.OUTAGE for code in OF_OTHERS)
 
 
 def test_a_code_that_no_client_knows_is_an_outage() -> None:
     """Guards against a newer broker whose every answer makes dead letters."""
-    assert client_errors.kind(KafkaError(30_000)) is Kind.OUTAGE
+    assert client_errors.cause(KafkaError(30_000)) is Cause.OUTAGE
 
 
 @pytest.fixture

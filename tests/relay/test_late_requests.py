@@ -18,7 +18,7 @@ from outbox_pipelines.database import schema
 from outbox_pipelines.local.server import Server
 from outbox_pipelines.relay.core.producers import CommitAnswer
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
-from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, begin, place
+from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, begin, kafka_names
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.settings import load_settings
@@ -65,7 +65,9 @@ def producer(distant: Outbox) -> Iterator[FencingProducer]:
     shard = cast("Shard", SimpleNamespace(identity=uuid.uuid4().hex, shard=0))
     create_topic(distant)
     errors: list[Any] = []
-    made = FencingProducer(distant.settings, shard, begin(distant.settings, place(shard), errors.append))
+    made = FencingProducer(
+        distant.settings, shard, begin(distant.settings, kafka_names(shard), errors.append)
+    )
     made.prepare(1)
     _transaction(made, distant)
     made.commit()

@@ -15,7 +15,7 @@ from outbox_pipelines.core.position import Position, Snapshot
 from outbox_pipelines.days.partitions import ahead
 from outbox_pipelines.days.partitions.calendar import leaf_of
 from outbox_pipelines.relay import relay_sql
-from outbox_pipelines.relay.lease.resharding import Change
+from outbox_pipelines.relay.lease.resharding import OperatorChange
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking import parking_sql
 from outbox_pipelines.relay.read.snapshots import SnapshotSource
@@ -220,7 +220,7 @@ def test_a_position_of_many_versions_is_found_at_once(outbox: Outbox) -> None:
             "UPDATE outbox_shards SET wanted = 2, wanted_at = now() RETURNING ctid::text"
         )
         assert moved != first
-        change = Change(connection, {"shard": 0, "epoch": 0}, lambda: places[-1])
+        change = OperatorChange(connection, {"shard": 0, "epoch": 0}, lambda: places[-1])
         for place in (first, moved):
             places.append(place)
             assert change.look()

@@ -17,7 +17,7 @@ from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin
 from outbox_pipelines.relay.kafka.topic_lookups import TopicLookups
-from outbox_pipelines.relay.kafka.transactional_producer import begin, place
+from outbox_pipelines.relay.kafka.transactional_producer import begin, kafka_names
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.settings import Settings, load_settings
@@ -234,7 +234,7 @@ def test_what_the_relay_sets_is_reserved(monkeypatch: pytest.MonkeyPatch) -> Non
     settings = load_settings(kafka="127.0.0.1:1")
     shard = cast("Shard", SimpleNamespace(identity="x", shard=0))
     IdempotentProducer(settings)._new()
-    begin(settings, place(shard), print)
+    begin(settings, kafka_names(shard), print)
     trials = {
         name: Prober(settings, TopicLookups(settings), name)._new_producer()
         for name in (None, "transactional")

@@ -17,7 +17,7 @@ from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import relay_sql, service
 from outbox_pipelines.relay.lease import resharding
-from outbox_pipelines.relay.lease.resharding import Change
+from outbox_pipelines.relay.lease.resharding import OperatorChange
 from outbox_pipelines.relay.parking.prober import Prober
 from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
 from tests.history import business
@@ -286,25 +286,25 @@ def test_a_change_waits_for_what_is_being_tried(outbox: Outbox, monkeypatch: pyt
     trying, answered = threading.Event(), threading.Event()
     looks: list[bool] = []
     held_after_the_answer: list[bool] = []
-    flush, look, hold = Prober._flush, Change.look, Change.pause
+    flush, look, hold = Prober._flush, OperatorChange.look, OperatorChange.pause
 
     def slow_flush(self: Prober) -> None:
         trying.set()
         assert answered.wait(600)
         flush(self)
 
-    def counted_look(self: Change) -> bool:
+    def counted_look(self: OperatorChange) -> bool:
         found = look(self)
         looks.append(found)
         return found
 
-    def noted_pause(self: Change, done: Snapshot) -> None:
+    def noted_pause(self: OperatorChange, done: Snapshot) -> None:
         held_after_the_answer.append(answered.is_set())
         hold(self, done)
 
     monkeypatch.setattr(Prober, "_flush", slow_flush)
-    monkeypatch.setattr(Change, "look", counted_look)
-    monkeypatch.setattr(Change, "pause", noted_pause)
+    monkeypatch.setattr(OperatorChange, "look", counted_look)
+    monkeypatch.setattr(OperatorChange, "pause", noted_pause)
     with relays(outbox, 2):
         wait_until(trying.is_set, what="the attempt")
         changing = _Changing(outbox, 2)

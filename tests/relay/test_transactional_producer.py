@@ -14,7 +14,7 @@ import pytest
 from outbox_pipelines.relay.core.producers import CommitAnswer
 from outbox_pipelines.relay.kafka import transactional_producer
 from outbox_pipelines.relay.kafka.client import LOG
-from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, begin, place
+from outbox_pipelines.relay.kafka.transactional_producer import FencingProducer, begin, kafka_names
 from outbox_pipelines.relay.lease.shard import Shard
 from tests.conftest import Outbox
 from tests.relay.topic import create_topic
@@ -32,7 +32,7 @@ def producer(outbox: Outbox, tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     errors: list[Any] = []
     create_topic(outbox, PARTITIONS)
     with caplog.at_level(logging.DEBUG, LOG.name):
-        made = FencingProducer(settings, shard, begin(settings, place(shard), errors.append))
+        made = FencingProducer(settings, shard, begin(settings, kafka_names(shard), errors.append))
         made.prepare(1)
         yield made
         made.close()

@@ -16,7 +16,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay.kafka import client, transactional_producer
-from outbox_pipelines.relay.kafka.transactional_producer import Place
+from outbox_pipelines.relay.kafka.transactional_producer import KafkaNames
 from outbox_pipelines.relay.lease.shard_ownership import identity_of
 from outbox_pipelines.replay import replays, transactional_sender
 from outbox_pipelines.replay.replay_record import Replay
@@ -153,7 +153,7 @@ def test_a_relay_is_not_fenced(place: Outbox, once: Settings) -> None:
     """Guards against a replay that ends the transactions of a relay."""
     with connect(once, name="test") as connection:
         identity = identity_of(connection, once.db_schema)
-    relays = Place(f"outbox-{identity}-0", f"outbox-progress-{identity}", 0)
+    relays = KafkaNames(f"outbox-{identity}-0", f"outbox-progress-{identity}", 0)
     relay = transactional_producer.begin(once, relays, print)
     relay.begin_transaction()
     relay.produce(place.topic, "{}", "k", headers=[("id", "live")])

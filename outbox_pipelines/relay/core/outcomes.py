@@ -42,7 +42,7 @@ ParkedStates = Mapping[int, tuple[str, str | None]]
 WAITING = Waiting()
 
 
-class Kind(Enum):
+class Cause(Enum):
     """The cause of a failure."""
 
     EVENT = "the event's, or that of one in its batch: parked, tried alone, counted"
@@ -55,7 +55,7 @@ class Kind(Enum):
 class Refusal(NamedTuple):
     """The Kafka client's error for a message that was not published."""
 
-    kind: Kind
+    cause: Cause
     reason: str
     """For messages."""
     is_size: bool = False

@@ -21,7 +21,7 @@ from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
-from outbox_pipelines.relay.core.outcomes import WAITING, Dead, Kind, Refusal, ShardLostError, Suspect
+from outbox_pipelines.relay.core.outcomes import WAITING, Cause, Dead, Refusal, ShardLostError, Suspect
 from outbox_pipelines.relay.core.producers import Clock, Producer
 
 _MOST_BYTES: Final = 32_000_000
@@ -169,7 +169,7 @@ class Publisher:
         delivery.park(event, Suspect(reason))
 
     def refused(self, delivery: Delivery, event: Event, refusal: Refusal) -> None:
-        if refusal.kind is Kind.TOPIC:
+        if refusal.cause is Cause.TOPIC:
             self._producer.refuse_topic(event, refusal)
         self.suspect(delivery, event, refusal.reason)
 
@@ -221,7 +221,9 @@ class Publisher:
         for delivery, failed in reclaimed:
             again = [event for event, _ in failed or () if event.seq not in delivery.parked]
             delivery.send_again(again)
-        is_outage = any(refusal.kind is Kind.OUTAGE for _, failed in reclaimed for _, refusal in failed or ())
+        is_outage = any(
+            refusal.cause is Cause.OUTAGE for _, failed in reclaimed for _, refusal in failed or ()
+        )
         self._conclude(explained, f"Kafka's client failed: {self._producer.trouble}", patience=not is_outage)
 
     def _conclude(self, explained: bool, reason: str, *, patience: bool = True) -> None:
@@ -240,9 +242,9 @@ class Publisher:
         too_large: list[Blamed] = []
         blamed = False
         for delivery, event, refusal in failed:
-            if refusal.kind is Kind.OWNER:
+            if refusal.cause is Cause.OWNER:
                 raise ShardLostError(f"another relay owns the shard: {refusal.reason}")
-            if refusal.kind in (Kind.EVENT, Kind.TOPIC):
+            if refusal.cause in (Cause.EVENT, Cause.TOPIC):
                 blamed = True
                 if refusal.is_size:
                     too_large.append((delivery, event, refusal))

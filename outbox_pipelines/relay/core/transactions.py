@@ -28,7 +28,7 @@ from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete, Delivery, IncompleteError
-from outbox_pipelines.relay.core.outcomes import Kind, ShardLostError
+from outbox_pipelines.relay.core.outcomes import Cause, ShardLostError
 from outbox_pipelines.relay.core.producers import Clock, CommitAnswer, TransactionalProducer
 from outbox_pipelines.relay.core.publisher import Publisher
 
@@ -333,7 +333,7 @@ class TransactionalPublisher(Publisher):
             for what in self._producer.identify(one.in_flight, one.failed)
         ]
         explained = self._blame(failed)
-        if not explained and any(refusal.kind is Kind.OUTAGE for *_, refusal in failed):
+        if not explained and any(refusal.cause is Cause.OUTAGE for *_, refusal in failed):
             self._check_throughput()
         self._abort()
         # The transaction after a refusal is often aborted once more, for its sequence numbers.

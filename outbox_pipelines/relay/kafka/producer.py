@@ -24,7 +24,7 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.delivery import Delivery
-from outbox_pipelines.relay.core.outcomes import Kind, Refusal, ShardLostError
+from outbox_pipelines.relay.core.outcomes import Cause, Refusal, ShardLostError
 from outbox_pipelines.relay.core.producers import FirstAcknowledgments, Gate
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.client import BatchSize
@@ -183,7 +183,7 @@ class IdempotentProducer:
             except KafkaException as error:
                 reason: KafkaError = error.args[0]
                 refusal = client_errors.refusal(reason)
-                if reason.fatal() or refusal.kind not in (Kind.EVENT, Kind.TOPIC):
+                if reason.fatal() or refusal.cause not in (Cause.EVENT, Cause.TOPIC):
                     self.has_failed, self.trouble = True, reason.str()
                     return later + events[n:]
                 gate.refused(delivery, event, refusal)

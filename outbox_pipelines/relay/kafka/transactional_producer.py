@@ -56,17 +56,17 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a shard's transactions and their records are."""
+class KafkaNames:
+    """The names of a shard's transactions, and of the topic of their records."""
 
     transactional_id: str
     topic: str
     shard: int
 
 
-def place(shard: Shard) -> Place:
-    """Of this database, schema and shard: no other outbox of the cluster may share it."""
-    return Place(
+def kafka_names(shard: Shard) -> KafkaNames:
+    """Return the names for this database, schema and shard: no other outbox of the cluster shares them."""
+    return KafkaNames(
         transactional_id=f"outbox-{shard.identity}-{shard.shard}",
         topic=f"outbox-progress-{shard.identity}",
         shard=shard.shard,
@@ -83,7 +83,7 @@ def recover(
         UnavailableError: Kafka does not answer.
         SetupError: the progress topic cannot be created.
     """
-    where = place(shard)
+    where = kafka_names(shard)
     progress_topic.create_topic(settings, where.topic, shard.shards)
     producer = begin(settings, where, on_error)
     if not shard.is_owned():
@@ -105,7 +105,7 @@ def options(settings: RelaySettings, transactional_id: str) -> dict[str, Any]:
 
 def begin(
     settings: RelaySettings,
-    where: Place,
+    where: KafkaNames,
     on_error: Callable[[KafkaError], None],
     seconds: float = _INIT_SECONDS,
     **own: Any,
@@ -136,7 +136,7 @@ class TransactionEnds:
 
     def __init__(self) -> None:
         self.trouble = ""
-        """Why the last commit was not done."""
+        """Why the last commit failed; empty if it did not."""
         self._ended_at = 0.0
         """When Kafka has probably ended the last transaction."""
         self._began_at = 0.0
@@ -168,7 +168,7 @@ class TransactionEnds:
         return CommitAnswer.DONE if took < client.ASKED_ONCE_SECONDS else CommitAnswer.REPEATED
 
     def abort(self, producer: confluent_kafka.Producer, seconds: float) -> str | None:
-        """Abort the transaction; return why that fails."""
+        """Abort the transaction; return the reason of a failure."""
         asked_at = time.monotonic()
         try:
             producer.abort_transaction(seconds)
@@ -179,7 +179,7 @@ class TransactionEnds:
         return None
 
     def _ends(self, asked_at: float) -> float:
-        """Note that Kafka is about to end a transaction; return what it took to ask for that."""
+        """Record that Kafka is ending a transaction; return the seconds that the request took."""
         now = time.monotonic()
         lasted = now - self._began_at
         rest = _REST_SHARE * lasted if lasted < _LONG_SECONDS else 0.0
@@ -197,34 +197,32 @@ class FencingProducer(IdempotentProducer):
 
     # The first of them has just been tried alone, and its topic may have been corrected.
     doubts_released = False
-    # What has overtaken a refused event is aborted with it.
+    # Events that have overtaken a refused event are aborted with it.
     begins_one_by_one = False
 
     def __init__(self, settings: ProcessSettings, shard: Shard, first: confluent_kafka.Producer) -> None:
         self._first: confluent_kafka.Producer | None = first
-        self._place = place(shard)
+        self._kafka_names = kafka_names(shard)
         self._ends = TransactionEnds()
         super().__init__(settings)
 
     def prepare(self, shards: int) -> None:
-        """Gives the progress topic a partition for each.
+        """Give the progress topic a partition for each shard.
 
         Raises:
             UnavailableError: Kafka does not answer.
             SetupError: it may not be changed.
         """
-        progress_topic.create_topic(self._settings, self._place.topic, shards)
+        progress_topic.create_topic(self._settings, self._kafka_names.topic, shards)
 
     def refuse_halted(self, waiting: Iterable[Event]) -> bool:
         """Return False: Kafka ends no transaction with an event of such a topic until the topic is whole."""
         return False
 
     def await_end(self) -> None:
-        """Wait until Kafka has probably ended the last transaction."""
         self._ends.wait()
 
     def begin(self) -> None:
-        """Begin a transaction, after the same wait."""
         self.await_end()
         self._producer.begin_transaction()
         # The record's partition joins the transaction with those of the events: at the commit, that would
@@ -233,7 +231,6 @@ class FencingProducer(IdempotentProducer):
             self._record(None)
 
     def record(self, tick: str, last_seq: int, *, finished: bool, released: list[int]) -> str | None:
-        """Put the record of how far it is into the transaction; return why that fails."""
         try:
             self._record(Record(tick, last_seq, finished, released).encode())
         except (BufferError, KafkaException) as error:
@@ -241,21 +238,15 @@ class FencingProducer(IdempotentProducer):
         return None
 
     def _record(self, value: bytes | None) -> None:
-        shard = self._place.shard
-        self._producer.produce(self._place.topic, value, str(shard), partition=shard)
+        shard = self._kafka_names.shard
+        self._producer.produce(self._kafka_names.topic, value, str(shard), partition=shard)
 
     def commit(self) -> CommitAnswer:
-        """Try to commit.
-
-        Raises:
-            ShardLostError: whether it is committed cannot be known, or another relay has taken over.
-        """
         answer = self._ends.commit(self._producer)
         self.trouble = self._ends.trouble or self.trouble
         return answer
 
     def abort(self, seconds: float) -> str | None:
-        """Abort the transaction; return why that fails."""
         return self._ends.abort(self._producer, seconds)
 
     def _new(self) -> confluent_kafka.Producer:
@@ -265,7 +256,8 @@ class FencingProducer(IdempotentProducer):
         # A producer that starts before that is refused, and asks again after half a second.
         self.await_end()
         producer = begin(
-            *(self._settings, self._place, self._on_error, _REPLACE_SECONDS), batch_size=self._batches.wanted
+            *(self._settings, self._kafka_names, self._on_error, _REPLACE_SECONDS),
+            batch_size=self._batches.wanted,
         )
         self._batches.current = self._batches.wanted
         return producer

@@ -101,7 +101,7 @@ class _Wait:
         time.sleep(_POLL_SECONDS)
 
 
-class Change:
+class OperatorChange:
     """What operators change under a relay, as its reader sees it: the number of shards, the slot.
 
     Args:
@@ -109,10 +109,10 @@ class Change:
         place: returns where the row of the shard was last seen in its table; it may have moved.
     """
 
-    def __init__(self, connection: Connection, key: dict[str, int], place: Callable[[], str]) -> None:
+    def __init__(self, connection: Connection, key: dict[str, int], row_address: Callable[[], str]) -> None:
         self._connection = connection
         self._key = key
-        self._place = place
+        self._row_address = row_address
         self.is_wanted = False
         self.wanted = 0
         """The new number of shards."""
@@ -130,7 +130,7 @@ class Change:
 
     def look(self) -> bool:
         """Read the state of it; return whether another number of shards is requested."""
-        parameters = {**self._key, "ctid": self._place()}
+        parameters = {**self._key, "ctid": self._row_address()}
         row = self._connection.execute(relay_sql.CHANGE_AT, parameters, prepare=True).fetchone()
         if row is None:
             row = self._connection.execute(relay_sql.CHANGE, self._key, prepare=True).fetchone()

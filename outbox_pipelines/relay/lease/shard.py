@@ -68,7 +68,7 @@ class Shard(ShardOwnership):
     def _known(self) -> Mapping[str, Any]:
         return {**self.key, "open_from": self._open_from, "command": self._has_command}
 
-    def place(self) -> str:
+    def row_address(self) -> str:
         """Return the row's `ctid` when the shard was taken, or settled last; for any thread."""
         return self._ctid
 

@@ -30,7 +30,7 @@ from outbox_pipelines.core.event import Event
 from outbox_pipelines.core.log import RepeatedLines
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.crash_guard import HARMLESS_SECONDS
-from outbox_pipelines.relay.core.outcomes import Kind
+from outbox_pipelines.relay.core.outcomes import Cause
 from outbox_pipelines.relay.core.parked import Attempt, Tried, Verdict
 from outbox_pipelines.relay.kafka import client, client_errors
 from outbox_pipelines.relay.kafka.message import Encode, Encoder, Headers, UnregisteredError, Value
@@ -377,5 +377,7 @@ def _judge(attempt: Attempt, error: Exception) -> Tried:
     if not isinstance(error, KafkaException):
         return Tried(attempt, Verdict.REFUSED, text.reason(error))
     reason: KafkaError = error.args[0]
-    verdict = {Kind.EVENT: Verdict.REFUSED, Kind.TOPIC: Verdict.UNAVAILABLE}.get(client_errors.kind(reason))
+    verdict = {Cause.EVENT: Verdict.REFUSED, Cause.TOPIC: Verdict.UNAVAILABLE}.get(
+        client_errors.cause(reason)
+    )
     return Tried(attempt, verdict or Verdict.UNKNOWN, client_errors.describe(reason))

@@ -84,7 +84,7 @@ class Unguarded:
         return None
 
 
-class Found(NamedTuple):
+class ReadEvents(NamedTuple):
     """Events in order."""
 
     events: list[Event]
@@ -136,14 +136,14 @@ class Contents:
             self._open_from, self._days_read = row[0], time.monotonic()
         return self._open_from
 
-    def read(self, rows: list[Event], *, is_all: bool, alone: bool = False) -> Found:
+    def read(self, rows: list[Event], *, is_all: bool, alone: bool = False) -> ReadEvents:
         """Return rows with the content of those that were listed without, as many as fit into a batch."""
         unread = [row.seq for row in rows if is_listed(row)]
         if not unread:
-            return Found(rows, 0, is_all, {}, {})
-        if alone and (deadly := self._guard.before(unread[0])):
+            return ReadEvents(rows, 0, is_all, {}, {})
+        if alone and (reason := self._guard.before(unread[0])):
             event = _without_content(rows[0])
-            return Found([event], weigh_one(event), is_all, {}, {event.seq: deadly})
+            return ReadEvents([event], weigh_one(event), is_all, {}, {event.seq: reason})
         events: list[Event] = []
         unreadable: dict[int, str] = {}
         size = 0
@@ -166,7 +166,7 @@ class Contents:
                 if size > self._batch_bytes:
                     break
         require_cut_between(rows, len(events))
-        return Found(events, size, is_all and len(events) == len(rows), unreadable, {})
+        return ReadEvents(events, size, is_all and len(events) == len(rows), unreadable, {})
 
     def _bodies(self, seqs: list[int]) -> Generator[tuple[int, tuple[Any, ...] | str]]:
         """The content of rows in this order; the order of a slot is not that of the numbers."""

@@ -32,7 +32,7 @@ from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.core.settler import CHANGE_POLL, MANY_EVENTS
 from outbox_pipelines.relay.kafka.message import needs_time
-from outbox_pipelines.relay.lease.resharding import Change
+from outbox_pipelines.relay.lease.resharding import OperatorChange
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.memory import EndingError, LargeEvent
 from outbox_pipelines.relay.read.contents import Guard
@@ -129,7 +129,7 @@ class Reader:
                 slot=partial(self._slot, connection, guard),
             )
             ends.callback(sources.close)
-            change = Change(connection, self._shard.key, self._shard.place)
+            change = OperatorChange(connection, self._shard.key, self._shard.row_address)
             watch = self._host.watch(self._shard, connection, ending=self._ending, end=self._end)
             now = snapshots.now()
             del snapshots
@@ -205,7 +205,7 @@ class Reader:
             may_take_large=self._large.take,
         )
 
-    def _take_part(self, change: Change, source: Source) -> None:
+    def _take_part(self, change: OperatorChange, source: Source) -> None:
         """Take part in a change of the number of shards: settle what was read, and reach the barrier."""
         if not isinstance(source, SnapshotSource):
             if change.is_over:
@@ -239,7 +239,7 @@ class Reader:
                 self._end.wait(CHANGE_POLL)
             change.look()
 
-    def _is_prepared(self, change: Change) -> bool:
+    def _is_prepared(self, change: OperatorChange) -> bool:
         """Prepare the new shards; return whether it worked. Later the change cannot be cancelled."""
         try:
             self._prepare(change.wanted)

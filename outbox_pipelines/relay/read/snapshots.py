@@ -26,8 +26,8 @@ from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.read import contents
 from outbox_pipelines.relay.read.contents import (
     Contents,
-    Found,
     Guard,
+    ReadEvents,
     Unguarded,
     is_listed,
     require_cut_between,
@@ -137,7 +137,7 @@ class SnapshotSource:
             self._successes = self._successes + 1 if batch.events else 0
         return self._returned(batch)
 
-    def _look(self) -> tuple[Snapshot, Found | None]:
+    def _look(self) -> tuple[Snapshot, ReadEvents | None]:
         """Return the current snapshot; while events come one after the other, with those that it sees."""
         if self._successes < _STEADY:
             return self.now(), None
@@ -160,7 +160,7 @@ class SnapshotSource:
         return batch
 
     def _batches(
-        self, target: Snapshot, last_seq: int, *, starts: bool, few: Found | None = None
+        self, target: Snapshot, last_seq: int, *, starts: bool, few: ReadEvents | None = None
     ) -> Iterator[Batch]:
         """One tick, after `last_seq`.
 
@@ -265,14 +265,14 @@ class SnapshotSource:
             self._prepared[query] = open_from, query.encode().replace(b"%(open_from)s", literal)
         return self._prepared[query][1]
 
-    def _found(self, rows: list[Event] | None) -> Found | None:
+    def _found(self, rows: list[Event] | None) -> ReadEvents | None:
         """Return a tick, whole unless it has large events; None if it must be read in another way."""
         if rows is None or (rows and rows[0].seq < 0):
             return None
         if contents.any_listed(rows):
             return self._with_content(rows, is_all=True)
         size = weigh(rows)
-        return Found(rows, size, True, {}, {}) if size <= self._batch_bytes else None
+        return ReadEvents(rows, size, True, {}, {}) if size <= self._batch_bytes else None
 
     def _plan(self, *, once: bool) -> None:
         """Have statements planned once, or each time."""
@@ -280,7 +280,7 @@ class SnapshotSource:
             self._connection.execute(relay_sql.PLAN_ONCE if once else relay_sql.PLAN_EACH)
             self._plans_once = once
 
-    def _fetch(self, query: LiteralString, parameters: Mapping[str, Any]) -> Found:
+    def _fetch(self, query: LiteralString, parameters: Mapping[str, Any]) -> ReadEvents:
         """Return the events of a query; fewer if some are large, or after a crash."""
         self._plan(once=False)
         step = self._guard.step()
@@ -299,9 +299,13 @@ class SnapshotSource:
                 if not contents.is_about_a_row(error):
                     raise
                 rows, size, is_all = self._list(query, parameters, contents.NOTHING)
-        return self._with_content(rows, is_all=is_all) if size is None else Found(rows, size, is_all, {}, {})
+        return (
+            self._with_content(rows, is_all=is_all)
+            if size is None
+            else ReadEvents(rows, size, is_all, {}, {})
+        )
 
-    def _with_content(self, rows: list[Event], *, is_all: bool) -> Found:
+    def _with_content(self, rows: list[Event], *, is_all: bool) -> ReadEvents:
         """Return rows with the content of those that were listed without, as many as fit into a batch."""
         if self._careful:
             self._careful -= 1

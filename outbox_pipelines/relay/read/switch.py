@@ -19,7 +19,7 @@ from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.core.outcomes import ShardLostError
-from outbox_pipelines.relay.lease.resharding import Change
+from outbox_pipelines.relay.lease.resharding import OperatorChange
 from outbox_pipelines.relay.lease.shard import Shard
 from outbox_pipelines.relay.read.slot import slot_sql
 from outbox_pipelines.relay.read.slot.slot_source import CdcSource, require_publication
@@ -60,7 +60,7 @@ class Sources:
         self._stream: Stream | None = None
         self._try_at = 0.0
 
-    def choose(self, source: Source, change: Change) -> Source:
+    def choose(self, source: Source, change: OperatorChange) -> Source:
         """Return the source to read from now; `source` is the one that was read from."""
         slot, begins = change.slot, change.slot_begins
         if isinstance(source, CdcSource):
@@ -85,7 +85,7 @@ class Sources:
         _LOG.info("reading from the slot %s", slot)
         return self._from_slot(stream, source.done)
 
-    def lost(self, source: CdcSource, error: SlotLostError, change: Change) -> SnapshotSource:
+    def lost(self, source: CdcSource, error: SlotLostError, change: OperatorChange) -> SnapshotSource:
         """Return the source that continues where a slot's connection has ended."""
         self._failed(self._slot, str(error), change)
         source.close()
@@ -119,13 +119,13 @@ class Sources:
                 connection.close()
                 raise
 
-    def _failed(self, slot: str, why: str, change: Change) -> None:
+    def _failed(self, slot: str, why: str, change: OperatorChange) -> None:
         self._try_at = time.monotonic() + _AGAIN_SECONDS
         if why != change.slot_error:
             _LOG.warning("reading between snapshots, because the slot %s cannot be read: %s", slot, why)
         self._record(why, change)
 
-    def _record(self, error: str | None, change: Change) -> None:
+    def _record(self, error: str | None, change: OperatorChange) -> None:
         if error != change.slot_error:
             self._connection.execute(slot_sql.SLOT_ERROR, {**self._shard.key, "error": error})
             change.slot_error = error

@@ -18,13 +18,13 @@ from typing import Any
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.delivery import Delivery
-from outbox_pipelines.relay.core.outcomes import Kind, Refusal, ShardLostError
+from outbox_pipelines.relay.core.outcomes import Cause, Refusal, ShardLostError
 from outbox_pipelines.relay.core.producers import CommitAnswer, FirstAcknowledgments, Gate
 from outbox_pipelines.relay.core.record import Record
 from tests.model.explore import Key
 
 _TOPIC = "topic"
-_PURGED = Refusal(Kind.CONSEQUENCE, "purged")
+_PURGED = Refusal(Cause.CONSEQUENCE, "purged")
 
 
 class Connection:
@@ -125,14 +125,14 @@ class Kafka:
         )
         if is_fenced:
             connection.has_failed |= delivery is not None
-            connection.reports.append((delivery, event, Refusal(Kind.OWNER, "fenced")))
+            connection.reports.append((delivery, event, Refusal(Cause.OWNER, "fenced")))
         elif event.aggregate_id in connection.broken:
             connection.reports.append((delivery, event, _PURGED))
         elif event.seq in self.refuses:
             connection.has_failed = True
             if event.aggregate_id in connection.known:
                 connection.broken.add(event.aggregate_id)
-            connection.reports.append((delivery, event, Refusal(Kind.EVENT, "refused")))
+            connection.reports.append((delivery, event, Refusal(Cause.EVENT, "refused")))
         else:
             self.log.append((event.seq, connection.transaction))
             connection.known.add(event.aggregate_id)

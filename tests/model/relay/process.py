@@ -394,7 +394,7 @@ def _delivery(delivery: Delivery) -> Key:
         _seqs(delivery.in_flight),
         delivery.acknowledged,
         delivery._acknowledged_before,
-        tuple((event.seq, refusal.kind.name) for event, refusal in delivery.failed),
+        tuple((event.seq, refusal.cause.name) for event, refusal in delivery.failed),
         _held(delivery),
         delivery.in_table,
         tuple(sorted(delivery.halted)),

@@ -203,7 +203,7 @@ def refuse_unknown(kind: int) -> None:
 
 
 def _values(message: bytes, at: int, columns: int) -> tuple[list[Any], int]:
-    """So many columns of a tuple, as bytes, None for NULL; and where they end."""
+    """Return `columns` values of a tuple as bytes, None for NULL, and the position after them."""
     values: list[bytes | None] = []
     length = _LENGTH.unpack_from
     for _ in range(columns):
@@ -221,7 +221,7 @@ def _values(message: bytes, at: int, columns: int) -> tuple[list[Any], int]:
 
 
 def _exactly(message: bytes, at: int, columns: int) -> list[Any] | None:
-    """So many columns; None if the message has not so many."""
+    """Return `columns` values; None if the message has fewer, or more."""
     try:
         values, end = _values(message, at, columns)
     except (IndexError, error):

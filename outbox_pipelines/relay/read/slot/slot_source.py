@@ -48,7 +48,7 @@ _SHORTEST_PAUSE: Final = 0.0005
 _LONGEST_PAUSE: Final = 0.025
 # A hidden transaction is reported after this time.
 _REPORT_SECONDS: Final = 5.0
-# How often it is looked whether the slot has skipped something.
+# Seconds between two checks that the slot has skipped nothing.
 _LOOK_SECONDS: Final = 10.0
 
 
