@@ -240,7 +240,7 @@ class Worker:
         )
         self._pauses = True
         if isinstance(publisher, TransactionalPublisher):
-            publisher.ledger = self._flow
+            publisher.requests = self._flow
             self._pauses = False
         self.totals = Totals()
 

@@ -137,8 +137,8 @@ def test_a_crash_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPat
         if when == "after the commit":
             raise SystemExit("dead")
         if when == "after the settle" and self._phase is Phase.NONE:
-            assert self.ledger is not None
-            self.ledger.settle_all()
+            assert self.requests is not None
+            self.requests.settle_all()
             raise SystemExit("dead")
 
     # A process that dies gives nothing back, aborts nothing and settles nothing.
@@ -398,7 +398,7 @@ def test_records_that_no_relay_wrote_are_passed_over(
     def dying(self: TransactionalPublisher) -> None:
         commit(self)
         assert isinstance(self._producer, FencingProducer)
-        topics.add(self._producer._place.topic)
+        topics.add(self._producer._kafka_names.topic)
         if self._phase is Phase.NONE:
             raise SystemExit("dead")
 

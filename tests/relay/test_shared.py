@@ -145,7 +145,7 @@ def test_a_flushed_transaction_is_awaited_and_not_polled() -> None:
         clock=clock,
         new_id=lambda: "tick",
     )
-    publisher.ledger = cast("Any", _Client())
+    publisher.requests = cast("Any", _Client())
     publisher.publish(_tick(0, 1))
     client.waits.clear()
     publisher.poll(0.001, linger=False)

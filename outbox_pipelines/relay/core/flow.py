@@ -196,26 +196,22 @@ class Flow:
             seconds = f"{_OUTAGE_SECONDS:.0f} s"
             raise UnavailableError(f"Kafka has accepted nothing for {seconds}: {breaker.reason}")
 
-    # --- requests of transactions to the settling part ----------------------------------------------------
+    # --- implements `SettleRequests` of the transactions --------------------------------------------------
 
     def open_tick(self, position: Position | None, tick_id: str) -> None:
-        """Request that everything complete is settled and a tick opened (None: at the current position)."""
         self._hand_on()
         self._opening = SettleRequest(position, tick_id)
         self._ledger.request(self._opening)
 
     def await_tick(self) -> None:
-        """Return when the tick is open in the database."""
         if self._opening is not None:
             self._ledger.wait_for(self._opening)
             self._opening = None
 
     def park(self, deliveries: list[Delivery]) -> None:
-        """Park the events of these deliveries that are not sent; return after the commit."""
         self._request(SettleRequest(parked=[delivery.parked_states() for delivery in deliveries]))
 
     def settle_all(self) -> None:
-        """Return when everything complete is settled, and the shard is still owned."""
         self._request(SettleRequest())
 
     def _request(self, request: SettleRequest) -> None:

@@ -1,11 +1,11 @@
-"""exactly_once: batches become visible by transactions, each with a record of how far it is.
+"""exactly_once: batches become visible by transactions, each with a record of the shard's position.
 
 Invariants:
 - A tick is open in the database, with its id, before a transaction with events of it commits; Kafka's record
   is believed only if the row has the same tick id.
-- Released events are removed before the next tick is opened, or the next transaction with a record is
-  committed: from then on the record that names them is not believed, or not the last.
-- What a transaction holds back is in the table before its commit begins.
+- Released events are deleted before the next tick is opened, or the next transaction with a record is
+  committed: from then on the record that names them is ignored, or is not the last.
+- The events that a transaction does not send are parked in the table before its commit begins.
 - The record is written when every event of its transaction is acknowledged, and nothing joins afterwards:
   whatever ends the transaction early, no record is visible without its events.
 - Requests of a transaction that was aborted, or committed by more than one request, may still arrive and end
@@ -50,7 +50,7 @@ _FAST: Final = 0.2
 
 
 class Phase(Enum):
-    """Where a transaction is."""
+    """The phase of a transaction."""
 
     NONE = "none"
     OPEN = "open"
@@ -68,20 +68,20 @@ TRANSITIONS: Final[dict[tuple[Phase, str], Phase]] = {
     (Phase.COMMITTING, "committed"): Phase.NONE,
     (Phase.COMMITTING, "refused"): Phase.OPEN,
 }
-"""Every change of phase, by what brings it about. In doubt, or fenced, the relay ends in any of them."""
+"""Every change of phase, by its cause. In doubt, or fenced, the relay ends in any of them."""
 
 
-class Ledger(Protocol):
-    """What the database must hold before Kafka may go on."""
+class SettleRequests(Protocol):
+    """Requests for what must be in the database before the transaction continues."""
 
     def open_tick(self, position: Position | None, tick_id: str) -> None:
-        """Have everything complete settled and a tick opened (None: at the current position)."""
+        """Request that everything complete is settled and a tick opened (None: at the current position)."""
 
     def await_tick(self) -> None:
         """Return when the tick is open in the database."""
 
     def park(self, deliveries: list[Delivery]) -> None:
-        """Park the events that these deliveries hold back; return after the commit."""
+        """Park the events of these deliveries that are not sent; return after the commit."""
 
     def settle_all(self) -> None:
         """Return when everything complete is settled, and the shard is still owned."""
@@ -115,7 +115,7 @@ class TransactionalPublisher(Publisher):
         super().__init__(producer, blocked, patience=patience, clock=clock)
         self._transactions = producer
         self._new_id = new_id
-        self.ledger: Ledger | None = None
+        self.requests: SettleRequests | None = None
         self._complete: list[Complete] = []
         self._phase = Phase.NONE
         self._size = TransactionSize(timeout)
@@ -174,10 +174,10 @@ class TransactionalPublisher(Publisher):
         # Outside of a transaction only what is parked or empty is complete.
         while self._phase is Phase.NONE and self._deliveries and self._deliveries[0].is_complete:
             # The position cannot move within a tick that is not open yet.
-            assert self.ledger is not None
-            self.ledger.await_tick()
+            assert self.requests is not None
+            self.requests.await_tick()
             outside = self._deliveries.popleft().complete()
-            # The record of the next transaction passes over what it holds back.
+            # The record of the next transaction covers its parked events.
             self._must_settle |= bool(outside.parked)
             self._complete.append(outside)
         complete, self._complete = self._complete, []
@@ -211,15 +211,15 @@ class TransactionalPublisher(Publisher):
         return bool(batch.events) and (self._tick is None or self._open != (batch.done, batch.target))
 
     def _open_tick(self, batch: Batch | ReleasedBatch) -> None:
-        assert self.ledger is not None
+        assert self.requests is not None
         self._tick = self._new_id()
         if isinstance(batch, ReleasedBatch):
-            self.ledger.open_tick(None, self._tick)
+            self.requests.open_tick(None, self._tick)
             return
         if self._open != (batch.done, batch.target):
             self._open, self._last_seq = (batch.done, batch.target), 0
         self._is_finished = False
-        self.ledger.open_tick(Position(batch.done, batch.target, self._last_seq), self._tick)
+        self.requests.open_tick(Position(batch.done, batch.target, self._last_seq), self._tick)
 
     def _pump(self) -> None:
         if self._phase is Phase.NONE and any(delivery.unsent for delivery in self._deliveries):
@@ -238,8 +238,8 @@ class TransactionalPublisher(Publisher):
             self.breaker.trip(self._clock(), str(error))
             return False
         # A relay that has lost the shard has just fenced its successor.
-        assert self.ledger is not None
-        self.ledger.settle_all()
+        assert self.requests is not None
+        self.requests.settle_all()
         self._must_replace = self._must_settle = False
         return True
 
@@ -289,19 +289,19 @@ class TransactionalPublisher(Publisher):
 
         Returns why Kafka's client does not take the record.
         """
-        assert self.ledger is not None
+        assert self.requests is not None
         assert self._tick is not None
         # Opened while events of it were sent: a transaction that does not commit has no effect.
-        self.ledger.await_tick()
+        self.requests.await_tick()
         content = list(self._deliveries)
         parked = [d for d in content if isinstance(d.batch, Batch) and not d.is_in_table]
         if parked:
-            self.ledger.park(parked)
+            self.requests.park(parked)
             for delivery in parked:
                 delivery.in_table = len(delivery.parked)
         if self._must_settle:
             # The record names what was released by its own transaction alone.
-            self.ledger.settle_all()
+            self.requests.settle_all()
             self._must_settle = False
         released: list[int] = []
         for delivery in content:
@@ -402,7 +402,7 @@ class TransactionSize:
         return events >= self.events or size >= self.bytes
 
     def committed(self, events: int, size: int, seconds: float) -> None:
-        """Learn from a transaction that took so long."""
+        """Adapt the size to the duration of a transaction."""
         used = _share(events, size)
         if seconds > _SLOW * self._timeout:
             self._share = max(_LEAST, min(self._share, used * _FAST * self._timeout / seconds))

@@ -59,7 +59,7 @@ _STATES: Final = frozenset({"XX000", "XX001", "XX002"})
 
 
 class Guard(Protocol):
-    """Protection against events that crash the relay."""
+    """The crash guard, as the reader sees it."""
 
     def step(self) -> int | None:
         """Return how many events may be read at once; None: any number."""
@@ -72,7 +72,7 @@ class Guard(Protocol):
 
 
 class Unguarded:
-    """No crash to protect from."""
+    """A crash guard that is not needed."""
 
     def step(self) -> int | None:
         return None

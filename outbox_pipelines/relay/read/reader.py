@@ -112,7 +112,7 @@ class Reader:
         except EndingError:
             pass
         except psycopg.OperationalError:
-            # What it would have read is not wanted any more; what is published must be settled.
+            # Nothing more may be read; published events must still be settled.
             if not self._ending():
                 raise
         self._put(None)

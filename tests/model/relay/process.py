@@ -136,7 +136,7 @@ class Process:
             on_complete=self.ignore,
         )
         if isinstance(self.publisher, TransactionalPublisher):
-            self.publisher.ledger = self.flow
+            self.publisher.requests = self.flow
         self.source = Source(self.session.position)
         self.barrier = Barrier(self.settler.barrier_pause)
         self.crash_guard.until(database.snapshot())

@@ -339,7 +339,7 @@ class Recording:
             until_empty=self.until_empty,
             on_complete=lambda batches: None,
         )
-        publisher.ledger = flow
+        publisher.requests = flow
         tape.play_drives(lambda name, given: flow.step())
 
 
