@@ -68,7 +68,7 @@ def prune_rows(settings: Settings, days: int, as_json: bool) -> None:
     busy = f"; {len(pruned.busy)} in use were left for the next run" if pruned.busy else ""
     click.echo(
         f"{counted(len(pruned.emptied), 'day')} emptied, {counted(pruned.deleted, 'row')} without a day and "
-        f"{counted(pruned.received, 'inbox row')} deleted{busy}"
+        f"{counted(pruned.deleted_messages, 'inbox row')} deleted{busy}"
     )
 
 

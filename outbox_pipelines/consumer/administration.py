@@ -53,7 +53,7 @@ class Pruned:
     """Partitions that were in use; the next call empties them."""
     deleted: int
     """Rows of ids that contain no time."""
-    received: int
+    deleted_messages: int
     """Handled or discarded messages of the inbox."""
 
 
@@ -108,10 +108,10 @@ def prune(connection: Connection, keep: timedelta) -> Pruned:
                 emptied.append(name)
         except psycopg.errors.LockNotAvailable:
             busy.append(name)
-    deleted, received = (
+    deleted, messages = (
         _delete(connection, query, keep) for query in (queries.DELETE_OTHERS, queries.DELETE_RECEIVED)
     )
-    return Pruned(tuple(emptied), tuple(busy), deleted, received)
+    return Pruned(tuple(emptied), tuple(busy), deleted, messages)
 
 
 def _empty(connection: Connection, name: str, keep: timedelta) -> bool:
@@ -244,7 +244,7 @@ class ConsumerDeadLetters:
 
 def backlogs(connection: Connection) -> list[Backlog]:
     """Return the backlog of every source that has waiting messages or dead letters."""
-    return [Backlog.of(*row) for row in _rows(connection, queries.STATUS, {})]
+    return [Backlog.of(*row) for row in _rows(connection, queries.STATUS, {"source": None})]
 
 
 def _selected(given: Mapping[str, Any], state: str = "failed") -> dict[str, Any]:

@@ -162,12 +162,12 @@ SELECT seq, attempts, event_type FROM (
 WHERE next_attempt_at <= now()"""
 
 # Stands until the attempt has ended otherwise.
-ENDED: Final = "the process ended while it handled the message"
+CUT_OFF: Final = "the process ended while it handled the message"
 
 # Committed before the handler begins: an attempt that crashes the process is counted. No other process takes
 # the message until its next attempt is due.
 CLAIM: Final = f"""
-UPDATE inbox SET attempts = attempts + 1, last_error = '{ENDED}',
+UPDATE inbox SET attempts = attempts + 1, last_error = '{CUT_OFF}',
     next_attempt_at = now() + make_interval(secs => CAST(%(seconds)s AS float8))
 WHERE seq = (
     SELECT seq FROM inbox AS it
@@ -180,7 +180,7 @@ RETURNING topic, partition, "offset", message_key, payload, CAST(headers AS text
 
 # For the copy of a dead letter whose last attempt is over: no process has the message, and it is due again.
 READ: Final = f"""
-SELECT coalesce(last_error, '{ENDED}'), topic, partition, "offset", message_key, payload,
+SELECT coalesce(last_error, '{CUT_OFF}'), topic, partition, "offset", message_key, payload,
     CAST(headers AS text), sent_at
 FROM inbox
 WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting' AND next_attempt_at <= now()
@@ -336,24 +336,33 @@ ON CONFLICT ({unique}) {conflict} RETURNING CAST(theirs.{column} AS text)"""
 DEDUPE_INBOX: Final = "DO UPDATE SET {mark} = now() WHERE theirs.{mark} IS NULL"
 
 
-# How far a source's inbox is behind; the count ends at a cap, since the age says more from there on. A paused
-# handler is tried with one message at a time: the latest of their times is that of its next try.
+# As the index `inbox_age` has it: the statements above do not take that one.
+_OPEN: Final = "processed_at IS NULL"
+_COUNT: Final = f"""
+    (SELECT count(*) FROM (SELECT FROM inbox AS it
+        WHERE it.source = sources.source AND state = '{{state}}' AND {_OPEN} LIMIT 100000) AS capped)"""
+
+# How far the inbox of a source is behind, or that of each source with open messages. Reads no more than two
+# indexes have of them: counts end at a cap, since the age says more from there on; each source is a look.
+# A paused handler is tried with one message at a time: the latest of their times is that of its next try.
 STATUS: Final = f"""
-SELECT source,
-    (SELECT count(*) FROM (SELECT FROM inbox AS it WHERE it.source = sources.source AND state = 'waiting'
-        AND state IN ('waiting', 'failed') LIMIT 100000) AS capped) AS waiting,
-    (SELECT count(*) FROM inbox AS it WHERE it.source = sources.source AND state = 'failed') AS dead_letters,
+WITH RECURSIVE sources (source) AS (
+    SELECT coalesce(CAST(%(source)s AS text), (SELECT min(source) FROM inbox WHERE {_OPEN}))
+    UNION ALL
+    SELECT (SELECT min(it.source) FROM inbox AS it WHERE it.source > sources.source AND {_OPEN})
+    FROM sources WHERE CAST(%(source)s AS text) IS NULL AND sources.source IS NOT NULL)
+SELECT source, {_COUNT.format(state="waiting")} AS waiting, {_COUNT.format(state="failed")} AS dead_letters,
     (SELECT extract(epoch FROM now() - min(received_at)) FROM inbox AS it
-        WHERE it.source = sources.source AND state = 'waiting') AS oldest_seconds,
+        WHERE it.source = sources.source AND state = 'waiting' AND {_OPEN}) AS oldest_seconds,
     (SELECT CAST(coalesce(json_agg(json_build_array(event_type, extract(epoch FROM now() - since),
             greatest(extract(epoch FROM next_try - now()), 0), error) ORDER BY since), '[]') AS text)
         FROM (SELECT event_type, min(paused_since) AS since,
                 max(next_attempt_at) FILTER (WHERE is_over) AS next_try,
                 (array_agg(last_error ORDER BY next_attempt_at DESC) FILTER (WHERE is_over))[1] AS error
-            FROM inbox AS it CROSS JOIN LATERAL (SELECT last_error <> '{ENDED}' AS is_over) AS try
+            FROM inbox AS it CROSS JOIN LATERAL (SELECT last_error <> '{CUT_OFF}' AS is_over) AS try
             WHERE it.source = sources.source AND state = 'waiting' AND paused_since IS NOT NULL
             GROUP BY event_type) AS handlers) AS paused
-FROM (SELECT DISTINCT source FROM inbox WHERE state IN ('waiting', 'failed')) AS sources ORDER BY source"""
+FROM sources WHERE source IS NOT NULL ORDER BY source"""
 
 # The selected dead letters; a condition that is not given is NULL.
 _MEANT: Final = """

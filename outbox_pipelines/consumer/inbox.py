@@ -47,6 +47,7 @@ class Backlog:
     waiting: int
     """Messages that wait to be handled; counting stops at 100,000."""
     dead_letters: int
+    """Counting stops at 100,000."""
     oldest_seconds: float | None
     """The age of the oldest waiting message."""
     paused: tuple[Paused, ...] = ()
@@ -199,9 +200,8 @@ class Inbox:
 
     async def backlog(self) -> Backlog:
         """Return the backlog."""
-        rows = [Backlog.of(*row) for row in await self._read(queries.STATUS, {})]
-        ours = (each for each in rows if each.source == self._same["source"])
-        return next(ours, Backlog(str(self._same["source"]), 0, 0, None))
+        [row] = await self._read(queries.STATUS, {"source": self._same["source"]})
+        return Backlog.of(*row)
 
     async def next(self, after: int) -> Waiting | None:
         """Return the due message behind a settled one."""

@@ -59,7 +59,7 @@ _GAUGES: Final = {
     "lag_messages": ["Messages of a partition of this process that are not yet read", "topic", "partition"],
     "inbox_waiting_events": ["Events waiting in the inbox, counted up to 100000"],
     "inbox_oldest_age_seconds": ["Age of the oldest event waiting in the inbox"],
-    "dead_letters": ["Dead letters that are not yet replayed or discarded"],
+    "dead_letters": ["Dead letters not yet replayed or discarded, counted up to 100000"],
 }
 
 

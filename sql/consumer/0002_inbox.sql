@@ -39,6 +39,9 @@ BEGIN
     -- Whether a key is free, and the first message of each key; empty as long as no handler fails. Not the key itself:
     -- an index has no room for a long one. If two keys have one hash, the later message waits for the earlier one.
     CREATE INDEX inbox_open ON inbox (source, topic, key_hash, seq) INCLUDE (state) WHERE state IN ('waiting', 'failed');
+    -- How far a source is behind, and which of its handlers are paused.
+    CREATE INDEX inbox_age ON inbox (source, state, received_at) WHERE processed_at IS NULL;
+    CREATE INDEX inbox_paused ON inbox (source) WHERE state = 'waiting' AND paused_since IS NOT NULL;
     CREATE INDEX inbox_message ON inbox (message_id);
     CREATE CONSTRAINT TRIGGER handled_guard AFTER UPDATE ON inbox DEFERRABLE INITIALLY DEFERRED
         FOR EACH ROW WHEN (NEW.state = 'processed' AND current_setting('outbox.handling', true) = 'on')

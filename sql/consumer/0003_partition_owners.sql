@@ -1,6 +1,6 @@
 -- Locks: none
 -- Which process handles the events of a partition. A process removes its rows when it ends or releases the partition;
--- a row of another process means that it crashed, possibly because of an event: see crash_guard.py. One statement;
+-- a row of another process means that it crashed, possibly because of an event: see partition_owners.py. One statement;
 -- running it again changes nothing.
 DO $owners$
 BEGIN

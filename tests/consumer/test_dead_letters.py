@@ -190,7 +190,7 @@ def test_status_tells_the_backlog(place: Place, operator: Database) -> None:
     )
     place.rows(paused, "OutageError: tax", 20, 1)
     # What is being tried: its row says what would have to be said if the process ended.
-    place.rows(paused, queries.ENDED, 300, 3)
+    place.rows(paused, queries.CUT_OFF, 300, 3)
     shown = operator.outbox("consumer", "status").output
     says = r"\n  the handler of order.placed is paused for 3\d\d s, next try in (20|1\d) s: OutageError: tax"
     assert re.search(says, shown), shown

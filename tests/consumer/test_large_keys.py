@@ -125,6 +125,8 @@ def test_the_longest_names_fit_into_every_index(place: Place) -> None:
 # The names in these are limited: see the test above. The event's key and its id are not.
 _LIMITED = {
     "inbox_open": {"source", "topic", "state"},
+    "inbox_age": {"source", "state"},
+    "inbox_paused": {"source"},
     "partition_owners_pkey": {"source", "consumer_group", "topic"},
 }
 
@@ -145,12 +147,7 @@ def test_no_index_has_an_unbounded_text(place: Place) -> None:
 
 def test_the_keys_of_an_inbox_are_read_from_its_index_alone(place: Place) -> None:
     """Guards against a look at all rows of the inbox each second."""
-    columns = 'message_id, source, topic, partition, "offset", key, event_type, headers, sent_at'
-    place.rows(
-        f"INSERT INTO inbox ({columns}) SELECT gen_random_uuid(), 'billing', 'orders', 0, n, (n % 20)::text,"
-        " 'a', '[]', now() FROM generate_series(1, 20000) n"
-    )
-    place.rows("VACUUM (ANALYZE) inbox")
+    _fill(place, "'billing'", 20_000)
     heads = {"source": "billing", "held": [], "named": [], "other_held": False, "limit": 100}
     taken = {"topics": "{orders}", "keys": "{1}", "source": "billing"}
     for block in (False, True):
@@ -158,6 +155,26 @@ def test_the_keys_of_an_inbox_are_read_from_its_index_alone(place: Place) -> Non
         plan = _plan(place, queries.TAKEN, taken | {"block": block})
         assert "inbox_open" in plan, plan
         assert "Seq Scan on inbox" not in plan, plan
+
+
+def test_the_inbox_of_one_source_is_measured_without_the_rows_of_others(place: Place) -> None:
+    """Guards against a look at all rows of the inbox every ten seconds, by each process of each source."""
+    _fill(place, "'s' || n % 100", 1_000)
+    _fill(place, "'billing'", 20_000)
+    with psycopg.connect(place.dsn) as connection:
+        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {queries.STATUS}".encode()
+        [([document],)] = connection.execute(explain, {"source": "s7"})
+    read = document["Plan"]["Shared Hit Blocks"] + document["Plan"]["Shared Read Blocks"]
+    assert read < 100, document
+
+
+def _fill(place: Place, source: str, rows: int) -> None:
+    columns = 'message_id, source, topic, partition, "offset", key, event_type, headers, sent_at'
+    place.rows(
+        f"INSERT INTO inbox ({columns}) SELECT gen_random_uuid(), {source}, 'orders', 0, n, (n % 20)::text,"
+        f" 'a', '[]', now() FROM generate_series(1, {rows}) n"
+    )
+    place.rows("VACUUM (ANALYZE) inbox")
 
 
 def _plan(place: Place, query: str, given: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ INSERT INTO inbox (seq, message_id, source, topic, partition, "offset", key, eve
 OVERRIDING SYSTEM VALUE
 VALUES (%(seq)s, CAST(lpad(CAST(%(seq)s AS text), 32, '0') AS uuid), %(source)s, %(topic)s, 0, 0, %(key)s,
         'x', '[]', now(), %(state)s, %(attempts)s, now() + %(due)s, 'before', now() - %(age)s,
-        now() - %(age)s)"""
+        CASE WHEN %(state)s IN ('processed', 'discarded') THEN now() - %(age)s END)"""
 _NONE: Final = timedelta()
 _US: Final = timedelta(microseconds=1)
 _HOUR: Final = timedelta(hours=1)
@@ -71,8 +71,8 @@ class _Rows:
         """Run a statement; return what each row that it has changed contains now."""
         shown = (
             "SELECT seq, state, attempts, last_error, "
-            "round(extract(epoch FROM next_attempt_at - now()))::int, processed_at = now(), message_id "
-            "FROM inbox ORDER BY seq"
+            "round(extract(epoch FROM next_attempt_at - now()))::int, coalesce(processed_at = now(), false), "
+            "message_id FROM inbox ORDER BY seq"
         )
         before = {seq: row for seq, *row in self(shown)}
         self(statement, **given)
@@ -107,7 +107,7 @@ def test_which_message_an_attempt_is_about(
     rows.put(more, {"seq": 9, "key": "b"})
     with rows.connection.transaction(force_rollback=True):
         found = rows.changed(queries.CLAIM, **_OURS)
-        assert found == ({1: ("waiting", 3, queries.ENDED, 60, False, UUID(int=1))} if claims else {})
+        assert found == ({1: ("waiting", 3, queries.CUT_OFF, 60, False, UUID(int=1))} if claims else {})
     with rows.connection.transaction(force_rollback=True):
         assert len(rows(queries.READ, **_OURS)) == reads
     with rows.connection.transaction(force_rollback=True):
@@ -251,7 +251,7 @@ def test_a_handler_that_failed_after_its_own_commit(rows: _Rows) -> None:
     for seq in (1, 2, 4):
         assert rows.changed(queries.SPOILT, **_OURS | {"seq": seq}) == {}
     found = rows.changed(queries.SPOILT, **_OURS | {"seq": 3})
-    assert found == {3: ("failed", 2, "after", 0, None, UUID(int=99))}
+    assert found == {3: ("failed", 2, "after", 0, False, UUID(int=99))}
 
 
 def _record(rows: _Rows, source: str, number: int, content: int | None) -> None:
@@ -391,7 +391,9 @@ def test_how_far_a_source_is_behind(rows: _Rows) -> None:
         {"seq": 8, "source": "zone"},
     )
     none = "[]"
-    assert rows(queries.STATUS) == [
+    assert rows(queries.STATUS, source="billing") == [("billing", 2, 1, 7200, none)]
+    assert rows(queries.STATUS, source="done") == [("done", 0, 0, None, none)]
+    assert rows(queries.STATUS, source=None) == [
         ("accounts", 0, 1, None, none),
         ("billing", 2, 1, 7200, none),
         ("zone", 1, 0, 3600, none),
@@ -402,7 +404,7 @@ def test_which_handlers_are_paused(rows: _Rows) -> None:
     """Guards against a pause that ends with each try, has a crash's reason, or stays after an attempt."""
 
     def paused() -> object:
-        [(*_, shown)] = rows(queries.STATUS)
+        [(*_, shown)] = rows(queries.STATUS, source="billing")
         return json.loads(shown)
 
     rows.put({"seq": 1}, {"seq": 2})

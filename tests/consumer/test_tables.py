@@ -261,7 +261,7 @@ def test_the_command_prunes(database: Database) -> None:
         "1 day emptied, 1 row without a day and 0 inbox rows deleted\n",
     )
     asked = database.outbox("consumer", "prune", "--keep-days", "14", "--json")
-    assert asked.output == '{"emptied": [], "busy": [], "deleted": 0, "received": 0}\n'
+    assert asked.output == '{"emptied": [], "busy": [], "deleted": 0, "deleted_messages": 0}\n'
 
 
 def test_the_outbox_is_not_taken_for_a_consumer(database: Database) -> None:
