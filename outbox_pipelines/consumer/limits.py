@@ -16,6 +16,7 @@ import asyncio
 import logging
 import re
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
@@ -98,19 +99,28 @@ class _Alarm:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._has_rung = False
+        self._block: FrameType | None = None
 
     def ring(self, number: int, frame: FrameType | None) -> None:
-        """Interrupt what runs."""
+        """Interrupt the block."""
+        while frame is not None and frame is not self._block:
+            frame = frame.f_back
+        if frame is None:
+            # The one before came just when the block ended, and left the timer on.
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            return
         self._has_rung = True
         raise _timeout(self._seconds)
 
     async def __aenter__(self) -> None:
         self._has_rung = False
+        self._block = sys._getframe(1)
         # Again and again: one may come while a library cleans up after itself and swallows it.
         signal.setitimer(signal.ITIMER_REAL, self._seconds, _AGAIN_SECONDS)
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        self._block = None
         if kind is None and self._has_rung:
             # The handler has caught it.
             raise _timeout(self._seconds)

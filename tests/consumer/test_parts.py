@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,17 +12,18 @@ import psycopg
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox_pipelines.consumer import Consumer, Event, kafka_clients, testing, work
+from outbox_pipelines.consumer import Consumer, Event, kafka_clients, limits, membership, testing, work
 from outbox_pipelines.consumer.consumer import drive
 from outbox_pipelines.consumer.consumer_database import Statement
 from outbox_pipelines.consumer.database_retry import DatabaseRetry
-from outbox_pipelines.consumer.errors import ConsumerError, OutageError, StoppedError
+from outbox_pipelines.consumer.errors import ConsumerError, HandlerTimeoutError, OutageError, StoppedError
 from outbox_pipelines.consumer.figures import Counts, Types
 from outbox_pipelines.consumer.handler_registry import Handler
 from outbox_pipelines.consumer.items import Item, Pace, groups
 from outbox_pipelines.consumer.settlement import Settlement
 from outbox_pipelines.consumer.work import _following
 from outbox_pipelines.errors import SetupError, UnavailableError
+from tests.conftest import wait_until
 
 CONFLICT = psycopg.errors.SerializationFailure("conflict")
 OUTAGE = psycopg.OperationalError("the connection is lost")
@@ -205,6 +207,25 @@ def test_a_partition_that_comes_back_begins_with_what_was_skipped() -> None:
     assert (handled, member.done_with) == (["another's"], messages[2:])
 
 
+def test_no_alarm_rings_behind_a_handler() -> None:
+    """Guards against an interruption that comes as the handler returns, and one of the next work later."""
+
+    async def ended() -> None:
+        # As where the alarm comes before `__aexit__` has begun.
+        await alarm.__aenter__()
+
+    async def hangs() -> None:
+        async with alarm:
+            wait_until(lambda: False)
+
+    with limits.alarms(0.01) as alarm:
+        drive(ended())
+        wait_until(lambda: signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0))
+        with pytest.raises(HandlerTimeoutError):
+            drive(hangs())
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("refuses", ["its settings", "a copy"])
 def test_a_copy_that_cannot_be_sent_is_the_consumers_own_error(
     monkeypatch: pytest.MonkeyPatch, refuses: str
@@ -228,6 +249,15 @@ def test_a_copy_that_cannot_be_sent_is_the_consumers_own_error(
         copies.send(Mock(headers=list), source="billing", attempts=1, error="")
     assert login.items() <= settings.items()
     assert "group.id" not in settings
+
+
+def test_a_group_is_not_left_because_a_second_client_gets_no_token() -> None:
+    """Guards against an outage of the token's server that ends a consumer which only compares itself."""
+
+    def refuses() -> Any:
+        raise SetupError("Kafka's client rejects its settings: OAuth token not set")
+
+    assert not membership.LostClients(refuses, "events")._other_finds(lambda other: True)
 
 
 class _Inbox:
