@@ -5,7 +5,7 @@ Invariants:
   database are asked about by one of their connections.
 - Nothing here waits for an answer: a database that does not answer delays its own outboxes only.
 - Questions are spread over time: a hundred at once would delay each other, and everything else.
-- If this thread fails, every reader is woken with the failure.
+- If a round fails, every reader is woken with the failure: its relay begins again, as after each failure.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ _BUSY_SECONDS: Final = 1.0
 _MANY: Final = 8
 # At most this long until a reader is noticed that has just been lent.
 _NOTICE_SECONDS: Final = 0.01
+_FAILED_SECONDS: Final = 1.0
+_ENDS: Final = "the process of the relay ends"
 
 
 class Watcher:
@@ -51,7 +53,7 @@ class Watcher:
         self._busy_until = 0.0
         self._selector = selectors.DefaultSelector()
         self._end = threading.Event()
-        self._failure: BaseException | None = None
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="outbox-watcher", daemon=True)
 
     def __enter__(self) -> Watcher:
@@ -68,29 +70,38 @@ class Watcher:
         """Wait for a reader."""
         self._lent.append(watch)
         # Appended first: whichever of the two sees the other wakes the reader.
-        if self._failure is not None:
-            watch.error = self._failure
+        if self._has_ended:
+            watch.error = RuntimeError(_ENDS)
             watch.woken.set()
 
     def _run(self) -> None:
-        try:
-            while not self._end.is_set():
+        while not self._end.is_set():
+            try:
                 self._round()
-            failure: BaseException = RuntimeError("the process of the relay ends")
-        except BaseException as error:  # noqa: BLE001 - raised in every reader
-            failure = error
-        self._failure = failure
-        for database in self._databases.values():
-            database.end(failure)
+            except Exception as error:  # noqa: BLE001 - raised in every reader
+                self._wake_all(error)
+                self._end.wait(_FAILED_SECONDS)
+        self._has_ended = True
+        self._wake_all(RuntimeError(_ENDS))
+
+    def _wake_all(self, error: Exception) -> None:
+        databases, self._databases = self._databases, {}
+        self._due.clear()
+        self._selector.close()
+        self._selector = selectors.DefaultSelector()
+        for database in databases.values():
+            database.end(error)
         while self._lent:
             watch = self._lent.popleft()
-            watch.error = failure
+            watch.error = error
             watch.woken.set()
 
     def _round(self) -> None:
         now = time.monotonic()
         while self._lent:
-            self._take(self._lent.popleft(), now)
+            # Lent until it is taken, so that a failure wakes it.
+            self._take(self._lent[0], now)
+            self._lent.popleft()
         together = _TOGETHER_BUSY if now < self._busy_until else _TOGETHER
         while self._due and self._due[0][0] <= now + together:
             due, _, key = heapq.heappop(self._due)
@@ -220,7 +231,7 @@ class DatabaseWatch:
         if last is None or last.status != ExecStatus.TUPLES_OK:
             self._refused(connection, last)
             return
-        asked = self._stop_asking()
+        asked = self._asked
         snapshot = last.get_value(0, 0) or b""
         age = last.get_value(0, 2) or b""
         texts = last.get_value(0, 1) if len(asked) > 1 else None
@@ -233,6 +244,7 @@ class DatabaseWatch:
                 self._wake(watch)
             else:
                 self._waiting.append(watch)
+        self._asked = []
 
     def _hear(self) -> None:
         leader = self._leader
