@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import psycopg
 import pytest
@@ -25,7 +26,7 @@ from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.lease.shard import Settled, Shard
 from outbox_pipelines.relay.telemetry import exporter, metrics
 from outbox_pipelines.relay.telemetry.metrics import Metrics
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import EITHER_DELIVERY, Lasting, Outbox, command, patience, wait_until
 from tests.history.servers import lasting_servers
@@ -224,6 +225,17 @@ def test_a_database_that_hangs_holds_no_scrape_up(outbox: Outbox, monkeypatch: p
         assert time.monotonic() - begun < patience(2)
         locking.rollback()
         _wait_for(url, outbox_database_up=1, outbox_unpublished_events=0)
+
+
+def test_an_answer_is_not_kept_behind_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against old values with `outbox_database_up` 1, for as long as the error lasts."""
+    answers = iter([cast(Measurements, object())])
+    monkeypatch.setattr(append_only, "measure", lambda settings: next(answers))
+    reading = exporter.Reading(load_settings())
+    reading._ask()
+    with pytest.raises(StopIteration):
+        reading._ask()
+    assert reading.wait(0) is None
 
 
 def test_many_scrapes_cost_one_read(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,12 @@ import json
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import date
 from typing import LiteralString
+from unittest.mock import Mock
 
+import psycopg
 import pytest
 
 from outbox_pipelines.core.position import Snapshot
@@ -19,6 +21,7 @@ from outbox_pipelines.relay import relay_sql, service
 from outbox_pipelines.relay.lease import resharding
 from outbox_pipelines.relay.lease.resharding import OperatorChange
 from outbox_pipelines.relay.parking.prober import Prober
+from outbox_pipelines.settings import load_settings
 from tests.conftest import EITHER_DELIVERY, Outbox, wait_until
 from tests.history import business
 from tests.history.verify import verdict
@@ -44,6 +47,19 @@ class _Changing(threading.Thread):
 
     def run(self) -> None:
         self.changed = resharding.change(self._outbox.settings, self._wanted, on_wait=self.waited.append)
+
+
+def test_the_reason_of_a_failure_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against the error of a change that cannot be taken back, because the connection is lost."""
+    unowned, missing = Mock(), Mock()
+    unowned.fetchall.return_value = [(None,)]
+    missing.fetchone.return_value = ("waits", "shard 1 publishes up to the barrier")
+    lost = [psycopg.OperationalError(each) for each in ("the server closed the connection", "no connection")]
+    connection = Mock()
+    connection.execute.side_effect = [unowned, missing, *lost]
+    monkeypatch.setattr(resharding, "connect", lambda *_, **__: nullcontext(connection))
+    with pytest.raises(psycopg.OperationalError, match="the server closed"):
+        resharding.change(load_settings(), 2)
 
 
 def test_shards_share_the_work_and_miss_nothing(outbox: Outbox) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
@@ -12,6 +13,7 @@ from outbox_pipelines.core.outages import is_refused
 from outbox_pipelines.errors import RefusedError, UnavailableError
 from outbox_pipelines.quality.measurements import ShardStatus
 from outbox_pipelines.relay import kinds, service
+from outbox_pipelines.relay.shared import Threads
 from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, either, wait_until
 from tests.existing.conftest import make_table as make_table
@@ -102,6 +104,23 @@ def test_what_waiting_does_not_help(outbox: Outbox, wrong: dict[str, str]) -> No
     dsn = psycopg.conninfo.make_conninfo(outbox.settings.require_dsn(), **wrong)
     with pytest.raises(RefusedError):
         service.relay(outbox.settings.model_copy(update={"dsn": dsn}))
+
+
+def test_a_relay_of_which_a_part_cannot_begin_ends(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a reader that goes on, and a client that stays, behind a relay that has failed."""
+    begin = Threads.start
+
+    def start(threads: Threads, body: Callable[[], None], name: str) -> threading.Thread:
+        if name == "outbox-settler":
+            readers = "SELECT FROM pg_stat_activity WHERE application_name LIKE '%reader%'"
+            wait_until(lambda: outbox.rows(f"{readers} AND datname = current_database()"), what="the reader")
+            raise RuntimeError("can't start new thread")
+        return begin(threads, body, name)
+
+    monkeypatch.setattr(Threads, "start", start)
+    with pytest.raises(RuntimeError):
+        service.relay(outbox.settings)
+    assert "outbox-reader" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ FROM pg_locks l
 LEFT JOIN pg_locks own ON own.locktype = 'transactionid' AND own.virtualtransaction = l.virtualtransaction
 LEFT JOIN pg_prepared_xacts p ON p.transaction = own.transactionid
 WHERE l.relation = to_regclass(%(leaf)s) AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.mode NOT IN ('AccessShareLock', 'RowShareLock')"""
 
 # Rows that their shard's position does not cover. The index skips those below every snapshot (covered).

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+
+import psycopg
 
 from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.database import Connection, connect
@@ -79,7 +82,9 @@ def change(
                 wait.for_(missing)
         except BaseException:
             if started:
-                connection.execute(relay_sql.KEEP_SHARDS)
+                # Without it, the relays continue after ten seconds: its failure must not hide the first one.
+                with suppress(psycopg.Error):
+                    connection.execute(relay_sql.KEEP_SHARDS)
             raise
 
 

@@ -202,11 +202,13 @@ class Reading:
         return self._found if time.monotonic() - self._found_at <= oldest else None
 
     def _ask(self) -> None:
+        found = None
         try:
-            self._found = kinds.of(self.settings).measure(self.settings)
-        except (SetupError, psycopg.Error):
-            self._found = None
-        self._found_at = time.monotonic()
+            with suppress(SetupError, psycopg.Error):
+                found = kinds.of(self.settings).measure(self.settings)
+        finally:
+            # Also after any other error, which the thread reports: an old answer would look like a new one.
+            self._found, self._found_at = found, time.monotonic()
 
 
 class DatabaseCollector(Collector):

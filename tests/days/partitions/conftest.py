@@ -1,5 +1,5 @@
 """The servers and databases of these tests."""
 
-from tests.schema.servers import both_servers, database
+from tests.schema.servers import both_servers, database, template
 
-__all__ = ["both_servers", "database"]
+__all__ = ["both_servers", "database", "template"]

@@ -14,10 +14,11 @@ from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.days.archive import day as archive
 from outbox_pipelines.days.partitions import ahead, calendar, close, partitions_sql
 from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.local import postgres
 from tests.conftest import wait_until
 from tests.days.partitions import days
 from tests.days.partitions.days import DAY, TODAY
-from tests.schema.servers import Connection, Database
+from tests.schema.servers import Connection, Database, fresh
 
 LEAF = calendar.leaf_of(DAY)
 _NAMES = "aggregate_type, aggregate_id, event_type, payload, created_at"
@@ -329,6 +330,19 @@ def test_the_last_seq_of_a_day_is_its_own(database: Database) -> None:
     days.relayed(database)
     assert close.close(database.settings, DAY)[0].closed
     assert database.value("SELECT last_seq FROM outbox_days WHERE day = %s", DAY) == last
+
+
+def test_a_lock_in_another_database_is_not_named(
+    server: postgres.Postgres, template: str, database: Database
+) -> None:
+    """Guards against an operator who ends the session of another outbox: its tables have the same numbers."""
+    leaf = calendar.leaf_of(TODAY)
+    number = f"SELECT '{leaf}'::regclass::oid"
+    with fresh(server, template) as other, other.connect(autocommit=False) as locking:
+        locking.execute(f"LOCK TABLE {leaf} IN SHARE MODE".encode())
+        assert other.value(number) == database.value(number)
+        with database.connect() as connection:
+            assert connection.execute(partitions_sql.HOLDERS, {"leaf": leaf}).fetchall() == []
 
 
 def test_who_holds_it_open_is_named(database: Database) -> None:
