@@ -1,6 +1,6 @@
 """The command `outbox`: what an operator types.
 
-Exit codes: 0 done; 1 the thing asked about is not so; 2 usage or set-up, with one line that says what to do.
+Exit codes: 0 success; 1 a check failed, or nothing matched; 2 usage or configuration, with a line that helps.
 """
 
 from __future__ import annotations
