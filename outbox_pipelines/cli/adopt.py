@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from outbox_pipelines.cli.options import SECONDS, TEXT
+from outbox_pipelines.cli.options import TEXT, seconds_option
 from outbox_pipelines.core import log
 from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.settings import Settings
@@ -18,14 +18,7 @@ if TYPE_CHECKING:
     from outbox_pipelines.existing.adopt.planning import Plan
 
 
-_SECONDS: Final = click.option(
-    "--wait-seconds",
-    "seconds",
-    type=SECONDS,
-    default=60.0,
-    show_default=True,
-    help="Stop waiting after this time; the command can be repeated.",
-)
+_SECONDS: Final = seconds_option("Stop waiting after this time; the command can be repeated.")
 _NEXT: Final = {
     "draining": "new events wait for the rows of before the switch: run `outbox adopt drain`",
     "adopted": "the relay of the append-only outbox may run",

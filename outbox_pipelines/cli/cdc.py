@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outbox_pipelines.cli.options import SECONDS, TEXT
+from outbox_pipelines.cli.options import TEXT, seconds_option
 from outbox_pipelines.config import parsed
 from outbox_pipelines.core.text import plain, to_json
 from outbox_pipelines.debezium.connector_config import REFERENCE, reference
@@ -18,14 +18,7 @@ from outbox_pipelines.settings import Settings
 if TYPE_CHECKING:
     from outbox_pipelines.quality.slots import Slots
 
-_SECONDS = click.option(
-    "--wait-seconds",
-    "seconds",
-    type=SECONDS,
-    default=60.0,
-    show_default=True,
-    help="How long to wait for running transactions, or for the relay, at most.",
-)
+_SECONDS = seconds_option("How long to wait for running transactions, or for the relay, at most.")
 
 
 @click.group()

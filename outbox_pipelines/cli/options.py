@@ -8,10 +8,10 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -19,6 +19,7 @@ from outbox_pipelines.core import log
 from outbox_pipelines.outboxes import Outboxes, load_outboxes
 from outbox_pipelines.settings import Settings, make_settings
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _NAME: Final = "outbox_pipelines.outbox"
 _HELP: Final = "Outbox to use (name from outbox.toml; default: the only one)."
 
@@ -142,3 +143,8 @@ class _Seconds(click.FloatRange):
 
 
 SECONDS = _Seconds(0, min_open=True)
+
+
+def seconds_option(text: str) -> Callable[[_F], _F]:
+    """Return the option `--wait-seconds` of a command that waits a minute at most by default."""
+    return click.option("--wait-seconds", "seconds", type=SECONDS, default=60.0, show_default=True, help=text)

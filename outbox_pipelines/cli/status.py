@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from outbox_pipelines.cli.dead_letters import actor
-from outbox_pipelines.cli.options import SECONDS, chosen, settings_of
+from outbox_pipelines.cli.options import chosen, seconds_option, settings_of
 from outbox_pipelines.config import parsed
 from outbox_pipelines.core import log
 from outbox_pipelines.core.text import counted, plain
@@ -116,14 +116,7 @@ def shards(context: click.Context, as_json: bool) -> None:
 
 @shards.command("set")
 @click.argument("number", type=click.IntRange(1))
-@click.option(
-    "--wait-seconds",
-    "seconds",
-    type=SECONDS,
-    default=60.0,
-    show_default=True,
-    help="Stop waiting after this time and change nothing.",
-)
+@seconds_option("Stop waiting after this time and change nothing.")
 @click.pass_obj
 def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
     """Change the number of shards online.

@@ -152,9 +152,7 @@ def apply(settings: OutboxSettings, grants: Grants, *, check: bool = False) -> l
 
 def _calls(connection: Connection, grants: Grants) -> Iterator[sql.Composed]:
     """Return the calls of the functions that grant; raise `SetupError` for what does not exist."""
-    row = connection.execute(_OWNER).fetchone()
-    assert row is not None
-    owner, may_grant, user = row
+    ((owner, may_grant, user),) = connection.execute(_OWNER)
     if not may_grant:
         raise SetupError(
             f"role {user} does not own the outbox and cannot grant rights on it: run it as {owner}"

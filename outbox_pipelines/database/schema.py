@@ -231,9 +231,8 @@ def require_schema(settings: OutboxSettings) -> None:
 
 def sequence_problems(connection: Connection) -> list[str]:
     """Return what is wrong with the sequence of an outbox whose schema is complete."""
-    row = connection.execute(sequence.STATE).fetchone()
-    assert row is not None
-    return [problem] if (problem := sequence.behind(*row)) else []
+    (state,) = connection.execute(sequence.STATE)
+    return [problem] if (problem := sequence.behind(*state)) else []
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from outbox_pipelines.core.text import markdown, plain
 from outbox_pipelines.defs import pages, places, ticks
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line, said
-from outbox_pipelines.defs.ticks import HOUR, Reported, correct, status_of
+from outbox_pipelines.defs.ticks import HOUR, Reported
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import OF_CONNECTOR, OF_TABLES, RULES, Rule, Status, judge
 from outbox_pipelines.relay import kinds
@@ -115,19 +115,29 @@ When it fails: {rule.help}. More: `runbook` in the metadata of the result.
 
 def checks(outbox: Outbox) -> dg.AssetChecksDefinition:
     """Return a check for each rule, and the check of the database."""
-    key = outbox.key("health")
+    texts = {
+        rule.name: description(rule)
+        for rule in RULES
+        if rule.name not in OF_CONNECTOR
+        if rule.name in OF_TABLES or not outbox.is_existing_table
+    }
+    return _checks(outbox, "health", texts | {_DATABASE: _DATABASE_ANSWERS})
+
+
+def connector_checks(outbox: Outbox) -> dg.AssetChecksDefinition:
+    """Return the checks of Debezium's connector."""
+    texts = {rule.name: description(rule) for rule in RULES if rule.name in OF_CONNECTOR}
+    return _checks(outbox, "connector", texts)
+
+
+def _checks(outbox: Outbox, asset: str, texts: dict[str, str]) -> dg.AssetChecksDefinition:
+    key = outbox.key(asset)
 
     @dg.multi_asset_check(
         specs=[
-            *(
-                dg.AssetCheckSpec(rule.name, asset=key, description=outbox.text(description(rule)))
-                for rule in RULES
-                if rule.name not in OF_CONNECTOR
-                if rule.name in OF_TABLES or not outbox.is_existing_table
-            ),
-            dg.AssetCheckSpec(_DATABASE, asset=key, description=outbox.text(_DATABASE_ANSWERS)),
+            dg.AssetCheckSpec(name, asset=key, description=outbox.text(text)) for name, text in texts.items()
         ],
-        name=outbox.name_of("check_health_now"),
+        name=outbox.name_of(f"check_{asset}_now"),
         can_subset=True,
     )
     def checks(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
@@ -153,25 +163,6 @@ def evaluated(context: dg.AssetCheckExecutionContext, outbox: Outbox) -> Iterato
 def _asset(outbox: Outbox, name: str) -> dg.AssetKey:
     """Return the asset that a check is of."""
     return outbox.key("connector" if name in OF_CONNECTOR else "health")
-
-
-def connector_checks(outbox: Outbox) -> dg.AssetChecksDefinition:
-    """Return the checks of Debezium's connector."""
-    key = outbox.key("connector")
-
-    @dg.multi_asset_check(
-        specs=[
-            dg.AssetCheckSpec(rule.name, asset=key, description=outbox.text(description(rule)))
-            for rule in RULES
-            if rule.name in OF_CONNECTOR
-        ],
-        name=outbox.name_of("check_connector_now"),
-        can_subset=True,
-    )
-    def checks(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
-        yield from evaluated(context, outbox)
-
-    return checks
 
 
 def last_hour(outbox: Outbox) -> dg.AssetChecksDefinition | None:
@@ -249,17 +240,8 @@ def _report(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor:
     # Nothing is kept of a removed rule, and of a check that another outbox may have reported since.
     kept = {_DATABASE} if clash else _NAMES
     last = {name: Reported(*before["checks"].get(name, ()) if name in kept else ()) for name in _NAMES}
-    correct(context.instance, last, [dg.AssetCheckKey(_asset(outbox, name), name) for name in evaluations])
-    reported: list[Any] = []
-    due = [
-        name
-        for name, each in evaluations.items()
-        if last[name].is_due(_state(each), each["description"], now)
-    ]
-    for name in due:
-        last[name].report(_state(evaluations[name]), evaluations[name]["description"], now)
-        asset = _asset(outbox, name)
-        reported.append(dg.AssetCheckEvaluation(asset_key=asset, check_name=name, **evaluations[name]))
+    results = {dg.AssetCheckKey(_asset(outbox, name), name): each for name, each in evaluations.items()}
+    reported: list[Any] = [*ticks.due(context.instance, last, results, now)]
     observed = before["observed"]
     if found is not None and (reported or now - observed >= HOUR):
         reported.append(dg.AssetObservation(key, metadata=_numbers(found)))
@@ -331,10 +313,6 @@ def _answers(error: str | None) -> dict[str, Any]:
 
 def _severity(status: Status) -> dg.AssetCheckSeverity:
     return dg.AssetCheckSeverity.WARN if status is Status.WARN else dg.AssetCheckSeverity.ERROR
-
-
-def _state(evaluation: dict[str, Any]) -> Status:
-    return status_of(evaluation["passed"], evaluation["severity"])
 
 
 def _numbers(found: "Measurements") -> dict[str, Any]:

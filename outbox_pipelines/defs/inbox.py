@@ -14,7 +14,7 @@ from outbox_pipelines.defs import places, ticks
 from outbox_pipelines.defs.outbox import NAME, Outbox
 from outbox_pipelines.defs.pages import one_line
 from outbox_pipelines.defs.runs import IN_FLIGHT
-from outbox_pipelines.defs.ticks import HOUR, Reported, correct
+from outbox_pipelines.defs.ticks import HOUR, Reported
 from outbox_pipelines.quality.rules import Status
 
 if TYPE_CHECKING:
@@ -136,16 +136,12 @@ def _drain_due(context: dg.SensorEvaluationContext, reading: ticks.Reading, curs
     verdict["metadata"] |= places.mark(context, outbox)
     kept: dict[str, Any] = json.loads(cursor or '{"check": [], "observed": 0.0}')
     last, observed, now = Reported(*kept["check"]), kept["observed"], time.time()
-    key, state = outbox.key("inbox"), _state(backlogs)
-    correct(context.instance, {"handled": last}, [dg.AssetCheckKey(key, "handled")])
-    reported: list[Any] = []
-    is_due = last.is_due(state, verdict["description"], now)
-    if is_due or now - observed >= HOUR:
-        reported.append(dg.AssetObservation(key, metadata=_numbers(backlogs)))
+    key = outbox.key("inbox")
+    results = {dg.AssetCheckKey(key, "handled"): verdict}
+    reported: list[Any] = [*ticks.due(context.instance, {"handled": last}, results, now)]
+    if reported or now - observed >= HOUR:
+        reported.insert(0, dg.AssetObservation(key, metadata=_numbers(backlogs)))
         observed = now
-    if is_due:
-        last.report(state, verdict["description"], now)
-        reported.append(dg.AssetCheckEvaluation(asset_key=key, check_name="handled", **verdict))
     return ticks.Tick(
         verdict["description"],
         json.dumps({"check": dataclasses.astuple(last), "observed": observed}),

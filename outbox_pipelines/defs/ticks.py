@@ -22,7 +22,7 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -348,18 +348,33 @@ class Reported:
         return status != 0 and _NUMBERS.sub("", text) != _NUMBERS.sub("", self.text)
 
 
-def correct(
-    instance: dg.DagsterInstance, reported: dict[str, Reported], checks: Iterable[dg.AssetCheckKey]
-) -> None:
-    """Replace each status that is remembered, under the check's name, by that of the check's last result."""
+def due(
+    instance: dg.DagsterInstance,
+    last: dict[str, Reported],
+    results: dict[dg.AssetCheckKey, dict[str, Any]],
+    now: float,
+) -> list[dg.AssetCheckEvaluation]:
+    """Return the results that are to be reported now, and remember them.
+
+    Args:
+        last: by the checks' names.
+        results: arguments of an evaluation.
+    """
     from outbox_pipelines.defs.dagster_internals import latest_results
 
-    for key, result in latest_results(instance, [*checks]).items():
-        if reported[key.name].status is not None:
-            reported[key.name].status = status_of(result.passed, result.severity)
+    for key, shown in latest_results(instance, [*results]).items():
+        if last[key.name].status is not None:
+            last[key.name].status = _status_of(shown.passed, shown.severity)
+    found = []
+    for key, result in results.items():
+        state = _status_of(result["passed"], result["severity"])
+        if last[key.name].is_due(state, result["description"], now):
+            last[key.name].report(state, result["description"], now)
+            found.append(dg.AssetCheckEvaluation(asset_key=key.asset_key, check_name=key.name, **result))
+    return found
 
 
-def status_of(passed: bool, severity: dg.AssetCheckSeverity) -> Status:
+def _status_of(passed: bool, severity: dg.AssetCheckSeverity) -> Status:
     """Return the status of a check's result."""
     if passed:
         return Status.OK

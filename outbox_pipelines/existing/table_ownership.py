@@ -243,9 +243,8 @@ class TableOwnership(Ownership):
 
 def _pid(connection: Connection) -> int:
     """Return the server process of a connection. The driver's own value may come from a pooler."""
-    row = connection.execute(existing_sql.PID).fetchone()
-    assert row is not None
-    return int(row[0])
+    ((pid,),) = connection.execute(existing_sql.PID)
+    return int(pid)
 
 
 def key(lock: int, oid: int) -> int:

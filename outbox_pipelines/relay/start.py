@@ -99,6 +99,5 @@ def _snapshot(connection: Connection, start: str, since: datetime | None) -> str
 
 
 def _value(connection: Connection, query: LiteralString, **parameters: Any) -> Any:
-    row = connection.execute(query, parameters).fetchone()
-    assert row is not None
-    return row[0]
+    ((value,),) = connection.execute(query, parameters)
+    return value

@@ -73,9 +73,9 @@ def _batch(rows: Sequence[tuple[Any, ...]], schema: Any) -> Any:
 def sum_of_rows(connection: Connection, columns: dict[str, str], rows: sql.Composable) -> Sum:
     """Return the sum of rows in the database."""
     texts = [sql.SQL(_TEXT).format(name=sql.Identifier(name)) for name in columns]
-    row = connection.execute(sql.SQL(_SUM).format(texts=sql.SQL(", ").join(texts), rows=rows)).fetchone()
-    assert row is not None
-    return int(row[0]), int(row[1])
+    query = sql.SQL(_SUM).format(texts=sql.SQL(", ").join(texts), rows=rows)
+    ((number, total),) = connection.execute(query)
+    return int(number), int(total)
 
 
 def sum_of_file(store: Store, name: str, columns: dict[str, str]) -> Sum | None:

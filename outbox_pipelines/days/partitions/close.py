@@ -159,9 +159,8 @@ def _close(connection: Connection, day: date) -> Closing:
 
 def _seal(connection: Connection, day: date) -> str:
     """Make the day reject inserts; return an empty string, or the reason if that is not possible yet."""
-    row = connection.execute(partitions_sql.DAY, {"day": day}).fetchone()
-    assert row is not None
-    if row[1] is not None:
+    ((_, sealed_at, *_),) = connection.execute(partitions_sql.DAY, {"day": day})
+    if sealed_at is not None:
         return ""
     if why_not := still_running(connection, day):
         return why_not
@@ -216,10 +215,9 @@ def _unpublished(connection: Connection, day: date) -> str:
             f"shard {shard} has not published {count}{' or more' if count >= 1000 else ''} of its events: "
             "see `outbox status`"
         )
-    row = connection.execute(partitions_sql.STILL_PARKED, {"day": day}).fetchone()
-    assert row is not None
-    if row[0]:
-        return f"parked, and to be tried again: {counted(row[0], 'event')} of it: see `outbox status`"
+    ((events,),) = connection.execute(partitions_sql.STILL_PARKED, {"day": day})
+    if events:
+        return f"parked, and to be tried again: {counted(events, 'event')} of it: see `outbox status`"
     return ""
 
 
@@ -236,9 +234,8 @@ def _not_over(connection: Connection, day: date, settings: DaySettings) -> Closi
 
 def compare_clocks(connection: Connection) -> None:
     """Raise `UnavailableError` if the clocks of the database and this machine differ by over ten minutes."""
-    row = connection.execute(partitions_sql.CLOCK).fetchone()
-    assert row is not None
-    apart = abs((row[0] - datetime.now(UTC)).total_seconds()) / 60
+    ((there,),) = connection.execute(partitions_sql.CLOCK)
+    apart = abs((there - datetime.now(UTC)).total_seconds()) / 60
     if apart > _CLOCKS_MINUTES:
         raise UnavailableError(
             f"the clocks of the database and of this machine differ by {apart:.0f} minutes: no day is closed "

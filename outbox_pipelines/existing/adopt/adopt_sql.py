@@ -13,7 +13,7 @@ FACTS: Final = """
 WITH t AS (SELECT c.* FROM pg_class c WHERE c.oid = %(oid)s::oid)
 SELECT jsonb_build_object(
     'oid', t.oid::bigint, 'schema', n.nspname, 'name', t.relname, 'kind', t.relkind,
-    'owner', t.relowner::regrole::text, 'persistence', t.relpersistence,
+    'owner', t.relowner::regrole::text, 'is_logged', t.relpersistence = 'p',
     'is_owner', pg_has_role(t.relowner, 'USAGE'),
     'may_create', has_schema_privilege(t.relnamespace, 'CREATE'),
     'has_policies', t.relrowsecurity,

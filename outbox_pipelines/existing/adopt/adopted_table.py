@@ -127,40 +127,17 @@ def read_facts(connection: Connection, oid: int) -> Facts:
             f"the table with oid {oid} does not exist: it was dropped since `outbox adopt prepare`"
         )
     found: dict[str, Any] = row[0]
-    columns = [Column(**{name: column[name] for name in Column.__slots__}) for column in found["columns"]]
-
-    def names(what: str) -> tuple[str, ...]:
-        return tuple(found[what] or ())
-
-    return Facts(
-        oid=found["oid"],
-        schema=found["schema"],
-        name=found["name"],
-        kind=found["kind"],
-        owner=found["owner"],
-        is_owner=found["is_owner"],
-        may_create=found["may_create"],
-        has_policies=found["has_policies"],
-        is_inherited=found["is_inherited"],
-        is_logged=found["persistence"] == "p",
-        rows=found["rows"],
-        columns={column.name: column for column in columns},
-        uniques=tuple(
-            Unique(each["name"], tuple(each["columns"]), each["is_partial"])
-            for each in found["uniques"] or ()
+    listed = {
+        name: tuple(value or ()) for name, value in found.items() if value is None or isinstance(value, list)
+    }
+    converted = {
+        "columns": {each["name"]: Column(**each) for each in listed["columns"]},
+        "uniques": tuple(
+            Unique(each["name"], tuple(each["columns"]), each["is_partial"]) for each in listed["uniques"]
         ),
-        checks=tuple((check["name"], check["condition"]) for check in found["checks"] or ()),
-        exclusions=names("exclusions"),
-        references=names("references"),
-        foreign_keys=names("foreign_keys"),
-        indexed=names("indexed"),
-        triggers=names("triggers"),
-        rules=names("rules"),
-        rules_elsewhere=names("rules_elsewhere"),
-        views=names("views"),
-        functions=names("functions"),
-        publications=names("publications"),
-    )
+        "checks": tuple((check["name"], check["condition"]) for check in listed["checks"]),
+    }
+    return Facts(**found | listed | converted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,11 +65,8 @@ def change(
         started = False
         try:
             while True:
-                row = connection.execute(
-                    relay_sql.CHANGE_SHARDS, {"wanted": wanted, "started": started, "on_behalf_of": actor}
-                ).fetchone()
-                assert row is not None
-                step, missing = row
+                asked = {"wanted": wanted, "started": started, "on_behalf_of": actor}
+                ((step, missing),) = connection.execute(relay_sql.CHANGE_SHARDS, asked)
                 if step in ("nothing", "done"):
                     return bool(step == "done")
                 if step == "busy":
