@@ -51,9 +51,8 @@ class _Changing(threading.Thread):
 
 def test_the_reason_of_a_failure_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against the error of a change that cannot be taken back, because the connection is lost."""
-    unowned, missing = Mock(), Mock()
+    unowned, missing = Mock(), [("waits", "shard 1 publishes up to the barrier")]
     unowned.fetchall.return_value = [(None,)]
-    missing.fetchone.return_value = ("waits", "shard 1 publishes up to the barrier")
     lost = [psycopg.OperationalError(each) for each in ("the server closed the connection", "no connection")]
     connection = Mock()
     connection.execute.side_effect = [unowned, missing, *lost]
