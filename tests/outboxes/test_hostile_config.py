@@ -136,6 +136,6 @@ def test_true_is_no_number() -> None:
         [line] = _check(f'outbox.dsn = "service=a"\n{entry} = true')
         assert "line 2: " in line
         assert "number" in line
-    line = _check('outbox.dsn = "service=a"\n[checks]\nerror_at = { idempotency_keys = false, lag = 120 }')[-1]
+    [*_, line] = _check('outbox.dsn = "service=a"\nchecks.error_at = { idempotency_keys = false, lag = 120 }')
     assert "no mistake" in line
     assert load_settings().error_at == {"idempotency_keys": "off", "lag": 120.0}
