@@ -164,6 +164,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         workers.note_crashes(given)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # At its end pytest looks twice for garbage among all that is imported, which copies what workers share.
+    if hasattr(session.config, "workerinput"):
+        gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(report: Any) -> None:
     report.longrepr = f"{report.longrepr}: {workers.crash(report.node)}"
