@@ -371,8 +371,9 @@ def test_what_is_old(rows: _Rows) -> None:
     rows("UPDATE processed_events SET processed_at = now() - interval '1 day'")
     rows(queries.DELETE_OTHERS, **keep, limit=1)
     assert len(rows(left)) == 1
-    rows.put({"seq": 1, "age": _HOUR + _US}, {"seq": 2, "age": _HOUR}, {"seq": 3, "age": 2 * _HOUR})
-    rows("UPDATE inbox SET processed_at = NULL WHERE seq = 3")
+    done = {"state": "processed"}
+    rows.put(done | {"seq": 1, "age": _HOUR + _US}, done | {"seq": 2, "age": _HOUR})
+    rows.put({"seq": 3, "age": 2 * _HOUR})
     rows(queries.DELETE_RECEIVED, **keep, limit=9)
     assert rows("SELECT seq FROM inbox ORDER BY seq") == [(2,), (3,)]
     assert [name for (name,) in rows(queries.PARTITIONS)] == [f"processed_events_{n:02}" for n in range(64)]
