@@ -42,10 +42,10 @@ OF_THE_DATABASE = {
     "outbox_parked_events",
     "outbox_dead_letters",
     "outbox_partitions_ahead",
-    "outbox_days_detached",
-    "outbox_days_late close",
-    "outbox_days_late archive",
-    "outbox_days_late drop",
+    "outbox_partitions_detached",
+    "outbox_partitions_late close",
+    "outbox_partitions_late archive",
+    "outbox_partitions_late drop",
 }
 
 

@@ -268,7 +268,7 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
         lambda found: found.partitions_ahead,
     ),
     (
-        "outbox_days_detached",
+        "outbox_partitions_detached",
         "Days whose partition is detached: their events are not visible",
         lambda found: found.days_detached,
     ),
@@ -353,7 +353,7 @@ def families(outboxes: Iterable[tuple[ProcessSettings, Measurements | None]]) ->
         labels=["outbox"],
     )
     late = GaugeMetricFamily(
-        "outbox_days_late",
+        "outbox_partitions_late",
         "Days for which this maintenance step (close, archive, drop) is a day or more overdue",
         labels=["outbox", "step"],
     )

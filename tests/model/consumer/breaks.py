@@ -324,8 +324,8 @@ BREAKS: Final[dict[str, Break]] = {
         "the last attempt makes a dead letter although the handler's service was unavailable",
         *("consumer-outage", "blame"),
         *(Settlement, "fail_stored"),
-        "last and pause is None and self._has_copy",
-        "last and self._has_copy",
+        "last and pause is None and await self._has_copy",
+        "last and await self._has_copy",
     ),
     "held events are passed over": _one(
         "what arrives while a handler is paused is not put into the inbox",
