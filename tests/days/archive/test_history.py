@@ -29,7 +29,7 @@ FULL = {**MINE, "correlation_id": "c", "causation_id": "", "version": 3}
 
 @pytest.fixture
 def seqs(database: Database, settings: Settings) -> list[int]:
-    """Of the aggregate's events: two in each of two archived days, one of today."""
+    """Of the aggregate's events: two in each of two archived days, one of today, beside others'."""
     make_days(database, FIRST, SECOND)
     written = [
         *write(database, FIRST, [MINE, OTHER, FULL])[::2],
@@ -40,6 +40,7 @@ def seqs(database: Database, settings: Settings) -> list[int]:
         days.archive(settings, day)
     with database.connect(autocommit=False) as connection:
         today = emit(connection, "order", 42, "order.paid", {"n": 1})
+        emit(connection, "invoice", 42, "invoice.sent", {})
         connection.commit()
     return [*(each.seq for each in written), today.seq or 0]
 

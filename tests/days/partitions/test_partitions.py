@@ -225,5 +225,8 @@ def test_status_says_which_days_are_late(database: Database, tmp_path: Path) -> 
     database.rows("UPDATE outbox_days SET archived_at = archived_at - interval '2 days'")
     assert outbox_measurements.read(longer).days_late == Late(0, 2, 0)
     assert outbox_measurements.read(database.settings).days_late == Late(0, 0, 0)
+    database.rows("UPDATE outbox_days SET proven_at = archived_at")
+    assert outbox_measurements.read(longer).days_late == Late(0, 1, 0)
     drop.drop(settings, days.DAY)
+    database.rows("UPDATE outbox_days SET proven_at = NULL")
     assert outbox_measurements.read(settings).days_late == Late(0, 1, 0)
