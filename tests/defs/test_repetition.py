@@ -87,7 +87,7 @@ def test_published_events_are_published_once(outbox: Outbox, repeat: Repeat) -> 
             states = connection.execute("SELECT * FROM outbox_events ORDER BY seq").fetchall()
         return sorted(str(message.headers["id"]) for message in outbox.messages()), states
 
-    repeat(job_of(served_of(outbox), "relay_once"), relay_session, "Session.result", state)
+    repeat(job_of(served_of(outbox), "relay_once"), relay_session, "RelaySession.result", state)
 
 
 @pytest.mark.extended

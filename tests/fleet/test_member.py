@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextvars import copy_context
 
 import pytest
 
@@ -30,4 +31,5 @@ def test_a_relay_that_cannot_begin_leaves_its_shard(monkeypatch: pytest.MonkeyPa
         member._start(unit)
     assert shared.division.take(unit)
     shared.stop.set()
-    member._run()
+    # As in a thread of its own: the name of the outbox in later lines of the log.
+    copy_context().run(member._run)

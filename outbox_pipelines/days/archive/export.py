@@ -96,14 +96,14 @@ class Published:
 
     def at(self, tx: Ints, seq: Ints) -> Ints:
         """Return µs since 1970 for each event; the largest number if no row covers it."""
-        first = self._done.first(tx)
+        row = self._done.first(tx)
         first = self._target.first(tx)
         for start in np.unique(first[first < len(self._within_seq)]):
             of_tick = np.flatnonzero(first == start)
-            numbers, seqs = self._tick(int(start), int(first[of_tick].max()))
+            numbers, seqs = self._tick(int(start), int(row[of_tick].max()))
             place = np.searchsorted(seqs, seq[of_tick])
-            first[of_tick] = np.minimum(first[of_tick], numbers[place])
-        return self._at[first]
+            row[of_tick] = np.minimum(row[of_tick], numbers[place])
+        return self._at[row]
 
     def _tick(self, start: int, end: int) -> tuple[Ints, Ints]:
         """Return the numbers of the rows inside the tick that row `end` finishes, and the seq of each."""

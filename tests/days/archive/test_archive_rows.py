@@ -138,9 +138,9 @@ def test_where_days_are(days: psycopg.Connection[Any]) -> None:
     days.execute("DROP TABLE outbox_20260303")
     found = [row for row in days.execute(archive_sql.WHERE_DAYS_ARE) if row[0] <= date(2026, 3, 3)]
     assert found == [
-        (_DAY, True, True, True),
-        (_OTHER, False, True, True),
-        (date(2026, 3, 3), False, False, False),
+        (_DAY, True, "a digest", True),
+        (_OTHER, False, "another", True),
+        (date(2026, 3, 3), False, None, False),
     ]
 
 
