@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import threading
+import time
 import uuid
 from contextlib import closing
 from dataclasses import replace
@@ -594,6 +595,31 @@ def test_what_follows_from_a_refusal_is_not_its_reason(place: Place) -> None:
     made._refuse(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), message)
     with pytest.raises(SetupError, match=r"topic orders: .* grant WRITE"):
         made.settle()
+    made.close()
+
+
+def test_a_key_is_not_awaited_once_its_topic_is_complete(place: Place) -> None:
+    """Guards against a replay that stands still: the first key completes the topic, the second one waits."""
+    topic = f"{place.topic}-one"
+    create(place.settings.kafka, topic, 1)
+    events = [
+        Event(n, str(uuid.uuid4()), "order", key, "order.placed", "{}", None)
+        for n, key in enumerate(["first", "second", "second"], 1)
+    ]
+    deadline = time.monotonic() + patience(10)
+    made = sender.Sender(
+        place.settings,
+        uuid.uuid4(),
+        {("order", "order.placed"): topic},
+        {topic: 1},
+        rate=1e9,
+        is_stopped=lambda: time.monotonic() > deadline,
+        position=0,
+        sent=0,
+    )
+    made.send(events)
+    assert made.finish()
+    assert (made.position, made.sent) == (3, 3)
     made.close()
 
 
