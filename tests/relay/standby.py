@@ -16,7 +16,7 @@ from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.local.postgres import Postgres, find_programs
 from outbox_pipelines.local.server import STAY
 from outbox_pipelines.settings import Settings, load_settings
-from tests.conftest import Outbox, password_of, topic_prefix
+from tests.conftest import Outbox, password_of, topic_prefix, wait_until
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,14 @@ class Pair:
         return self.outbox.settings.model_copy(update={"dsn": server.dsn})
 
     def promote(self) -> None:
+        """Return when the standby is a primary."""
         with psycopg.connect(self.standby.dsn, autocommit=True) as connection:
-            connection.execute("SELECT pg_promote()")
+            # Waiting inside of the statement, its snapshot can hold up the very WAL that it waits for.
+            connection.execute("SELECT pg_promote(wait => false)")
+            wait_until(
+                lambda: connection.execute("SELECT pg_is_in_recovery()").fetchone() == (False,),
+                what="the promotion",
+            )
 
 
 @contextmanager
