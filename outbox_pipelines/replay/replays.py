@@ -99,7 +99,9 @@ def begin(
     with _alone(settings) as connection:
         reader = Reader(settings, connection, selection)
         parts = reader.parts()
-        found = _count(settings, reader, target)
+        last_seq = max((each.last for each in parts), default=0)
+        # More may be published in the meantime: they are not sent.
+        found = _count(settings, reader, target, last_seq)
         routes = _routes(settings, found, selection.topics, target)
         partitions = replay_topics.require(settings, routes.values(), creates=creates)
         given = {
@@ -107,7 +109,7 @@ def begin(
             "target": target,
             "files": Jsonb([_file(each) for each in parts if each.manifest is not None]),
             "events": sum(each.events for each in found),
-            "last_seq": max(each.last for each in parts),
+            "last_seq": last_seq,
             "reason": reason,
             "on_behalf_of": actor,
             "notes": reader.notes(),
@@ -132,7 +134,7 @@ def resume(
             raise SetupError(f"replay {replay} is {found.state}: begin another one")
         selection = Selection.of_json(found.selection)
         reader = Reader(settings, connection, selection)
-        counts = _count(settings, reader, found.target)
+        counts = _count(settings, reader, found.target, found.last_seq)
         routes = _routes(settings, counts, selection.topics, found.target)
         partitions = replay_topics.require(settings, routes.values(), creates=False)
         return _run(settings, reader, found, routes, partitions, rate, is_stopped, progress)
@@ -227,8 +229,10 @@ def _send(reader: Reader, sender: Sender, replay: Replay, is_ended: Callable[[],
         return False
 
 
-def _count(settings: ProcessSettings, reader: Reader, target: str) -> list[Counted]:
-    found = reader.count()
+def _count(
+    settings: ProcessSettings, reader: Reader, target: str, last_seq: int | None = None
+) -> list[Counted]:
+    found = reader.count(last_seq)
     kinds = {(aggregate_type, event_type) for _, aggregate_type, event_type, *_ in found}
     routes = replay_topics.routes(settings, kinds, reader.selection.topics, target)
     counts = [

@@ -184,7 +184,7 @@ class Sender:
             except ValueError as error:
                 self._end(Cause.EVENT, f"it cannot be encoded: {reason(str(error))}")
             if topic not in begun:
-                # What completes the topic may come first; from then on nobody notes the acknowledgment of a key.
+                # Once its topic is complete, the acknowledgment of a key is noted no more.
                 while topic not in begun and self._first.is_awaited(topic, key):
                     self._wait()
                 self._first.sent(topic, key)

@@ -11,7 +11,6 @@ import pytest
 from outbox_pipelines.database import connect
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.local import Stack
-from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.outcomes import ShardLostError

@@ -32,6 +32,7 @@ from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service
 from outbox_pipelines.replay import replay_topics, replays, sender
+from outbox_pipelines.replay.replay_reading import Part, Reader
 from outbox_pipelines.replay.replay_record import Replay, cancel
 from outbox_pipelines.replay.selection import Selection
 from outbox_pipelines.writer import BytesPayload
@@ -596,6 +597,36 @@ def test_what_follows_from_a_refusal_is_not_its_reason(place: Place) -> None:
     with pytest.raises(SetupError, match=r"topic orders: .* grant WRITE"):
         made.settle()
     made.close()
+
+
+def test_what_is_published_while_events_are_counted_is_not_counted(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a replay that says "done, 3 of 5 sent"."""
+    place.write(3)
+    place.relay()
+    find = Reader.parts
+
+    def found(reader: Reader) -> list[Part]:
+        parts = find(reader)
+        if place.rows("SELECT count(*) FROM outbox") == [(3,)]:
+            place.write(2)
+            place.relay()
+        return parts
+
+    monkeypatch.setattr(Reader, "parts", found)
+    done = replays.begin(
+        place.settings,
+        Selection(where="true"),
+        "{topic}",
+        reason="again",
+        actor="me",
+        creates=False,
+        rate=1e9,
+        is_stopped=lambda: False,
+        progress=lambda *_: None,
+    )
+    assert (done.state, done.sent, done.events) == ("done", 3, 3)
 
 
 def test_a_key_is_not_awaited_once_its_topic_is_complete(place: Place) -> None:

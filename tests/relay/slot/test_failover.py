@@ -15,7 +15,6 @@ import psycopg
 import pytest
 
 from outbox_pipelines.local import Stack
-from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay.read.slot import slot_source
 from outbox_pipelines.relay.read.slot.slot_cutover import read
 from outbox_pipelines.relay.read.slot.slot_setup import set_up
