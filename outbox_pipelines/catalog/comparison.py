@@ -13,8 +13,7 @@ from typing import Final, Literal
 
 from outbox_pipelines.catalog.document import Catalog, EventType, require_catalog
 from outbox_pipelines.config.rules import Router
-from outbox_pipelines.database import connect
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.settings import MessageSettings
 
 # The report is not urgent: it leaves cores to the application.
@@ -75,8 +74,7 @@ def compare(settings: MessageSettings) -> list[Compared]:
             answer or has no outbox.
     """
     catalog = require_catalog(settings)
-    require_schema(settings)
-    with connect(settings, name="outbox catalog") as connection:
+    with connect_to_outbox(settings, name="outbox catalog") as connection:
         connection.execute(TUNE)
         versioned = [name for name, each in catalog.events.items() if each.versions]
         rows = connection.execute(TYPES, [versioned])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ from outbox_pipelines.config import parsed
 from outbox_pipelines.core import scripts, sequence
 from outbox_pipelines.core.scripts import files
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.core.table_locks import is_reading
+from outbox_pipelines.core.table_locks import LimitedSession, is_reading
 from outbox_pipelines.database import Connection, connect, schema_sql
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import DaySettings, OutboxSettings
@@ -189,44 +189,63 @@ def no_position(schema: str) -> SetupError:
     )
 
 
-def require_schema(settings: OutboxSettings) -> None:
-    """Raise `SetupError` if the schema or a part of it is missing; cheap enough for each start of a relay.
+def connect_to_outbox(settings: OutboxSettings, *, name: str) -> LimitedSession:
+    """Open a connection, as `connect` does, to an outbox whose schema is complete.
 
     Objects that were added manually (such as an index) are allowed; `outbox migrate --check` reports them.
     Settings of an existing table are refused: its database may have the append-only outbox of another one.
+
+    Raises:
+        SetupError: the schema or a part of it is missing.
+        UnavailableError: the database does not answer.
+        LockedError: the session only reads, and another one has locked a table for too long.
     """
     parsed.refuse_existing_table(settings)
-    with connect(settings, name="outbox: schema") as connection:
-        _require_utf8(connection)
-        applied = _applied(connection)
-        where = f"schema {settings.db_schema!r} (OUTBOX_SCHEMA)"
-        scripts.require("", applied, where, "run `outbox migrate`")
-        # A role that may not read the positions relays nothing, and closes no day.
-        with suppress(psycopg.errors.InsufficientPrivilege):
-            if connection.execute(schema_sql.SHARDS).fetchone() != (True,):
-                raise no_position(settings.db_schema)
-        hidden = connection.execute(schema_sql.HIDDEN, {"schema": settings.db_schema}).fetchone()
-        if hidden is not None and hidden[0]:
-            tables, role = hidden
-            raise SetupError(
-                f"row security of {tables} hides rows from role {role}, so their events would be lost: relay "
-                f"as the owner of the tables, or ALTER ROLE {role} BYPASSRLS, or ALTER TABLE … DISABLE ROW "
-                "LEVEL SECURITY"
-            )
-        row = connection.execute(schema_sql.RECORDED).fetchone()
-        recorded = set(row[0] or ()) if row else set()
-        # Another major version of the server, or another version of ours, prints some definitions
-        # differently; the next `outbox migrate` records them.
-        is_comparable = f"server {connection.info.server_version // 10000} form {schema_sql.FORM}" in recorded
-        described = _describe(connection, settings.db_schema)
-        if is_comparable and (lost := recorded - set(described)):
-            first = min(lost)
-            what, colon, _ = first.partition(": ")
-            there = [line.removeprefix(what + colon) for line in described if line.startswith(what + ": ")]
-            found = f", but found: {there[0]}" if colon and there else ""
-            raise SetupError(
-                f"the schema has drifted; missing or changed: {first}{found}; run `outbox migrate --check`"
-            )
+    # The connection's own end closes it, and names the session whose lock the check has waited for.
+    with ExitStack() as at_failure:
+        connection = at_failure.enter_context(connect(settings, name=name))
+        _require(connection, settings)
+        at_failure.pop_all()
+    return connection
+
+
+def require_schema(settings: OutboxSettings) -> None:
+    """Raise `SetupError` if the schema or a part of it is missing; cheap enough for each start of a relay."""
+    with connect_to_outbox(settings, name="outbox: schema"):
+        pass
+
+
+def _require(connection: Connection, settings: OutboxSettings) -> None:
+    _require_utf8(connection)
+    applied = _applied(connection)
+    where = f"schema {settings.db_schema!r} (OUTBOX_SCHEMA)"
+    scripts.require("", applied, where, "run `outbox migrate`")
+    # A role that may not read the positions relays nothing, and closes no day.
+    with suppress(psycopg.errors.InsufficientPrivilege):
+        if connection.execute(schema_sql.SHARDS).fetchone() != (True,):
+            raise no_position(settings.db_schema)
+    hidden = connection.execute(schema_sql.HIDDEN, {"schema": settings.db_schema}).fetchone()
+    if hidden is not None and hidden[0]:
+        tables, role = hidden
+        raise SetupError(
+            f"row security of {tables} hides rows from role {role}, so their events would be lost: relay "
+            f"as the owner of the tables, or ALTER ROLE {role} BYPASSRLS, or ALTER TABLE … DISABLE ROW "
+            "LEVEL SECURITY"
+        )
+    row = connection.execute(schema_sql.RECORDED).fetchone()
+    recorded = set(row[0] or ()) if row else set()
+    # Another major version of the server, or another version of ours, prints some definitions
+    # differently; the next `outbox migrate` records them.
+    is_comparable = f"server {connection.info.server_version // 10000} form {schema_sql.FORM}" in recorded
+    described = _describe(connection, settings.db_schema)
+    if is_comparable and (lost := recorded - set(described)):
+        first = min(lost)
+        what, colon, _ = first.partition(": ")
+        there = [line.removeprefix(what + colon) for line in described if line.startswith(what + ": ")]
+        found = f", but found: {there[0]}" if colon and there else ""
+        raise SetupError(
+            f"the schema has drifted; missing or changed: {first}{found}; run `outbox migrate --check`"
+        )
 
 
 def sequence_problems(connection: Connection) -> list[str]:

@@ -15,8 +15,8 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 
-from outbox_pipelines.database import Connection, connect, slot_reader
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database import Connection, slot_reader
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import kinds, relay_sql
 from outbox_pipelines.relay.read.slot.behind import position_behind
@@ -56,8 +56,7 @@ def start_at(settings: ProcessSettings, start: str) -> Start | None:
         )
     is_text = start in (NOW, BEGINNING) or _SNAPSHOT.fullmatch(start) or start.startswith(_SLOT)
     since = None if is_text else _time(start)
-    require_schema(settings)
-    with connect(settings, name="outbox relay: start") as connection, connection.transaction():
+    with connect_to_outbox(settings, name="outbox relay: start") as connection, connection.transaction():
         if any(epoch > 0 for (epoch,) in connection.execute(relay_sql.LOCK_EPOCHS)):
             raise SetupError(
                 "--start-at: this outbox has been relayed already and continues where it stopped. "

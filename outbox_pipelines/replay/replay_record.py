@@ -14,8 +14,8 @@ from typing import Any
 from uuid import UUID
 
 from outbox_pipelines.config import parsed
-from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database import Connection
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.measurements import STILL_SECONDS
 from outbox_pipelines.replay import replay_sql
@@ -93,6 +93,5 @@ def advance(connection: Connection, replay: UUID, seq: int, sent: int, state: st
 @contextmanager
 def connected(settings: OutboxSettings) -> Iterator[Connection]:
     parsed.refuse_existing_table(settings)
-    require_schema(settings)
-    with connect(settings, name="outbox replay") as connection:
+    with connect_to_outbox(settings, name="outbox replay") as connection:
         yield connection

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from outbox_pipelines.database import Connection
-from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.archive import archive_sql, identity, proof
 from outbox_pipelines.days.archive.manifest import (
     VERSION,
@@ -72,7 +71,6 @@ def archive(
         UnavailableError: the database or the archive does not answer.
     """
     store = open_store(settings)
-    require_schema(settings)
     with working_at(settings, day) as connection:
         _require_closed(settings, connection, day)
         if attachment_of(connection, day) != "gone":
@@ -124,7 +122,6 @@ def verify(settings: DaySettings, day: date) -> Proof:
         SetupError, UnavailableError: as `archive`.
     """
     store = open_store(settings)
-    require_schema(settings)
     with working_at(settings, day) as connection:
         row = require_day(connection, day)
         manifest_sha256 = row.manifest_sha256

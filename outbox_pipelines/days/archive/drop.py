@@ -21,7 +21,7 @@ import psycopg
 
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection, connect, locks
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.days.archive import identity, proof
 from outbox_pipelines.days.archive.store import open_store
 from outbox_pipelines.days.partitions import close, partitions_sql
@@ -73,9 +73,8 @@ def due(settings: DaySettings) -> list[date]:
     Raises:
         UnavailableError: the database does not answer, or its clock and this machine's differ.
     """
-    require_schema(settings)
     states = ["closed", "archived"] if settings.archive == NO_ARCHIVE else ["archived"]
-    with connect(settings, name="outbox partitions drop") as connection:
+    with connect_to_outbox(settings, name="outbox partitions drop") as connection:
         close.compare_clocks(connection)
         parameters = {"states": states, "retention": settings.retention_days}
         return [day for (day,) in connection.execute(partitions_sql.DUE, parameters)]
@@ -93,7 +92,6 @@ def drop(settings: DaySettings, day: date, *, early: bool = True) -> Dropped:
         SetupError: this role does not own the outbox; OUTBOX_ARCHIVE is not set.
         UnavailableError: the database or the archive does not answer.
     """
-    require_schema(settings)
     if settings.archive != NO_ARCHIVE:
         open_store(settings)
     with working_at(settings, day) as connection:

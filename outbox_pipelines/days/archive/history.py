@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 import psycopg
 
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.days.archive import archive_sql
 from outbox_pipelines.days.archive.store import Store
 from outbox_pipelines.errors import SetupError
@@ -78,10 +78,9 @@ def history(
             OUTBOX_ARCHIVE is not set.
         UnavailableError: the database or the archive does not answer.
     """
-    require_schema(settings)
     aggregate = {"aggregate_type": aggregate_type, "aggregate_id": aggregate_id}
     # The days are read before and after: one that changes in between is also read from the archive.
-    with connect(settings, name="outbox archive history") as connection, connection.transaction():
+    with connect_to_outbox(settings, name="outbox archive history") as connection, connection.transaction():
         before = _attached(connection)
         of_table = connection.execute(archive_sql.HISTORY, aggregate).fetchall()
         attached = before & _attached(connection)

@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import counted
-from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database import Connection
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.days.archive import archive_sql
 from outbox_pipelines.days.archive.manifest import (
     Change,
@@ -92,8 +92,7 @@ def require(store: Store, connection: Connection) -> None:
 
 def require_own(settings: DaySettings) -> None:
     """Raise `SetupError` if OUTBOX_ARCHIVE is not the archive of the outbox's archived days."""
-    require_schema(settings)
-    with connect(settings, name="outbox archive") as connection:
+    with connect_to_outbox(settings, name="outbox archive") as connection:
         require(open_store(settings), connection)
 
 
@@ -131,8 +130,7 @@ def adopt(settings: DaySettings, force: bool = False) -> Adopted:
         UnavailableError: the database or the archive does not answer.
     """
     store = open_store(settings)
-    require_schema(settings)
-    with connect(settings, name="outbox archive adopt") as connection, _alone(connection):
+    with connect_to_outbox(settings, name="outbox archive adopt") as connection, _alone(connection):
         archived = connection.execute(archive_sql.ARCHIVED_DAYS).fetchall()
         missing: list[date] = []
         unknown: list[tuple[Manifest, bytes]] = []
@@ -245,8 +243,7 @@ def recorded_changes(settings: DaySettings) -> list[Recorded]:
     Raises:
         UnavailableError: the database does not answer.
     """
-    require_schema(settings)
-    with connect(settings, name="outbox archive changes") as connection:
+    with connect_to_outbox(settings, name="outbox archive changes") as connection:
         rows = connection.execute(archive_sql.CHANGES).fetchall()
     names = Change.model_fields
     return [
@@ -261,8 +258,7 @@ def unfinished_changes(settings: DaySettings) -> list[date]:
     Raises:
         UnavailableError: the database does not answer.
     """
-    require_schema(settings)
-    with connect(settings, name="outbox archive expire") as connection:
+    with connect_to_outbox(settings, name="outbox archive expire") as connection:
         return [day for (day,) in connection.execute(archive_sql.UNFINISHED)]
 
 

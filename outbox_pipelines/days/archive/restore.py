@@ -20,7 +20,6 @@ from psycopg import sql
 
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
-from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.archive import archive_sql, identity, proof
 from outbox_pipelines.days.archive.manifest import Change, Manifest
 from outbox_pipelines.days.archive.store import Store, key, open_store
@@ -60,7 +59,6 @@ def restore(
         UnavailableError: the database or the archive does not answer.
     """
     store = open_store(settings)
-    require_schema(settings)
     with working_at(settings, day) as connection:
         row = connection.execute(archive_sql.KNOWN, {"day": day}).fetchone()
         state, manifest_sha256 = row or (None, None)

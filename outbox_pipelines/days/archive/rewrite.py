@@ -25,7 +25,6 @@ import pyarrow.parquet as pq
 
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
-from outbox_pipelines.database.schema import require_schema
 from outbox_pipelines.days.archive import archive_sql, identity, proof
 from outbox_pipelines.days.archive.export import Exported, described, new_file
 from outbox_pipelines.days.archive.manifest import Change, Manifest, digest, in_duckdb, now, read_manifest
@@ -74,7 +73,6 @@ def rewrite(
         UnavailableError: the database or the archive does not answer.
     """
     store = open_store(settings)
-    require_schema(settings)
     with working_at(settings, day) as connection, _as_owner():
         manifest, former = _proven(store, connection, day)
         if not dry_run:

@@ -13,8 +13,7 @@ from datetime import date, timedelta
 from typing import Final
 
 from outbox_pipelines.bodies import Bodies, BodyError, UnlistableError
-from outbox_pipelines.database import connect
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.days.bodies import bodies_sql, day_references
 from outbox_pipelines.days.bodies.day_references import BodyReference, StaysError
 from outbox_pipelines.days.bodies.store import available, open_bodies
@@ -70,8 +69,7 @@ def check(
     """
     require_order(since, until)
     bodies = open_bodies(settings)
-    require_schema(settings)
-    with connect(settings, name="outbox bodies check") as connection, available():
+    with connect_to_outbox(settings, name="outbox bodies check") as connection, available():
         ((today,),) = connection.execute(bodies_sql.TODAY)
         first, last = since or today - timedelta(DAYS), until or today
         # Those that are moved into the outbox at this moment are read twice, and not missed.

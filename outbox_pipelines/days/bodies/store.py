@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outbox_pipelines.bodies import Bodies, UnlistableError
-from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database import Connection
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.days.bodies import bodies_sql
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.settings import DaySettings
@@ -84,8 +84,7 @@ def adopt(settings: DaySettings, force: bool = False) -> str:
         UnavailableError: the database or the store does not answer.
     """
     bodies = open_bodies(settings)
-    require_schema(settings)
-    with connect(settings, name="outbox bodies adopt") as connection, available():
+    with connect_to_outbox(settings, name="outbox bodies adopt") as connection, available():
         stored, ours = bodies.owner(), _owner_of(connection)
         if stored is not None and not force and (found := _owner(bodies, stored)) != ours:
             raise _others(bodies, found)

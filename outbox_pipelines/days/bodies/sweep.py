@@ -21,8 +21,8 @@ from itertools import islice
 from typing import Final
 
 from outbox_pipelines.bodies import Bodies
-from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database import Connection
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.days.bodies import bodies_sql, day_references
 from outbox_pipelines.days.bodies.day_references import StaysError
 from outbox_pipelines.days.bodies.store import available, open_bodies, require_own
@@ -70,8 +70,7 @@ def sweep(
     """
     require_order(since, until)
     bodies = open_bodies(settings)
-    require_schema(settings)
-    with connect(settings, name="outbox bodies sweep") as connection:
+    with connect_to_outbox(settings, name="outbox bodies sweep") as connection:
         close.compare_clocks(connection)
         require_own(bodies, connection)
         ((today,),) = connection.execute(bodies_sql.TODAY)

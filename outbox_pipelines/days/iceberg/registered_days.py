@@ -22,9 +22,9 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import Connection
 from outbox_pipelines.database.locks import AdvisoryLock
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.days.archive import archive_sql, identity
 from outbox_pipelines.days.archive.manifest import Manifest, is_recorded, read_manifest
 from outbox_pipelines.days.archive.store import Store, key, manifest_key, open_store
@@ -187,8 +187,7 @@ def compare(settings: DaySettings, day: date) -> tuple[str, ...]:
 @contextmanager
 def _opened(settings: DaySettings, *, is_alone: bool = False) -> Iterator[_Place]:
     store = open_store(settings)
-    require_schema(settings)
-    with connect(settings, name="outbox archive register") as connection:
+    with connect_to_outbox(settings, name="outbox archive register") as connection:
         if is_alone and (who := _LOCK.take(connection, {})) is not None:
             raise NotReadyError(f"days are being registered by {who}: wait until it ends")
         identity.require(store, connection)

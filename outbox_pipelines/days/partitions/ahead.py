@@ -19,8 +19,8 @@ from typing import Final
 import psycopg
 
 from outbox_pipelines.core.secret import first_line
-from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database import Connection
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.days.partitions import calendar, partitions_sql
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import DaySettings
@@ -56,9 +56,8 @@ def ensure(settings: DaySettings, days: int | None = None, since: date | None = 
             since then is closed, or it is in the future or more than ten years ago.
         UnavailableError: the database does not answer, or its table stayed locked through all tries.
     """
-    require_schema(settings)
     wanted = settings.partitions_ahead if days is None else days
-    with connect(settings, name="outbox partitions ensure") as connection:
+    with connect_to_outbox(settings, name="outbox partitions ensure") as connection:
         made = sum(_made(connection, wanted, first) for first in _steps(connection, since))
         return Ensured(made, calendar.ahead(connection))
 

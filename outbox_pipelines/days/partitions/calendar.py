@@ -13,7 +13,7 @@ from datetime import date, datetime, timedelta
 from typing import NamedTuple
 
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.settings import OutboxSettings
@@ -44,8 +44,7 @@ def read(settings: OutboxSettings) -> list[Day]:
     Raises:
         SetupError: the database does not answer, or has no outbox.
     """
-    require_schema(settings)
-    with connect(settings, name="outbox partitions") as connection:
+    with connect_to_outbox(settings, name="outbox partitions") as connection:
         return [Day(*row) for row in connection.execute(partitions_sql.DAYS)]
 
 
@@ -98,7 +97,7 @@ def working_at(settings: OutboxSettings, day: date) -> Iterator[Connection]:
     Raises:
         DayLockedError: another session has locked the day.
     """
-    with connect(settings, name=f"outbox: {day}") as connection:
+    with connect_to_outbox(settings, name=f"outbox: {day}") as connection:
         if (who := partitions_sql.DAY_LOCK.take(connection, {"day": day})) is not None:
             raise DayLockedError(
                 f"{day} is being archived, proven, dropped or swept by {who}: wait until it ends"

@@ -27,8 +27,8 @@ from psycopg import sql
 
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.text import counted
-from outbox_pipelines.database import Connection, connect, locks
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database import Connection, locks
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.days.partitions import partitions_sql
 from outbox_pipelines.days.partitions.calendar import (
     attachment_of,
@@ -70,8 +70,7 @@ def close(settings: DaySettings, day: date | None = None) -> list[Closing]:
         SetupError: this role does not own the outbox; the clocks differ; the outbox has no such day.
         UnavailableError: the database does not answer.
     """
-    require_schema(settings)
-    with connect(settings, name="outbox partitions close") as connection:
+    with connect_to_outbox(settings, name="outbox partitions close") as connection:
         compare_clocks(connection)
         wait = {"minutes": settings.close_after_minutes}
         over = [found for (found,) in connection.execute(partitions_sql.OVER, wait)]
@@ -84,8 +83,7 @@ def close(settings: DaySettings, day: date | None = None) -> list[Closing]:
 
 def require_reopenable(settings: OutboxSettings, day: date) -> None:
     """Raise `SetupError` if the day is archived or dropped, or was never closed."""
-    require_schema(settings)
-    with connect(settings, name="outbox partitions reopen") as connection:
+    with connect_to_outbox(settings, name="outbox partitions reopen") as connection:
         _require_sealed(connection, day)
 
 
@@ -103,7 +101,6 @@ def reopen(settings: OutboxSettings, day: date) -> None:
     Raises:
         SetupError: the day is archived or dropped, or was never closed.
     """
-    require_schema(settings)
     with working_at(settings, day) as connection, connection.transaction():
         connection.execute(partitions_sql.LOCK_CALENDAR)
         _require_sealed(connection, day)
@@ -260,8 +257,7 @@ def purge(settings: DaySettings) -> Purged:
         SetupError: this role does not own the outbox.
         UnavailableError: the database does not answer, or its clock and this machine's differ.
     """
-    require_schema(settings)
-    with connect(settings, name="outbox partitions purge") as connection:
+    with connect_to_outbox(settings, name="outbox partitions purge") as connection:
         compare_clocks(connection)
         parameters = {"archives": settings.archive != NO_ARCHIVE, "retention": settings.retention_days}
         ((before,),) = connection.execute(partitions_sql.PURGE_BEFORE, parameters)
@@ -301,7 +297,6 @@ def attach(settings: OutboxSettings, day: date) -> bool:
         NotReadyError: the day is dropped, or a long transaction uses the outbox.
         SetupError: the partition does not exist, or this role does not own it.
     """
-    require_schema(settings)
     with working_at(settings, day) as connection:
         state = require_day(connection, day).state
         if state == "dropped":

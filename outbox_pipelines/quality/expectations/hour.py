@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_pipelines.core.table_locks import reading_only
-from outbox_pipelines.database import connect
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.quality.expectations import checkpoint
 from outbox_pipelines.quality.expectations.checkpoint import Finding, suite_name
 from outbox_pipelines.quality.rules import rules
@@ -66,9 +65,8 @@ def read(settings: OutboxSettings) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return what was published, by second and shard, and what failed, by minute."""
     import pandas as pd
 
-    require_schema(settings)
     frames = []
-    with connect(settings, name="outbox quality: last hour") as connection:
+    with connect_to_outbox(settings, name="outbox quality: last hour") as connection:
         for query in (PUBLISHED, FAILED):
             found = connection.execute(query)
             names = [column.name for column in found.description or ()]

@@ -27,7 +27,7 @@ from outbox_pipelines.core.outages import code_of
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.core.table_locks import LOCK_PATIENCE
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database.schema import connect_to_outbox, require_schema
 from outbox_pipelines.errors import LockedError, SetupError
 from outbox_pipelines.relay.core.outcomes import ShardLostError
 from outbox_pipelines.relay.lease.shard import Shard
@@ -116,9 +116,8 @@ class FoundDelayedEvents:
 
 def find(settings: OutboxSettings, *, overdue: bool, limit: int) -> FoundDelayedEvents:
     """Return delayed events, the next due first."""
-    require_schema(settings)
     parameters = {"overdue": overdue, "limit": limit}
-    with connect(settings, name="outbox delayed") as connection:
+    with connect_to_outbox(settings, name="outbox delayed") as connection:
         ((total,),) = connection.execute(parking_sql.COUNT_DELAYED, parameters).fetchall()
         rows = (
             connection.cursor(row_factory=class_row(Delayed))
@@ -166,8 +165,7 @@ def _holders(connection: Connection, ids: Sequence[UUID]) -> dict[UUID, str]:
 
 def move(settings: OutboxSettings) -> tuple[int, int]:
     """Move all due events into the outbox; return how many were moved, and how many due ones are left."""
-    require_schema(settings)
-    with connect(settings, name="outbox delayed") as connection:
+    with connect_to_outbox(settings, name="outbox delayed") as connection:
         ((before,),) = connection.execute(parking_sql.COUNT_DELAYED, {"overdue": True}).fetchall()
         again, more = True, True
         while more:

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Final
 
 from outbox_pipelines.database import connect
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.quality import quality_sql
 from outbox_pipelines.quality.outbox_measurements import slots
 from outbox_pipelines.quality.slots import Slots
@@ -80,8 +80,7 @@ def read(settings: OutboxSettings) -> Slots:
     Raises:
         SetupError: the outbox is not set up.
     """
-    require_schema(settings)
-    with closing(connect(settings, name="outbox cdc status")) as connection:
+    with closing(connect_to_outbox(settings, name="outbox cdc status")) as connection:
         row = connection.execute(
             quality_sql.SLOTS, {"setup_lock": f"{settings.db_schema}.outbox_cdc"}
         ).fetchone()

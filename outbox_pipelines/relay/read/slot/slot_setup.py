@@ -23,7 +23,7 @@ from psycopg.pq import DiagnosticField, ExecStatus
 from outbox_pipelines.core.position import Snapshot
 from outbox_pipelines.core.secret import redacted
 from outbox_pipelines.database import Connection, connect, slot_reader
-from outbox_pipelines.database.schema import require_schema
+from outbox_pipelines.database.schema import connect_to_outbox
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.relay.lease.rebase import refuse_copy
 from outbox_pipelines.relay.read.slot import slot_sql
@@ -73,8 +73,10 @@ def set_up(settings: OutboxSettings, *, seconds: float, say: Say) -> str | None:
         SetupError: the database or the role is not set up for it. No slot is left.
         NotReadyError: transactions ran for too long. No slot is left.
     """
-    require_schema(settings)
-    with closing(connect(settings, name="outbox cdc setup")) as connection, _lock(connection, settings):
+    with (
+        closing(connect_to_outbox(settings, name="outbox cdc setup")) as connection,
+        _lock(connection, settings),
+    ):
         slot = _current_name(settings, connection)
         _check(connection, settings)
         is_new = _publish(connection, slot, say)
@@ -122,8 +124,10 @@ def remove(settings: OutboxSettings, *, seconds: float, say: Say, publication: b
         NotReadyError: a session still reads the slot.
         SetupError: the publication belongs to another role; nothing has changed.
     """
-    require_schema(settings)
-    with closing(connect(settings, name="outbox cdc drop")) as connection, _lock(connection, settings):
+    with (
+        closing(connect_to_outbox(settings, name="outbox cdc drop")) as connection,
+        _lock(connection, settings),
+    ):
         slot = _current_name(settings, connection)
         named, _, _, _ = _one(connection, slot_sql.NAMED)
         # After a renaming of the database, one name may be that of the slot, and one that of a publication.
