@@ -18,6 +18,12 @@ from tests.conftest import either, headers_of, wait_until
 from tests.consumer.place import Place
 
 
+def _settings(place: Place) -> dict[str, Any]:
+    # A member hears of a rebalance by its next heartbeat, usually after three seconds.
+    given = {"bootstrap.servers": place.kafka, "heartbeat.interval.ms": 100}
+    return kafka_clients.settings(given, f"{place.topic}-group")
+
+
 class _Rebalancing:
     """Kafka's client, with a partition that is lost and assigned again in the poll of its first message."""
 
@@ -42,7 +48,7 @@ class _Rebalancing:
 def test_a_partition_that_goes_and_comes_back_within_one_poll_skips_no_message(place: Place) -> None:
     """Guards G10: the first message after the assignment was dropped, and the offset went past it."""
     sent = place.send(*(uuid.uuid4() for _ in range(3)), keys=1)
-    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = _settings(place)
     member = membership.Member(given, [place.topic])
     client = _Rebalancing(member._client, member)
     member._client = client  # type: ignore[assignment]
@@ -77,7 +83,7 @@ def test_a_client_that_cannot_leave_is_given_up(
 ) -> None:
     """Guards against a consumer that ignores SIGTERM, because a broker stood still for some seconds."""
     monkeypatch.setattr(membership, "_LEAVE_SECONDS", 0.2)
-    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = _settings(place)
     member = membership.Member(given, [place.topic])
     client = _Stuck(member._client)
     member._client = client  # type: ignore[assignment]
@@ -122,7 +128,7 @@ def test_a_client_that_stands_still_is_replaced(
     place: Place, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]
 ) -> None:
     """Guards against a consumer that stands still until an operator restarts it."""
-    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = _settings(place)
     deadline = time.monotonic() + 180
     with contextlib.closing(membership.Member(given, [place.topic])) as member:
         client: Any = member._client
@@ -152,7 +158,7 @@ def test_a_client_that_stands_still_is_replaced(
 @pytest.mark.extended
 def test_a_client_that_is_busy_elsewhere_is_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against one partition that stands still while messages of others arrive."""
-    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = _settings(place)
     deadline = time.monotonic() + 180
     with contextlib.closing(membership.Member(given, [place.topic])) as member:
         client: Any = member._client
@@ -176,7 +182,7 @@ def test_a_client_that_is_busy_elsewhere_is_replaced(place: Place, monkeypatch: 
 @pytest.mark.extended
 def test_a_member_without_work_is_not_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a group that is rebalanced again and again: nothing to read, no partition of its own."""
-    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = _settings(place)
     with contextlib.ExitStack() as stack:
         members = [membership.Member(given, [place.topic]) for _ in range(5)]
         for member in members:
@@ -220,7 +226,7 @@ def test_during_an_outage_no_client_is_replaced(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.extended
 def test_a_partition_that_goes_during_a_pause_flows_when_it_comes_back(place: Place) -> None:
     """Guards against a standstill after an outage: the client had it paused forever."""
-    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = _settings(place)
     deadline = time.monotonic() + 180
     with contextlib.closing(membership.Member(given, [place.topic])) as member:
         while not (all_of_them := len(member._client.assignment())) and time.monotonic() < deadline:
@@ -242,7 +248,7 @@ def test_a_partition_that_goes_during_a_pause_flows_when_it_comes_back(place: Pl
 def test_the_lag_is_what_is_to_come(place: Place) -> None:
     """Guards against a lag that is another number, or that ends a consumer."""
     place.load(50, keys=1)
-    given = kafka_clients.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    given = _settings(place)
     member = membership.Member(given, [place.topic])
     polled = 0
     try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
+from outbox_pipelines.core.table_locks import LimitedSession
 from outbox_pipelines.database import schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.postgres import Postgres
@@ -143,6 +145,22 @@ def test_a_relay_refuses_what_has_changed(database: Database, kind: str) -> None
         schema.require_schema(database.settings)
     assert DRIFTS[kind].object in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_command_checks_the_schema_in_its_own_session(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a second login, and another process of the server, for each command and job."""
+    opened: list[str] = []
+    connect = LimitedSession.connect
+
+    def noted(*given: Any, **named: Any) -> LimitedSession:
+        opened.append(named["application_name"])
+        return connect(*given, **named)
+
+    monkeypatch.setattr(LimitedSession, "connect", noted)
+    assert database.outbox("partitions", "list").exit_code == 0
+    assert opened == ["outbox partitions"]
 
 
 def test_a_relay_tolerates_an_added_index(database: Database) -> None:
