@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import psycopg
@@ -97,6 +98,7 @@ def pin(settings: dict[str, str]) -> str:
     return sql.SQL(_PIN).format(pins=sql.SQL(", ").join(pairs)).as_string()
 
 
+@cache
 def pin_own(schema: str) -> tuple[str, ...]:
     """Return the statements for a session that only this package uses; search_path is the outbox's schema."""
     return (
