@@ -91,6 +91,8 @@ class Sender:
         self._is_stopped = is_stopped
         self._refused: tuple[Cause, str] | None = None
         """The first refusal of this client: its cause, and the topic and the reason."""
+        self._failure: tuple[float, KafkaException] | None = None
+        """A failure of this client that names no event, and until when its reason is waited for."""
         self._batches: deque[_Batch] = deque()
         self._passed_seq = self._alone_until = 0
         """Up to which seq events were passed to a client, and up to which each is sent alone."""
@@ -161,7 +163,7 @@ class Sender:
             return 0
         self._alone = event
         passed = self._send([event])
-        while len(self._producer):
+        while len(self._producer) or self._failure is not None:
             if self._is_stopped():
                 raise StoppedError
             self._flush()
@@ -214,11 +216,14 @@ class Sender:
 
         Raises:
             SetupError: Kafka has refused a message.
+            KafkaException: the client has failed, for another reason.
         """
         self._poll(0)
         self._advance()
         if self._refused is not None:
             self._end(*self._refused)
+        if self._failure is not None and time.monotonic() > self._failure[0]:
+            raise self._failure[1]
 
     def _advance(self) -> None:
         while self._batches and self._batches[0].events == len(self._batches[0].acknowledged):
@@ -254,7 +259,7 @@ class Sender:
     def finish(self) -> bool:
         """Wait until all is acknowledged; return False if the replay was stopped before."""
         deadline = 0.0
-        while self._batches and len(self._producer):
+        while self._batches and (len(self._producer) or self._failure is not None):
             if self._is_stopped():
                 deadline = deadline or time.monotonic() + _LAST_SECONDS
                 if time.monotonic() > deadline:
@@ -272,7 +277,7 @@ class Sender:
         """Take a new client; what is behind the position is passed to it again."""
         self._producer.purge()
         self._batches.clear()
-        self._refused = self._alone = None
+        self._refused = self._failure = self._alone = None
         self._producer = self._new()
 
     def close(self) -> None:
@@ -281,37 +286,38 @@ class Sender:
         del self._producer
 
     def _flush(self) -> None:
-        try:
-            client.flush(self._producer, 0.1)
-        except KafkaException:
-            self._explain()
+        if self._failure is None:
+            try:
+                client.flush(self._producer, 0.1)
+            except KafkaException as error:
+                self._fail(error)
+        else:
+            # With nothing in flight, a flush would return at once.
+            self._poll(0.1)
         self.settle()
 
     def _poll(self, seconds: float) -> None:
         try:
             self._producer.poll(seconds)
-        except KafkaException:
-            self._explain()
+        except KafkaException as error:
+            self._fail(error)
 
-    def _explain(self) -> None:
-        """Wait for the report of the message that made the client fail; without one, raise the failure."""
-        deadline = time.monotonic() + _EXPLAIN_SECONDS
-        while self._refused is None:
-            try:
-                self._producer.poll(0.1)
-            except KafkaException:
-                if time.monotonic() > deadline:
-                    raise
+    def _fail(self, error: KafkaException) -> None:
+        """Note a failure of the client: the report of the message that is its cause comes later, or never."""
+        self._failure = self._failure or (time.monotonic() + _EXPLAIN_SECONDS, error)
 
     def _require_refusal(self, error: KafkaError) -> None:
         """Raise another error if neither the event nor its topic is the reason."""
         if client_errors.refusal(error).cause is Cause.CONSEQUENCE:
-            self._explain()
-            self.settle()
+            self._fail(KafkaException(error))
+            while True:
+                self._wait()
 
     def _refuse(self, error: KafkaError, message: Message) -> None:
         refusal = client_errors.refusal(error)
-        if refusal.cause is not Cause.CONSEQUENCE and self._refused is None:
+        if refusal.cause is Cause.CONSEQUENCE:
+            self._fail(KafkaException(error))
+        elif self._refused is None:
             self._refused = refusal.cause, f"topic {message.topic()}: {refusal.reason}"
 
     def _on_error(self, error: KafkaError) -> None:

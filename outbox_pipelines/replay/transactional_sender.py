@@ -263,7 +263,7 @@ class TransactionalSender(Sender):
         else:
             self._refuse(error, message)
 
-    def _explain(self) -> None:
+    def _fail(self, error: KafkaException) -> NoReturn:
         raise AgainError
 
     def _require_refusal(self, error: KafkaError) -> None:
