@@ -12,9 +12,10 @@ BEGIN: Final = """
 SELECT outbox_replay_begin(%(selection)s, %(target)s, %(files)s, %(events)s, %(last_seq)s, %(reason)s,
                            %(on_behalf_of)s, %(notes)s)"""
 ADVANCE: Final = "SELECT outbox_replay_advance(%(id)s, %(seq)s, %(sent)s, %(state)s, %(error)s)"
+# An event that commits late may be published, and then sent, after the events were counted.
 LIST: Final = """
-SELECT id, started_at, actor, on_behalf_of, reason, selection, target, files, events, last_seq, position,
-       sent, state, error, progress_at, notes
+SELECT id, started_at, actor, on_behalf_of, reason, selection, target, files, greatest(events, sent),
+       last_seq, position, sent, state, error, progress_at, notes
 FROM outbox_replays WHERE %(id)s::uuid IS NULL OR id = %(id)s ORDER BY started_at DESC, id DESC"""
 
 # --- where events are -----------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from outbox_pipelines.replay import replay_topics, replays, sender
 from outbox_pipelines.replay.replay_reading import Part, Reader
 from outbox_pipelines.replay.replay_record import Replay, cancel
 from outbox_pipelines.replay.selection import Selection
-from outbox_pipelines.writer import BytesPayload
+from outbox_pipelines.writer import BytesPayload, emit
 from tests.conftest import (
     Message,
     Outbox,
@@ -615,7 +615,13 @@ def test_what_is_published_while_events_are_counted_is_not_counted(
         return parts
 
     monkeypatch.setattr(Reader, "parts", found)
-    done = replays.begin(
+    done = begun(place)
+    assert (done.state, done.sent, done.events) == ("done", 3, 3)
+
+
+def begun(place: Place) -> Replay:
+    """A replay of all events into their topics, at its end."""
+    return replays.begin(
         place.settings,
         Selection(where="true"),
         "{topic}",
@@ -626,6 +632,23 @@ def test_what_is_published_while_events_are_counted_is_not_counted(
         is_stopped=lambda: False,
         progress=lambda *_: None,
     )
+
+
+def test_what_commits_late_is_sent_and_counted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a replay that says "done, 3 of 2 sent"."""
+    require = replay_topics.require
+    with place.outbox.connect(autocommit=False) as late:
+        emit(late, "order", 1, "order.placed", {})
+        place.outbox.write(2, 3)
+        place.relay()
+
+        def required(*given: Any, **named: Any) -> Any:
+            late.commit()
+            place.relay()
+            return require(*given, **named)
+
+        monkeypatch.setattr(replay_topics, "require", required)
+        done = begun(place)
     assert (done.state, done.sent, done.events) == ("done", 3, 3)
 
 
