@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from outbox_pipelines.core.answers import limited_after
+
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -28,11 +30,15 @@ def set_from_handler(stop: threading.Event) -> None:
 
 @contextmanager
 def until_signal() -> Iterator[threading.Event]:
-    """Yield what Ctrl-C or SIGTERM sets; at the end, the handlers of before are back."""
+    """Yield what Ctrl-C or SIGTERM sets; at the end, the handlers of before are back.
+
+    Afterwards, sessions that the block has opened wait for answers for a limited time: see `core.answers`.
+    """
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: set_from_handler(stop)) for number in _STOPPING}
     try:
-        yield stop
+        with limited_after(stop):
+            yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

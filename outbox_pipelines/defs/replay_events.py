@@ -257,13 +257,18 @@ def _before(context: dg.OpExecutionContext, outbox: Outbox) -> str:
 
 def _attended(context: dg.OpExecutionContext, work: Callable[..., "Replay"]) -> "Replay":
     """Replay in a thread, and log the progress; a signal, which reaches the main thread, stops the replay."""
+    from outbox_pipelines.core.answers import limited_after
+
     stop = threading.Event()
     latest: deque[tuple[Replay, int, str]] = deque(maxlen=1)
     log_at = time.monotonic() + _LOG_SECONDS
+
+    def replay_until_stopped() -> Replay:
+        with limited_after(stop):
+            return work(is_stopped=stop.is_set, progress=lambda *progress: latest.append(progress))
+
     with futures.ThreadPoolExecutor(1, "outbox-replay") as threads:
-        replaying = threads.submit(
-            work, is_stopped=stop.is_set, progress=lambda *progress: latest.append(progress)
-        )
+        replaying = threads.submit(replay_until_stopped)
         try:
             while not futures.wait([replaying], _LOOK_SECONDS).done:
                 if latest and time.monotonic() > log_at:
