@@ -11,11 +11,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.quality import outbox_measurements
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.core import transactions
+from outbox_pipelines.relay.core import flow, transactions
+from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.run import Totals
 from tests.conftest import Outbox, either, patience, wait_until
 from tests.relay import faults
@@ -75,6 +77,27 @@ def test_kafka_becomes_unavailable_and_comes_back(own_servers: tuple[Postgres, K
         wait_until(lambda: _breaker(outbox) == "closed", seconds=60, what="the breaker to close")
         _assert_all_arrived(outbox, 30_020)
         assert relay.poll() is None
+
+
+def test_a_run_until_empty_ends_in_an_outage_also_after_a_crash(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a run that waits for ever for the acknowledgment of events that nothing may follow."""
+    monkeypatch.setattr(flow, "_OUTAGE_SECONDS", 0.5)
+
+    def fails(self: IdempotentProducer, *_: object) -> None:
+        raise UnavailableError("no broker answers")
+
+    monkeypatch.setattr(IdempotentProducer, "_route", fails)
+    outbox.write(1)
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_shards SET owner = 'died', crashes = 1")
+    stop = threading.Event()
+    late = threading.Timer(patience(20), stop.set)
+    late.start()
+    with pytest.raises(UnavailableError, match=r"^Kafka has accepted nothing for "):
+        service.relay(quick(outbox), until_empty=True, stop=stop)
+    late.cancel()
 
 
 def test_kafka_is_frozen_for_a_while(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:

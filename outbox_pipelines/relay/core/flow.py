@@ -131,6 +131,8 @@ class Flow:
         if self._clock() > self._harmless_at:
             self._crash_guard.waits()
             self._harmless_at = math.inf
+        if self._until_empty:
+            self._check_outage()
         if self._is_stopped():
             self._reading = False
             if self._is_done():
