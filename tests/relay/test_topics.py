@@ -21,7 +21,7 @@ from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import topic_lookups
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin
+from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin, Unavailable
 from outbox_pipelines.relay.kafka.topic_lookups import TopicLookups
 from outbox_pipelines.relay.kafka.topic_state import PartitionChange, Topic, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
@@ -56,7 +56,7 @@ def closed() -> Iterator[None]:
         _made.pop().close()
 
 
-def _topics(broker: Kafka, **settings: object) -> TopicLookups:
+def _topics(broker: Kafka | SimpleNamespace, **settings: object) -> TopicLookups:
     given = {"kafka": broker.bootstrap, "create_topics_pattern": f"{run_prefix()}*"} | settings
     # A broker of a slow machine takes long to create one.
     patient = {"creation_seconds": 60.0} if "create_topics" in settings else {}
@@ -288,6 +288,39 @@ def test_a_relay_makes_its_topic_and_watches_it(outbox: Outbox, caplog: pytest.L
     finally:
         stop.set()
         relay.join(600)
+
+
+def test_look_ups_that_have_failed_end_the_relay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against events that become dead letters because a mistake has ended the look-ups."""
+    known = _topics(SimpleNamespace(bootstrap="nowhere:1"))
+
+    def fails(names: object) -> None:
+        raise KeyError("segment.bytes")
+
+    monkeypatch.setattr(known._admin, "describe", fails)
+    with pytest.raises(UnavailableError, match=r"^topics are not looked up any more: 'segment\.bytes'$"):
+        known.find(name)
+    with pytest.raises(KeyError):
+        known.refresh()
+
+
+def test_a_topic_may_not_be_found_while_no_broker_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a run until empty that waits for ever for a topic, while nothing of it is in flight."""
+    monkeypatch.setattr(topic_lookups, "_OUTAGE_SECONDS", 0.0)
+    known = _topics(SimpleNamespace(bootstrap="nowhere:1"))
+    is_outage = True
+
+    def describe(names: list[str]) -> dict[str, Unavailable]:
+        if is_outage:
+            raise UnavailableError("no broker answers")
+        return dict.fromkeys(names, Unavailable("is missing", is_missing=True))
+
+    monkeypatch.setattr(known._admin, "describe", describe)
+    assert known.may_be_found(name)
+    wait_until(lambda: known.unavailable(name) == "" and not known.may_be_found(name), what="the outage")
+    is_outage = False
+    wait_until(lambda: known.unavailable(name) == "is missing", what="an answer")
+    assert known.may_be_found(name)
 
 
 def test_settings_that_cannot_work_are_refused() -> None:

@@ -50,6 +50,8 @@ _CREATE_AGAIN_SECONDS = 30.0
 _TRIAL_SECONDS = 10.0
 _REFRESH_SECONDS = 60.0
 _OUTAGE_PAUSE: Final = 0.5
+# A run until empty waits no longer for brokers that do not answer.
+_OUTAGE_SECONDS: Final = 60.0
 # Topics in one request to the brokers.
 _AT_ONCE: Final = 500
 
@@ -87,6 +89,7 @@ class TopicLookups:
         self._refusals: dict[str, TopicRefusal] = {}
         self._outages = 0
         self._outage = ""
+        self._unanswered_since = math.inf
         self._has_changed = False
         self._refresh_due = time.monotonic() + _REFRESH_SECONDS
         self._halted_due = math.inf
@@ -132,7 +135,9 @@ class TopicLookups:
             self._ask([name])
 
     def refresh(self) -> bool:
-        """Return whether topics or limits have changed since the last call."""
+        """Return whether topics or limits have changed since the last call; raise what ended the look-ups."""
+        if self._failure is not None:
+            raise self._failure
         if not self._has_changed:
             return False
         self._has_changed = False
@@ -188,7 +193,9 @@ class TopicLookups:
     def may_be_found(self, name: str) -> bool:
         with self._changed:
             search = self._searches.get(name)
-            return name not in self._refusals and (search is None or not search.is_final)
+            is_outage = time.monotonic() - self._unanswered_since > _OUTAGE_SECONDS
+            is_final = search is not None and search.is_final
+            return not (is_outage or is_final or name in self._refusals)
 
     def refuse(self, name: str, refusal: Refusal) -> None:
         """Mark the topic as unavailable: Kafka has refused a message because of its topic."""
@@ -275,7 +282,8 @@ class TopicLookups:
         if is_spent:
             self._patience.spend(time.monotonic() - begun)
         if self._failure is not None:
-            raise self._failure
+            # No event is the cause: `refresh` raises it.
+            raise UnavailableError(f"topics are not looked up any more: {self._failure}")
         if (topic := self._topics.get(name)) is not None:
             return topic
         search = self._searches.get(name)
@@ -329,6 +337,7 @@ class TopicLookups:
         limits = self._admin.limits(name for name, what in found.items() if isinstance(what, int))
         now = time.monotonic()
         with self._changed:
+            self._unanswered_since = math.inf
             for name, what in found.items():
                 if isinstance(what, int):
                     self._searches.pop(name, None)
@@ -430,9 +439,11 @@ class TopicLookups:
 
     def _note_outage(self, reason: str) -> None:
         with self._changed:
+            now = time.monotonic()
             self._outages, self._outage = self._outages + 1, reason
+            self._unanswered_since = min(self._unanswered_since, now)
             for search in self._searches.values():
-                search.due = max(search.due, time.monotonic() + _OUTAGE_PAUSE)
+                search.due = max(search.due, now + _OUTAGE_PAUSE)
             # A caller that still needs the topic asks again.
             for name in [name for name, search in self._searches.items() if not search.reason]:
                 del self._searches[name]
