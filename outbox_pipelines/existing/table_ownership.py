@@ -174,6 +174,7 @@ class TableOwnership(Ownership):
             # On another server it would never find anything to claim.
             self.begin_claim(connection)
             connection.execute("ROLLBACK")
+            self._also(connection, _pid(connection))
         except BaseException:
             connection.close()
             raise

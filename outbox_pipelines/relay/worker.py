@@ -22,6 +22,7 @@ import psycopg
 
 from outbox_pipelines.config.rules import Router, of_types
 from outbox_pipelines.core import outages
+from outbox_pipelines.core.answers import limited_after
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay import relay_sql
 from outbox_pipelines.relay.core.breaker import State
@@ -258,7 +259,9 @@ class Worker:
                 # Before the reader takes its first snapshot.
                 with beating(self._shard.beat, self._heartbeat):
                     self._delayed.move_all()
-            threads.append(self._threads.start(self._reader.run, "outbox-reader"))
+            # The end waits for the reader, whose connection may get no answer although the shard's does.
+            with limited_after(self._end):
+                threads.append(self._threads.start(self._reader.run, "outbox-reader"))
             threads.append(self._threads.start(self._settle, "outbox-settler"))
             while self._threads.failure is None and self._flow.step():
                 self._report()

@@ -73,6 +73,12 @@ class Proxy:
         self._questions, self._answers = threading.Event(), threading.Event()
         self.heal()
 
+    def forget_one(self, port: int) -> None:
+        """The same for one connection: that of this port, as the server sees it."""
+        with self._lock:
+            (pair,) = [each for each in self._pairs if each.server.getsockname()[1] == port]
+        pair.passes.clear()
+
     def delay(self, seconds: float) -> None:
         """Passes whatever comes on so much later."""
         self._delay = seconds
@@ -97,7 +103,9 @@ class Proxy:
     def close(self) -> None:
         """Ends it, with everything in it."""
         self._closed.set()
-        for flows in (*self._forgotten, self._questions, self._answers):
+        with self._lock:
+            passing = [each.passes for each in self._pairs]
+        for flows in (*self._forgotten, *passing, self._questions, self._answers):
             flows.set()
         self.cut()
         for thread in self._threads:
@@ -147,6 +155,7 @@ class Proxy:
                 if (rate := self._rate) is not None:
                     self._closed.wait(len(data) / rate)
                 flows.wait()
+                pair.passes.wait()
                 to.sendall(data)
             # Last words go on: a server says why it closes, and the other direction ends on its own.
             to.shutdown(socket.SHUT_WR)
@@ -169,6 +178,12 @@ class Proxy:
             reset(end)
 
 
+def _set() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass(eq=False)
 class Pair:
     """One connection: its two ends, and those of them that said that they are done."""
@@ -176,6 +191,7 @@ class Pair:
     client: socket.socket
     server: socket.socket
     half_closed: list[socket.socket] = field(default_factory=list)
+    passes: threading.Event = field(default_factory=_set)
 
 
 def reset(end: socket.socket) -> None:

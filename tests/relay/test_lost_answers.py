@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,6 +16,7 @@ from outbox_pipelines.core import answers
 from outbox_pipelines.core.answers import Session, limited_after
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay import relay_sql, service
+from outbox_pipelines.relay.fleet import watcher
 from outbox_pipelines.relay.fleet.relay_all import relay_all
 from outbox_pipelines.relay.lease import owner_session
 from outbox_pipelines.relay.read.slot import slot_cutover
@@ -23,7 +25,7 @@ from outbox_pipelines.settings import Settings
 from tests.conftest import EITHER_DELIVERY, Outbox, fresh_database, topic_prefix, wait_until
 from tests.existing import textbook
 from tests.history.proxy import Proxy
-from tests.relay.threads import owners
+from tests.relay.threads import owners, running
 
 _PATIENCE = 0.5
 # Longer than wal_sender_timeout (60 s): the server may learn only by it that the session that read has ended.
@@ -100,6 +102,57 @@ def test_a_relay_continues(
             write("b")
             wait_until(lambda: {message.key for message in source.messages()} == {"a", "b"}, what="the next")
     assert "the database has no statement of this relay" in caplog.text
+
+
+def test_a_reader_that_is_lost_alone(outbox: Outbox, proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against a relay that sends heartbeats, and whose other session waits for ever."""
+    settings = _through(outbox, proxy, lease_seconds=1.0)
+    with outbox.connect() as watching, _stopped(lambda stop: service.relay(settings, stop=stop), proxy):
+        outbox.write("a")
+        wait_until(lambda: [message.key for message in outbox.messages()] == ["a"], what="an event")
+        proxy.forget_one(_reader_port(watching))
+        outbox.write("b")
+        wait_until(lambda: {message.key for message in outbox.messages()} == {"a", "b"}, what="the next")
+    assert "the database has no statement of this relay" in caplog.text
+
+
+def test_a_fleets_reader_that_is_lost_alone(
+    outbox: Outbox, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a question of all outboxes of a database that is never answered, and never put again."""
+    monkeypatch.setattr(watcher, "_LOST_SECONDS", 1.0)
+    with (
+        outbox.connect() as watching,
+        _stopped(lambda stop: relay_all([_through(outbox, proxy)], stop=stop), proxy),
+    ):
+        outbox.write("a")
+        wait_until(lambda: [message.key for message in outbox.messages()] == ["a"], what="an event")
+        proxy.forget_one(_reader_port(watching))
+        outbox.write("b")
+        wait_until(lambda: {message.key for message in outbox.messages()} == {"a", "b"}, what="the next")
+
+
+def _reader_port(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
+    ((port,),) = connection.execute(
+        "SELECT client_port FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name = 'outbox relay: reader'"
+    ).fetchall()
+    return int(port)
+
+
+def test_a_relay_that_has_lost_its_shard_does_not_wait_for_its_reader(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a relay that is neither owner nor standby, since its reader gets no answer."""
+    monkeypatch.setattr(answers, "PATIENCE", _PATIENCE)
+    name = "outbox relay: reader"
+    settings = outbox.settings.model_copy(update={"lease_seconds": 1.0})
+    with running(settings), outbox.connect(autocommit=False) as other:
+        wait_until(lambda: owners(outbox) != [None], what="a relay")
+        other.execute("LOCK TABLE outbox")
+        wait_until(lambda: name in _waiting(outbox), what="the reader to wait")
+        other.execute("SELECT pg_terminate_backend(pid) FROM outbox_shards")
+        wait_until(lambda: name not in _waiting(outbox), what="the end of the reader")
 
 
 def test_a_statement_that_waits_is_not_lost(

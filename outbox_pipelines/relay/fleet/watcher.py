@@ -38,6 +38,8 @@ _MANY: Final = 8
 # At most this long until a reader is noticed that has just been lent.
 _NOTICE_SECONDS: Final = 0.01
 _FAILED_SECONDS: Final = 1.0
+# A question waits for no lock: without an answer for so long, something in between has lost it.
+_LOST_SECONDS: Final = 60.0
 _ENDS: Final = "the process of the relay ends"
 
 
@@ -179,6 +181,8 @@ class DatabaseWatch:
                 with suppress(psycopg.Error):
                     leader.connection.close()
                 self._waiting += others
+            elif now >= self._asked[0].until + _LOST_SECONDS:
+                self._fail(psycopg.OperationalError(f"no answer of the database for {_LOST_SECONDS:g} s"))
             else:
                 return
         waiting = []

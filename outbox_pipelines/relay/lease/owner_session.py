@@ -23,6 +23,7 @@ import psycopg
 from outbox_pipelines.core import log
 from outbox_pipelines.core.outages import is_outage
 from outbox_pipelines.core.secret import first_line
+from outbox_pipelines.core.table_locks import LimitedSession
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import relay_sql
@@ -43,6 +44,8 @@ class Ownership(ABC):
     def __init__(self, settings: RelaySettings, owner: str) -> None:
         self._settings = settings
         self._connection = connect(settings, name=f"outbox relay: {owner}")
+        self._others: list[tuple[LimitedSession, int]] = []
+        """Further sessions of this relay, each with its server process."""
 
     @property
     @abstractmethod
@@ -93,9 +96,14 @@ class Ownership(ABC):
     def close(self) -> None:
         """Return it, if it is owned, and close the session."""
 
-    def waits_since(self) -> float | None:
-        """Return since when the session that owns it waits for an answer; from any thread."""
-        return self._connection.waits_since
+    def longest_wait(self) -> tuple[float, int] | None:
+        """Return since when a session of this relay waits for an answer, and its process; from any thread."""
+        waits = [(one.waits_since, pid) for one, pid in [(self._connection, self.pid), *self._others]]
+        return min(((since, pid) for since, pid in waits if since is not None), default=None)
+
+    def _also(self, connection: LimitedSession, pid: int) -> None:
+        """Also notice when this session of the relay waits for an answer that cannot come."""
+        self._others = [each for each in self._others if not each[0].closed] + [(connection, pid)]
 
     def execute(self, query: LiteralString | bytes, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """Run a statement in the session that owns it; return its rows.
@@ -174,18 +182,18 @@ def beating(beat: Callable[[], object], every: float) -> Iterator[None]:
 def noticing(
     settings: RelaySettings, ownership: Ownership, lost: threading.Event
 ) -> AbstractContextManager[None]:
-    """Set `lost` when the session has waited for three times the lease for an answer that cannot come."""
-    doubted: float | None = None
+    """Set `lost` when a session has waited for three times the lease for an answer that cannot come."""
+    doubted: tuple[float, int] | None = None
 
     def look() -> None:
         nonlocal doubted
-        since = ownership.waits_since()
-        is_late = since is not None and time.monotonic() - since > 2 * settings.lease_seconds
-        if not is_late or _is_worked_for(settings, ownership.pid):
+        wait = ownership.longest_wait()
+        is_late = wait is not None and time.monotonic() - wait[0] > 2 * settings.lease_seconds
+        if wait is None or not is_late or _is_worked_for(settings, wait[1]):
             doubted = None
-        elif since != doubted:
+        elif wait != doubted:
             # Its answer may have come just now: if so, it is taken until the next look.
-            doubted = since
+            doubted = wait
         else:
             _LOG.warning("the database has no statement of this relay, which waits for its answer")
             lost.set()

@@ -164,6 +164,8 @@ class ShardOwnership(Ownership):
                     "another server (for example a standby behind a load balancer), or the lock is lost. "
                     "OUTBOX_DSN must lead only to the primary"
                 )
+            ((own_pid,),) = connection.execute(relay_sql.PID)
+            self._also(connection, own_pid)
         except psycopg.OperationalError as error:
             connection.close()
             raise self._lost(error) from error
