@@ -12,8 +12,8 @@ import pytest
 
 from outbox_pipelines.database import schema
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.core import transactions
-from outbox_pipelines.relay.core.transactions import MOST_BYTES, MOST_EVENTS, TransactionSize
+from outbox_pipelines.relay.core import transaction_size
+from outbox_pipelines.relay.core.transaction_size import MOST_BYTES, MOST_EVENTS, TransactionSize
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Lasting, Outbox, topic_prefix
 from tests.history import servers as own
@@ -120,5 +120,5 @@ def test_the_size_follows_what_kafka_takes() -> None:
     assert size.bytes == pytest.approx(2_000_000, rel=0.02)
     for _ in range(20):
         size.committed(1, 100_000, 100.0)
-    assert size.bytes == pytest.approx(MOST_BYTES * transactions._LEAST, rel=0.01)
+    assert size.bytes == pytest.approx(MOST_BYTES * transaction_size._LEAST, rel=0.01)
     assert size.events > 1

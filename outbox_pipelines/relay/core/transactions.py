@@ -13,7 +13,6 @@ Invariants:
   a successor, the database must confirm afterwards that the shard is still owned.
 - After a refusal nothing of the transaction is visible: all of it is sent again, without the refused events.
   A transaction in doubt ends the relay: the next one reads the record.
-- A slow transaction makes the next one smaller; fast ones make it larger. One event always has room.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from outbox_pipelines.relay.core.delivery import Complete, Delivery, IncompleteE
 from outbox_pipelines.relay.core.outcomes import Cause, ShardLostError
 from outbox_pipelines.relay.core.producers import Clock, CommitAnswer, TransactionalProducer
 from outbox_pipelines.relay.core.publisher import Publisher
+from outbox_pipelines.relay.core.transaction_size import MOST_EVENTS, TransactionSize
 
 # A transaction ends when it is full or so old, or when there is nothing more to put into it.
 _SECONDS: Final = 0.25
@@ -38,15 +38,6 @@ _SECONDS: Final = 0.25
 _FLUSH_SECONDS: Final = 0.05
 _ABORT_SECONDS: Final = 10.0
 _LAST_REPORTS_SECONDS: Final = 5.0
-MOST_EVENTS: Final = 40_000
-MOST_BYTES: Final = 24_000_000
-# As shares of those. A new relay begins small: one that Kafka cannot finish in time was for nothing.
-_FIRST: Final = 1 / 64
-_LEAST: Final = 1 / 256
-# As shares of the timeout: above the first, the next one is smaller; below the second, it may be larger. Not
-# less: where each transaction takes half a second however small it is, small ones would stay small.
-_SLOW: Final = 0.4
-_FAST: Final = 0.2
 
 
 class Phase(Enum):
@@ -374,41 +365,3 @@ class TransactionalPublisher(Publisher):
             self._abort()
         # All of the transaction is to be sent again, the oldest first, by a new producer: `poll` does.
         return False
-
-
-class TransactionSize:
-    """How large the next transaction may be: what Kafka acknowledges in good time.
-
-    Args:
-        timeout: seconds that a transaction may take.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._share = _FIRST
-
-    @property
-    def events(self) -> int:
-        """How many events the next transaction may have."""
-        return int(MOST_EVENTS * self._share)
-
-    @property
-    def bytes(self) -> int:
-        """How many bytes of text they may have."""
-        return int(MOST_BYTES * self._share)
-
-    def is_full(self, events: int, size: int) -> bool:
-        """Return whether a transaction must end."""
-        return events >= self.events or size >= self.bytes
-
-    def committed(self, events: int, size: int, seconds: float) -> None:
-        """Adapt the size to the duration of a transaction."""
-        used = _share(events, size)
-        if seconds > _SLOW * self._timeout:
-            self._share = max(_LEAST, min(self._share, used * _FAST * self._timeout / seconds))
-        elif seconds < _FAST * self._timeout and used >= self._share / 2:
-            self._share = min(1.0, 2 * self._share)
-
-
-def _share(events: int, size: int) -> float:
-    return max(events / MOST_EVENTS, size / MOST_BYTES)
