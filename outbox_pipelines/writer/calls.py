@@ -23,7 +23,7 @@ from outbox_pipelines.writer.events import (
     NewEvent,
     TypedEvent,
     UnkeyedEvent,
-    new_event,
+    completed,
     of_typed,
 )
 from outbox_pipelines.writer.references import Body
@@ -154,21 +154,21 @@ def emit(
             aborted.
     """
     way = way_through(target)
-    event = new_event(
-        aggregate_type,
+    event = NewEvent(
+        aggregate_type,  # type: ignore[arg-type]  # a typed event, which is completed
         aggregate_id,
         event_type,
         payload,
-        headers,
-        idempotency_key,
-        correlation_id,
-        causation_id,
-        traceparent,
-        version,
-        deliver_after,
-        later_events_wait,
+        headers=headers,
+        idempotency_key=idempotency_key,
+        correlation_id=correlation_id,
+        causation_id=causation_id,
+        traceparent=traceparent,
+        version=version,
+        deliver_after=deliver_after,
+        later_events_wait=later_events_wait,
     )
-    row = content.row(event, surroundings())
+    row = content.row(completed(event), surroundings())
     if way.asynchronous:
         return _one_later(way, target, row)
     if isinstance(row.payload, Body):

@@ -69,36 +69,31 @@ class _Missing:
 
 
 MISSING: Final[Any] = _Missing()
+_NONE: Final = NewEvent(MISSING, MISSING, MISSING, MISSING)
 
 
-def new_event(
-    aggregate_type: Any, aggregate_id: Any, event_type: Any, payload: Any, /, *options: Any
-) -> NewEvent:
-    """Return an event of four arguments and options, or of a typed event and perhaps its aggregate's id.
+def completed(event: NewEvent) -> NewEvent:
+    """Return an event as it is, or with what a typed event names, which was passed as its `aggregate_type`.
 
     Raises:
-        OutboxError: neither is given.
+        OutboxError: an argument is missing.
     """
-    given = (aggregate_id, event_type, payload)
-    missing = [one is MISSING for one in given]
-    if not any(missing):
-        return NewEvent(aggregate_type, *given, *options)
-    if not all(missing[1:]) or isinstance(aggregate_type, str):
+    typed: Any = event.aggregate_type
+    if event.payload is not MISSING and event.event_type is not MISSING and event.aggregate_id is not MISSING:
+        return event
+    if event.payload is not MISSING or event.event_type is not MISSING or isinstance(typed, str):
         raise OutboxError(
             "an argument is missing: give aggregate_type, aggregate_id, event_type and payload, or an object "
             "whose class names its event type"
         )
-    if not missing[0] and hasattr(aggregate_type, "__aggregate_id__"):
-        kind = type(aggregate_type).__qualname__
+    if event.aggregate_id is not MISSING and hasattr(typed, "__aggregate_id__"):
+        kind = type(typed).__qualname__
         raise OutboxError(f"aggregate_id is superfluous: {kind} names it in __aggregate_id__")
-    return of_typed(aggregate_type, *options, aggregate_id=aggregate_id)
+    return of_typed(typed, event)
 
 
-def of_typed(event: Any, /, *options: Any, aggregate_id: Any = MISSING) -> NewEvent:
-    """Return a typed event as a `NewEvent`; options are those of it, in order.
-
-    Args:
-        aggregate_id: by default, that of the attribute which the class names.
+def of_typed(event: Any, arguments: NewEvent = _NONE) -> NewEvent:
+    """Return a typed event as a `NewEvent`, with the options of `arguments`, and its aggregate's id if given.
 
     Raises:
         OutboxError: its class does not name an event.
@@ -110,6 +105,7 @@ def of_typed(event: Any, /, *options: Any, aggregate_id: Any = MISSING) -> NewEv
         raise OutboxError(
             f"emit was given a {kind.__name__} as its event: pass a list of events to emit_many"
         )
+    aggregate_id = arguments.aggregate_id
     needed = _NAMES if aggregate_id is MISSING else _NAMES[:2]
     names: list[Any] = [getattr(kind, name, None) for name in needed]
     if not all(isinstance(name, str) for name in names):
@@ -131,7 +127,9 @@ def of_typed(event: Any, /, *options: Any, aggregate_id: Any = MISSING) -> NewEv
                 "one with the aggregate's id"
             )
         aggregate_id = getattr(event, attribute)
-    made = NewEvent(aggregate_type, aggregate_id, event_type, event, *options)
+    made = arguments._replace(
+        aggregate_type=aggregate_type, aggregate_id=aggregate_id, event_type=event_type, payload=event
+    )
     if made.version is None:
         made = made._replace(version=getattr(kind, "__event_version__", None))
     if made.deliver_after is None:

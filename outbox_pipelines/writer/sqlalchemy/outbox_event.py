@@ -21,7 +21,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from outbox_pipelines.writer import content
 from outbox_pipelines.writer.context import surroundings
 from outbox_pipelines.writer.errors import OutboxError
-from outbox_pipelines.writer.events import MISSING, Emitted, UnkeyedEvent, new_event
+from outbox_pipelines.writer.events import MISSING, Emitted, NewEvent, UnkeyedEvent, completed
 
 
 def outbox_table(schema: str | None = None) -> Table:
@@ -105,21 +105,21 @@ class OutboxEventMixin:
         expired or refreshed; if it is delayed, `seq` is None. It can be added again after a rollback, and is
         refused otherwise.
         """
-        event = new_event(
-            aggregate_type,
+        event = NewEvent(
+            aggregate_type,  # type: ignore[arg-type]  # a typed event, which is completed
             aggregate_id,
             event_type,
             payload,
-            headers,
-            idempotency_key,
-            correlation_id,
-            causation_id,
-            traceparent,
-            version,
-            deliver_after,
-            later_events_wait,
+            headers=headers,
+            idempotency_key=idempotency_key,
+            correlation_id=correlation_id,
+            causation_id=causation_id,
+            traceparent=traceparent,
+            version=version,
+            deliver_after=deliver_after,
+            later_events_wait=later_events_wait,
         )
-        self._row = content.row(event, surroundings())
+        self._row = content.row(completed(event), surroundings())
         for column, value in self._row._asdict().items():
             if column not in self.__table__.columns:
                 continue

@@ -19,7 +19,7 @@ from sqlalchemy.orm.attributes import flag_dirty
 from outbox_pipelines.writer import content
 from outbox_pipelines.writer.context import surroundings
 from outbox_pipelines.writer.errors import OutboxError
-from outbox_pipelines.writer.events import MISSING, UnkeyedEvent, new_event, of_typed
+from outbox_pipelines.writer.events import MISSING, NewEvent, UnkeyedEvent, completed, of_typed
 
 
 class Recorded(NamedTuple):
@@ -63,14 +63,24 @@ class RecordsEvents:
         An event whose idempotency key is already used at the flush is not written. If no column of the row
         changes, the flush does not lock the row: lock it yourself if the order of its events matters.
         """
-        options = (
-            *(headers, idempotency_key, correlation_id, causation_id, traceparent, version),
-            *(deliver_after, later_events_wait),
+        event = NewEvent(
+            self.__aggregate_type__,
+            _NOT_YET,
+            event_type,  # type: ignore[arg-type]  # or a typed event
+            payload,
+            headers=headers,
+            idempotency_key=idempotency_key,
+            correlation_id=correlation_id,
+            causation_id=causation_id,
+            traceparent=traceparent,
+            version=version,
+            deliver_after=deliver_after,
+            later_events_wait=later_events_wait,
         )
         if isinstance(event_type, str) or payload is not MISSING:
-            event = new_event(self.__aggregate_type__, _NOT_YET, event_type, payload, *options)
+            event = completed(event)
         else:
-            event = of_typed(event_type, *options, aggregate_id=_NOT_YET)
+            event = of_typed(event_type, event)
             if event.aggregate_type != self.__aggregate_type__:
                 raise OutboxError(
                     f"{type(self).__name__} cannot record {event.event_type}, an event of "
