@@ -108,7 +108,7 @@ class OperatorChange:
 
     Args:
         key: the shard, and the epoch in which the relay owns it.
-        place: returns where the row of the shard was last seen in its table; it may have moved.
+        row_address: returns where the row of the shard was last seen in its table; it may have moved.
     """
 
     def __init__(self, connection: Connection, key: dict[str, int], row_address: Callable[[], str]) -> None:

@@ -100,7 +100,7 @@ class Reader:
         self._until_empty = until_empty
         self._pause = pause
         self._has_passed = has_passed
-        self._confirm: Callable[[], None] = _nothing
+        self._confirm: Callable[[], None] = lambda: None
         self._lines = RepeatedLines(_LOG)
         self._is_demanded = settings.delivery == "exactly_once"
         self.batches = SharedBatchQueue(host.patience)
@@ -136,7 +136,7 @@ class Reader:
             self._crash_guard.until(now)
             upto: Snapshot | None = now if self._until_empty else None
             pause = _Pause()
-            partitions_due = time.monotonic()
+            partitions = _PartitionsAhead(connection, self._shard, self._settings.partitions_ahead)
             change_due, drawn = 0.0, 0
             is_more = True
             while True:
@@ -147,11 +147,8 @@ class Reader:
                     if (change.look() or change.is_over) and not self._until_empty:
                         self._take_part(change, source)
                 source = sources.choose(source, change)
-                self._confirm = _nothing if isinstance(source, SnapshotSource) else source.confirm
-                if time.monotonic() >= partitions_due:
-                    error = top_up(connection, self._settings.partitions_ahead)
-                    connection.execute(relay_sql.TOP_UP_ERROR, {**self._shard.key, "error": error})
-                    partitions_due += _PARTITIONS_AGAIN if error else _PARTITIONS_EVERY
+                self._confirm = source.confirm
+                partitions.look(time.monotonic())
                 if not is_more:
                     if self._is_demanded and self.batches.await_demand(_DEMAND_SECONDS):
                         pass
@@ -161,13 +158,15 @@ class Reader:
                         source.wait(self._end)
                 if self._ending():
                     return
-                try:
-                    batch = source.read(upto) if isinstance(source, SnapshotSource) else source.read()
-                except SlotLostError as error:
-                    assert isinstance(source, CdcSource)
-                    source = sources.lost(source, error, change)
-                    is_more = True
-                    continue
+                if isinstance(source, SnapshotSource):
+                    batch = source.read(upto)
+                else:
+                    try:
+                        batch = source.read()
+                    except SlotLostError as error:
+                        source = sources.lost(source, error, change)
+                        is_more = True
+                        continue
                 is_more = False
                 if batch is not None:
                     self._put(batch)
@@ -267,10 +266,6 @@ class Reader:
         self._large.give_back()
 
 
-def _nothing() -> None:
-    pass
-
-
 def _require_not_less(connection: Connection, drawn: int) -> int:
     """Return where the sequence is; raise `SequenceError` if it was beyond that before."""
     row = connection.execute(relay_sql.DRAWN).fetchone()
@@ -278,6 +273,23 @@ def _require_not_less(connection: Connection, drawn: int) -> int:
     if problem := sequence.behind(row[0], drawn):
         raise sequence.SequenceError(problem)
     return int(row[0])
+
+
+class _PartitionsAhead:
+    """Makes the partitions of the next days, and records why it cannot."""
+
+    def __init__(self, connection: Connection, shard: Shard, days: int) -> None:
+        self._connection = connection
+        self._shard = shard
+        self._days = days
+        self._due = 0.0
+
+    def look(self, now: float) -> None:
+        if now < self._due:
+            return
+        error = top_up(self._connection, self._days)
+        self._connection.execute(relay_sql.TOP_UP_ERROR, {**self._shard.key, "error": error})
+        self._due = now + (_PARTITIONS_AGAIN if error else _PARTITIONS_EVERY)
 
 
 class _InTurn:

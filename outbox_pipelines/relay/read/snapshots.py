@@ -148,6 +148,9 @@ class SnapshotSource:
             return self.now(), None
         return Snapshot.parse(rows[0].id), self._found(rows[1:])
 
+    def confirm(self) -> None:
+        """Do nothing: the server keeps nothing for this source."""
+
     def rest(self) -> Batch | None:
         """Return the next batch of the current tick; None at its end."""
         batch = next(self._tick, None)
