@@ -151,23 +151,25 @@ class Worker:
         run: Run,
     ) -> None:
         self._run = run
-        self._guard_turn, self._trial_turn = run.host.turn(), run.host.turn()
         self._shard = shard
         self._producer = producer
         self._publisher = publisher
+        self._blocked = blocked
         self._heartbeat = settings.lease_seconds / 5
         self._started = time.monotonic()
         self._end = threading.Event()
         self._threads = Threads(self._failed)
         self._settled: deque[Settled] = deque()
+        self.totals = Totals()
         if shard.breaker is not State.CLOSED:
             # As the previous owner recorded it; a probe updates it.
             run.metrics.breaker(State.OPEN)
             publisher.breaker.trip(self._started, shard.breaker_reason)
-        in_transactions = isinstance(publisher, TransactionalPublisher)
+        self._in_transactions = isinstance(publisher, TransactionalPublisher)
         # The statement that opens a tick settles the one before.
-        self._ledger = SharedLedger(_SETTLE_PAUSE if in_transactions else 0.0)
+        self._ledger = SharedLedger(_SETTLE_PAUSE if self._in_transactions else 0.0)
         large, has_passed = threading.Lock(), threading.Event()
+        self._guard_turn, self._trial_turn = run.host.turn(), run.host.turn()
         self._marks = _Marks(shard)
         self._crash_guard = CrashGuard(
             shard.crashes,
@@ -178,72 +180,77 @@ class Worker:
         self._parked = ParkedTable(settings, shard, large)
         self._commands = DueCommands(settings, shard)
         self._delayed = DelayedEvents(shard)
-        rehearses = settings.delivery == "exactly_once"
-        self._prober = Prober(
-            settings,
-            producer.lookups,
-            f"{kafka_names(shard).transactional_id}-prober" if rehearses else None,
-            schema_ids=producer.schema_ids,
-        )
-        self._retries = Retries(
+        self._prober = _make_prober(settings, shard, producer)
+        self._retries = self._make_retries(settings)
+        self._settler = self._make_settler()
+        self._reader = self._make_reader(settings, large, has_passed)
+        self._flow = self._make_flow()
+        if isinstance(publisher, TransactionalPublisher):
+            publisher.requests = self._flow
+
+    def _make_retries(self, settings: ProcessSettings) -> Retries:
+        return Retries(
             self._parked,
-            blocked,
+            self._blocked,
             self._prober,
-            Quarantine(producer.lookups, blocked, time.monotonic),
+            Quarantine(self._producer.lookups, self._blocked, time.monotonic),
             clock=time.monotonic,
             topic_of=Router(settings).topic_or_empty,
             jitter=lambda: random.uniform(0.8, 1.2),
             policy_of=_policy_of(settings),
             batch_bytes=settings.batch_bytes,
-            on_dead_letter=run.on_dead_letter,
+            on_dead_letter=self._run.on_dead_letter,
             on_crash=_warn,
-            counters=run.metrics,
+            counters=self._run.metrics,
             may_isolate=self._trial_turn.take,
         )
-        self._settler = Settler(
-            shard,
+
+    def _make_settler(self) -> Settler:
+        return Settler(
+            self._shard,
             self._ledger,
-            blocked,
+            self._blocked,
             self._retries,
-            publisher.breaker,
+            self._publisher.breaker,
             clock=time.monotonic,
             heartbeat=self._heartbeat,
-            is_stopped=run.stop.is_set,
+            is_stopped=self._run.stop.is_set,
             on_settled=self._count,
-            on_dead_letter=lambda event, why: run.on_dead_letter(DeadLetter(event, 0, why)),
+            on_dead_letter=lambda event, why: self._run.on_dead_letter(DeadLetter(event, 0, why)),
         )
-        self._reader = Reader(
+
+    def _make_reader(
+        self, settings: ProcessSettings, large: threading.Lock, has_passed: threading.Event
+    ) -> Reader:
+        return Reader(
             settings,
-            shard,
+            self._shard,
             self._crash_guard,
             self._settler.barrier_pause,
             large,
             ending=self._ending,
             end=self._end,
             has_passed=has_passed,
-            prepare=producer.prepare,
-            until_empty=run.until_empty,
-            host=run.host,
+            prepare=self._producer.prepare,
+            until_empty=self._run.until_empty,
+            host=self._run.host,
             turn=self._guard_turn,
         )
-        self._flow = Flow(
-            publisher,
+
+    def _make_flow(self) -> Flow:
+        return Flow(
+            self._publisher,
             self._reader.batches,
             self._ledger,
-            blocked,
+            self._blocked,
             self._retries,
             self._crash_guard,
             clock=time.monotonic,
-            is_stopped=run.stop.is_set,
-            until_empty=run.until_empty,
-            on_complete=run.metrics.acknowledged,
-            report_poll=run.host.report_poll,
+            is_stopped=self._run.stop.is_set,
+            until_empty=self._run.until_empty,
+            on_complete=self._run.metrics.acknowledged,
+            report_poll=self._run.host.report_poll,
         )
-        self._pauses = True
-        if isinstance(publisher, TransactionalPublisher):
-            publisher.requests = self._flow
-            self._pauses = False
-        self.totals = Totals()
 
     def run(self) -> Totals:
         """Relay the shard; return when all events that were read are published or parked, and settled.
@@ -315,7 +322,7 @@ class Worker:
                 self._trial_turn.give_back()
             if self._run.must_hand_over(self._shard, self._started):
                 self._run.stop.set()
-            if self._pauses and events is not None and events < MANY_EVENTS:
+            if not self._in_transactions and events is not None and events < MANY_EVENTS:
                 self._end.wait(_SETTLE_PAUSE)
 
     def _count(self, events: int, seconds: float, settled: Settled | None) -> None:
@@ -345,6 +352,16 @@ class Worker:
     def _failed(self) -> None:
         self._end.set()
         self._ledger.fail()
+
+
+def _make_prober(settings: ProcessSettings, shard: Shard, producer: IdempotentProducer) -> Prober:
+    rehearses = settings.delivery == "exactly_once"
+    return Prober(
+        settings,
+        producer.lookups,
+        f"{kafka_names(shard).transactional_id}-prober" if rehearses else None,
+        schema_ids=producer.schema_ids,
+    )
 
 
 def _policy_of(settings: RelaySettings) -> Callable[[str, str], RetryPolicy]:
