@@ -64,7 +64,7 @@ class Database(Protocol):
         Nothing is sent to the database.
         """
 
-    async def release(self, transaction: Any, following: Statement | None = None) -> bool:
+    async def end_handling(self, transaction: Any, following: Statement | None = None) -> bool:
         """Let the transaction be committed, behind the handler; return whether it is still the consumer's.
 
         Where a driver sends several statements at once, this commits it too, and begins the next transaction
@@ -115,9 +115,9 @@ def made(thing: Any, kind: type, argument: str) -> Any:
     return thing
 
 
-async def released(database: Database, transaction: Any) -> bool:
+async def end_handling(database: Database, transaction: Any) -> bool:
     """Let a transaction be committed, which is done by other means."""
-    [(is_ours,)] = await database.rows(transaction, queries.RELEASE, {})
+    [(is_ours,)] = await database.rows(transaction, queries.END_HANDLING, {})
     return bool(is_ours)
 
 

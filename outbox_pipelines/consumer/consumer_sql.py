@@ -72,22 +72,22 @@ _DURABLE: Final = """set_config('synchronous_commit',
 # Behind the handler: nothing comes back where it has ended the transaction that it was given. Now it can be
 # committed.
 _IS_HANDLING: Final = "current_setting('outbox.handling', true) = 'on'"
-_END_HANDLING: Final = f"concat({_DURABLE}, set_config('outbox.handling', '', true))"
+_CLEAR_HANDLING: Final = f"concat({_DURABLE}, set_config('outbox.handling', '', true))"
 # A commit that waits for the disk and for synchronous standbys, which get all that was committed before. It
 # must write something: a large object, gone at once, needs no privilege, and no replication slot delivers it.
-REACH_STANDBYS: Final = f"SELECT {_END_HANDLING}, lo_unlink(lo_create(0))"
-RELEASE: Final = f"""
-SELECT CASE WHEN {_IS_HANDLING} THEN {_END_HANDLING} <> '' END"""
+REACH_STANDBYS: Final = f"SELECT {_CLEAR_HANDLING}, lo_unlink(lo_create(0))"
+END_HANDLING: Final = f"""
+SELECT CASE WHEN {_IS_HANDLING} THEN {_CLEAR_HANDLING} <> '' END"""
 
 # The same with its commit, as one message: in a transaction that is not the consumer's, the first expression
 # fails, with one of these codes, and the COMMIT is not executed. It is short: each event has it parsed.
 NOT_OURS: Final = ("22P02", "42704")
-RELEASE_AND_COMMIT: Final = f"""
+END_HANDLING_AND_COMMIT: Final = f"""
 SELECT CAST(current_setting('outbox.handling') AS bool), {_DURABLE}, set_config('outbox.handling', '', true);
 COMMIT"""
 
-# Whether a transaction is committed that the consumer has not released, because its tables lack the guard.
-# Only the transaction itself can have left this row.
+# Whether a transaction is committed whose handling the consumer has not ended, because its tables lack the
+# guard. Only the transaction itself can have left this row.
 _BEGAN_THEN: Final = "extract(epoch FROM processed_at) = CAST(CAST(%(began)s AS text) AS numeric)"
 IS_RECORDED: Final = f"""
 SELECT EXISTS (SELECT FROM processed_events

@@ -57,7 +57,7 @@ class HandlerTransactions:
     figures: Figures
     _open: tuple[str, Mapping[str, Any], Sequence[Item]] | None = None
     """The query that tells whether the transaction in which handlers run is committed, although the consumer
-    has not released it, and the items that they handle."""
+    has not ended the handling, and the items that they handle."""
 
     async def one(
         self, item: Item, following: Item | None = None
@@ -75,7 +75,7 @@ class HandlerTransactions:
                 if (began := await self.processed.record(transaction, item)) is not None:
                     self._began(item.id, began, [item])
                     await self._call(handler, [item], transaction)
-                    await self._release(transaction, following)
+                    await self._end_handling(transaction, following)
                     return "handled"
                 known = await self.processed.known(transaction, [item.message_id])
                 return "duplicate" if known else "behind"
@@ -126,13 +126,13 @@ class HandlerTransactions:
                 if item.id != item.message.message_id and await self.processed.is_duplicate(
                     transaction, item
                 ):
-                    await self.database.rows(transaction, queries.RELEASE, {})
+                    await self.database.rows(transaction, queries.END_HANDLING, {})
                     return "duplicate"
                 if not await self.processed.write_marks(transaction, [item]):
                     return "duplicate"
                 self._open = queries.IS_SETTLED, {"seq": seq, "began": began}, [item]
                 await self._call(item.handler, [item], transaction)
-                await self._release(transaction)
+                await self._end_handling(transaction)
             return "handled"
 
         return await self.retry.attempt(attempt)
@@ -156,7 +156,7 @@ class HandlerTransactions:
         self._open = queries.IS_RECORDED, given, items
 
     async def _call_in_turn(self, items: Sequence[Item], transaction: Any) -> None:
-        """Call the handlers of a transaction, and release it."""
+        """Call the handlers of a transaction, and end its handling."""
         first = items[0].handler
         assert first is not None
         if first.batch:
@@ -170,10 +170,10 @@ class HandlerTransactions:
                 await self._call(each.handler, [each], transaction)
                 # Otherwise the next handler would work outside of the transaction.
                 await self.database.require_open(transaction)
-        await self._release(transaction)
+        await self._end_handling(transaction)
 
     async def _call(self, handler: Handler, items: Sequence[Item], transaction: Any) -> None:
-        """Call a handler; `_release` must follow before the commit."""
+        """Call a handler; `_end_handling` must follow before the commit."""
         for each in items:
             if each.is_framed:
                 await self._read_value(handler, each)
@@ -268,7 +268,7 @@ class HandlerTransactions:
         for item, event, payload in zip(items, events, payloads, strict=True):
             item.given, item.protected = handler.give(event._with_payload(payload)), None
 
-    async def _release(self, transaction: Any, following: Item | None = None) -> None:
+    async def _end_handling(self, transaction: Any, following: Item | None = None) -> None:
         """Let the transaction be committed, and the one of the following item begin.
 
         Raises:
@@ -276,7 +276,7 @@ class HandlerTransactions:
         """
         try:
             next_statement = None if following is None else self.processed.statement(following)
-            is_ours = await self.database.release(transaction, next_statement)
+            is_ours = await self.database.end_handling(transaction, next_statement)
         except Exception as error:
             if (left := left_over(error)) is not None:
                 raise left from error

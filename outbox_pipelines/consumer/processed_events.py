@@ -144,7 +144,7 @@ class ProcessedEvents:
         first = {each.mark[0]: each for each in reversed(items) if each.mark[0] in new}
         unmarked = [each for each in items if not each.mark[0] or first.get(each.mark[0]) is each]
         if not unmarked:
-            await self._database.rows(transaction, queries.RELEASE, {})
+            await self._database.rows(transaction, queries.END_HANDLING, {})
         return unmarked
 
     async def known(self, transaction: Any, ids: Sequence[uuid.UUID]) -> set[uuid.UUID]:

@@ -60,7 +60,7 @@ _LATE: Final = (
     "a statement ran on the connection after its handler had returned: wait in the handler for the threads "
     "and tasks that it starts with the connection, or give them a connection of their own"
 )
-_RELEASE_AND_COMMIT: Final = queries.RELEASE_AND_COMMIT.encode()
+_END_HANDLING_AND_COMMIT: Final = queries.END_HANDLING_AND_COMMIT.encode()
 # How many results it has.
 _COMMITTED: Final = 2
 
@@ -212,7 +212,7 @@ class Connections(Listening):
     async def require_open(self, transaction: Any) -> None:
         check_open(transaction.pgconn.transaction_status)
 
-    async def release(self, transaction: Any, following: Statement | None = None) -> bool:
+    async def end_handling(self, transaction: Any, following: Statement | None = None) -> bool:
         assert self._first is not None
         message = rows = None
         if following is not None:
@@ -220,7 +220,7 @@ class Connections(Listening):
             # transaction, when it is sent again.
             with suppress(psycopg.Error, ValueError):
                 message = self._first.message(*following)
-        sent = _RELEASE_AND_COMMIT if message is None else _RELEASE_AND_COMMIT + b";" + message
+        sent = _END_HANDLING_AND_COMMIT if message is None else _END_HANDLING_AND_COMMIT + b";" + message
         results = await _send(transaction, sent)
         if _code(results[0]) in queries.NOT_OURS:
             return False

@@ -20,8 +20,8 @@ from outbox_pipelines.consumer.consumer_database import (
     break_off,
     check_open,
     cut_off,
+    end_handling,
     made,
-    released,
 )
 from outbox_pipelines.errors import SetupError
 
@@ -69,8 +69,8 @@ class Sessions(Listening):
     async def require_open(self, transaction: Any) -> None:
         check_open(_status(transaction))
 
-    async def release(self, transaction: Any, following: Statement | None = None) -> bool:
-        return await released(self, transaction)
+    async def end_handling(self, transaction: Any, following: Statement | None = None) -> bool:
+        return await end_handling(self, transaction)
 
     def abort(self) -> None:
         if self._abort is not None:

@@ -28,7 +28,7 @@ from outbox_pipelines.consumer import consumer_sql as queries
 from outbox_pipelines.consumer.base_consumer import BaseConsumer
 from outbox_pipelines.consumer.config import Plan
 from outbox_pipelines.consumer.consumer import AsyncConsumer, Consumer, drive
-from outbox_pipelines.consumer.consumer_database import Database, Rows, Statement, released
+from outbox_pipelines.consumer.consumer_database import Database, Rows, Statement, end_handling
 from outbox_pipelines.consumer.database_retry import DatabaseRetry
 from outbox_pipelines.consumer.errors import RefusedError
 from outbox_pipelines.consumer.event_reading import Event, Reader, Replay
@@ -233,9 +233,9 @@ class _Noted(HandlerTransactions):
             self.errors.append(error)
             raise
 
-    async def _release(self, transaction: Any, following: Item | None = None) -> None:
+    async def _end_handling(self, transaction: Any, following: Item | None = None) -> None:
         try:
-            await super()._release(transaction)
+            await super()._end_handling(transaction)
         except Exception as error:
             self.errors.append(error)
             raise
@@ -311,8 +311,8 @@ class _OwnConnection(Connections):
         with connection.transaction():
             yield connection
 
-    async def release(self, transaction: Any, following: Statement | None = None) -> bool:
-        return await released(self, transaction)
+    async def end_handling(self, transaction: Any, following: Statement | None = None) -> bool:
+        return await end_handling(self, transaction)
 
 
 class _OwnAsyncConnection(_OwnConnection):
@@ -366,11 +366,11 @@ class _NoDatabase:
             return [("",)]
         if query == queries.VERSIONS:
             return [(file.stem, None) for file in scripts.files("consumer")]
-        return [(True,)] if query in (queries.TABLES, queries.RELEASE) else []
+        return [(True,)] if query in (queries.TABLES, queries.END_HANDLING) else []
 
     async def require_open(self, transaction: object) -> None: ...
 
-    async def release(self, transaction: object, following: Statement | None = None) -> bool:
+    async def end_handling(self, transaction: object, following: Statement | None = None) -> bool:
         return True
 
     def abort(self) -> None:

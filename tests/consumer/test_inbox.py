@@ -125,7 +125,7 @@ def test_two_who_claimed_one_message_do_not_both_handle_it(place: Place, at_once
         async with AsyncExitStack() as stack:
             first = await stack.enter_async_context(connections[0].transaction())
             assert await one.finish(first, head.seq, 1)
-            await connections[0].rows(first, queries.RELEASE, {})
+            await connections[0].rows(first, queries.END_HANDLING, {})
             if not at_once:
                 await stack.aclose()
             async with connections[1].transaction() as second:
@@ -290,7 +290,7 @@ def test_an_event_being_handled_is_no_dead_letter_of_another_process(place: Plac
             assert await ours.finish(transaction, due.seq, 1)
             assert await theirs.read(due) is None
             await theirs.missed(due.seq, 1, "cut off", dead=True)
-            await ours._database.rows(transaction, queries.RELEASE, {})
+            await ours._database.rows(transaction, queries.END_HANDLING, {})
 
     drive(handled())
     assert place.inbox() == {"processed": 1}
@@ -308,7 +308,7 @@ def test_a_late_attempt_of_a_dead_letter_counts(place: Place) -> None:
     async def handled() -> bool:
         async with ours._database.transaction() as transaction:
             is_ours = bool(await ours.finish(transaction, due.seq, 1))
-            await ours._database.rows(transaction, queries.RELEASE, {})
+            await ours._database.rows(transaction, queries.END_HANDLING, {})
         return is_ours
 
     assert drive(handled())

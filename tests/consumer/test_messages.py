@@ -54,7 +54,7 @@ def handled(
             is_new = bool(await its.rows(transaction, queries.RECORD, parameters))
             if is_new:
                 handler(transaction)
-                if not await its.release(
+                if not await its.end_handling(
                     transaction, None if following is None else (queries.RECORD, following)
                 ):
                     raise TransactionError
@@ -361,7 +361,7 @@ def test_asynchronously(database: Database) -> None:
                         await transaction.execute(WORK, ["x"])
                         if n % 3 == 0:
                             await transaction.execute("DEALLOCATE ALL")
-                        await its.release(transaction, (queries.RECORD, given(next_id)))
+                        await its.end_handling(transaction, (queries.RECORD, given(next_id)))
 
     asyncio.run(scenario())
     assert found == [1] * 20 + [0] * 20

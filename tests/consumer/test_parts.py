@@ -134,7 +134,7 @@ class _Noting(testing._NoDatabase):
         super().__init__(None)
         self.followed: list[str | None] = []
 
-    async def release(self, transaction: object, following: Statement | None = None) -> bool:
+    async def end_handling(self, transaction: object, following: Statement | None = None) -> bool:
         self.followed.append(None if following is None else following[1]["id"])
         return True
 

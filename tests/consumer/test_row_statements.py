@@ -211,11 +211,11 @@ def test_the_mark_of_a_handler_ends_with_its_transaction(rows: _Rows) -> None:
     """Guards against later transactions of a session that count as a handler's, and cannot be committed."""
     shown = "SELECT coalesce(current_setting('outbox.handling', true), '')"
     given = {"source": "billing", "block": False, "topic": "t", "key": "a", "bucket": -1, "content": None}
-    assert rows(queries.RELEASE) == [(None,)]
+    assert rows(queries.END_HANDLING) == [(None,)]
     # As where the handler has committed, and a pooler has given another session.
     for code in reversed(queries.NOT_OURS):
         with pytest.raises(psycopg.Error) as caught:
-            rows.connection.execute(queries.RELEASE_AND_COMMIT.encode())
+            rows.connection.execute(queries.END_HANDLING_AND_COMMIT.encode())
         assert caught.value.sqlstate == code
         rows.connection.rollback()
         # From now on the session knows the name.
@@ -223,7 +223,7 @@ def test_the_mark_of_a_handler_ends_with_its_transaction(rows: _Rows) -> None:
         rows.connection.rollback()
     rows(queries.RECORD, **given, id=UUID(int=1))
     assert rows(shown) == [("on",)]
-    assert rows(queries.RELEASE) == [(True,)]
+    assert rows(queries.END_HANDLING) == [(True,)]
     rows.connection.commit()
     assert rows(shown) == [("",)]
 

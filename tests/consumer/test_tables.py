@@ -56,7 +56,7 @@ def recorded(connection: psycopg.Connection[Any], event_id: uuid.UUID, source: s
     """As the consumer does it for a handler that does nothing: one, where the event is new."""
     with connection.transaction():
         count = connection.execute(queries.RECORD, as_given(event_id, source)).rowcount
-        connection.execute(queries.RELEASE)
+        connection.execute(queries.END_HANDLING)
     return count
 
 

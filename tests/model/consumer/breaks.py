@@ -172,7 +172,7 @@ BREAKS: Final[dict[str, Break]] = {
         "try:\n                await self._call(each.handler, [each], transaction)\n"
         "            except ValueError:\n                pass",
     ),
-    "a shared transaction is released by its first event": _one(
+    "a shared transaction calls the handler of its first event only": _one(
         "events behind the first one of a shared transaction are recorded and not handled",
         *("consumer-shared-kills", "accounted"),
         *(HandlerTransactions, "_call_in_turn"),

@@ -57,7 +57,7 @@ AT_ONCE: Final = frozenset(("CLAIM", "MISSED", "TAKE_BACK", "HURRY", "OWN_FREE",
 READS: Final = frozenset(("KNOWN", "TAKEN", "HEADS", "NEXT", "READ"))
 # What they return does not depend on other processes here.
 _SURE: Final[dict[str, list[tuple[Any, ...]]]] = {
-    "RELEASE": [(True,)],
+    "END_HANDLING": [(True,)],
     "IS_RECORDED": [(False,)],
     "IS_SETTLED": [(False,)],
 }
@@ -261,7 +261,7 @@ class Run:
 
     async def require_open(self, transaction: Transaction) -> None: ...
 
-    async def release(self, transaction: Transaction, following: Statement | None = None) -> bool:
+    async def end_handling(self, transaction: Transaction, following: Statement | None = None) -> bool:
         if following is None:
             return True
         query, given = following

@@ -239,9 +239,11 @@ class _RecordedDatabase:
     async def require_open(self, transaction: Any) -> None:
         self._tape.record("require open", None, lambda: drive(self._real.require_open(transaction)))
 
-    async def release(self, transaction: Any, following: Statement | None = None) -> Any:
+    async def end_handling(self, transaction: Any, following: Statement | None = None) -> Any:
         return self._tape.record(
-            "release", following and [*following], lambda: drive(self._real.release(transaction, following))
+            "end_handling",
+            following and [*following],
+            lambda: drive(self._real.end_handling(transaction, following)),
         )
 
     def abort(self) -> None:
@@ -279,8 +281,8 @@ class _PlayedDatabase:
     async def require_open(self, transaction: None) -> None:
         self._tape.play("require open", None)
 
-    async def release(self, transaction: None, following: Statement | None = None) -> Any:
-        return self._tape.play("release", following and [*following])
+    async def end_handling(self, transaction: None, following: Statement | None = None) -> Any:
+        return self._tape.play("end_handling", following and [*following])
 
     def abort(self) -> None:
         """Nothing waits here."""

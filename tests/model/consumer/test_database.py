@@ -62,7 +62,7 @@ class Real:
 
     async def require_open(self, transaction: Any) -> None: ...
 
-    async def release(self, transaction: Any, following: object = None) -> bool:
+    async def end_handling(self, transaction: Any, following: object = None) -> bool:
         return True
 
     def abort(self) -> None:
@@ -77,7 +77,7 @@ class Real:
 
     def end(self, *, commits: bool) -> None:
         if commits:
-            self.connection.execute(queries.RELEASE.encode())
+            self.connection.execute(queries.END_HANDLING.encode())
             self.connection.commit()
         else:
             self.connection.rollback()
