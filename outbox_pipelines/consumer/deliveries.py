@@ -25,7 +25,7 @@ from outbox_pipelines.consumer.handler_registry import Handlers
 from outbox_pipelines.consumer.handler_transactions import HandlerTransactions, TooLongError
 from outbox_pipelines.consumer.inbox import Backlog, Inbox, Waiting
 from outbox_pipelines.consumer.items import Item, ItemReader
-from outbox_pipelines.consumer.kafka_messages import place_of
+from outbox_pipelines.consumer.kafka_messages import partition_of
 from outbox_pipelines.consumer.partition_owners import CrashGuard
 from outbox_pipelines.consumer.processed_events import BehindError
 from outbox_pipelines.consumer.settlement import Settlement, not_among
@@ -69,9 +69,9 @@ class Deliveries:
         suspects = self.guard.suspects
         if self.breakers and any(self.breakers.is_paused(each.handler) for each in items):
             await self._paused(items)
-        elif suspects and any(place_of(each.message) in suspects for each in items):
-            others = [each for each in items if place_of(each.message) not in suspects]
-            await self._suspect([each for each in items if place_of(each.message) in suspects])
+        elif suspects and any(partition_of(each.message) in suspects for each in items):
+            others = [each for each in items if partition_of(each.message) not in suspects]
+            await self._suspect([each for each in items if partition_of(each.message) in suspects])
             if others:
                 await self.handle(others)
         elif len(items) == 1 and first.handler and first.handler.per_transaction == 1:
@@ -104,9 +104,9 @@ class Deliveries:
     async def _passed(self, items: Sequence[Item]) -> None:
         """Count new items of partitions whose last owner crashed."""
         for each in items if self.guard.is_unsure else ():
-            place = place_of(each.message)
-            if self.guard.passed(place):
-                await self.retry.run(partial(self.guard.own, place))
+            partition = partition_of(each.message)
+            if self.guard.passed(partition):
+                await self.retry.run(partial(self.guard.own, partition))
 
     async def _one(self, item: Item, following: Item | None = None) -> None:
         if self.breakers.is_paused(item.handler):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from outbox_pipelines.consumer.inbox import Backlog
-from outbox_pipelines.consumer.kafka_messages import Place
+from outbox_pipelines.consumer.kafka_messages import Partition
 
 _LOG: Final = logging.getLogger(__name__)
 # Warnings come with this many events that were passed over, ten times as many, and so on.
@@ -94,7 +94,7 @@ class Figures:
     """By the name of the handler."""
     breakers: dict[str, bool] = field(default_factory=dict)
     """Whether a handler is left alone."""
-    lag: Mapping[Place, int] = field(default_factory=dict)
+    lag: Mapping[Partition, int] = field(default_factory=dict)
     """Messages of each partition that are not handed out yet; of those where the client knows."""
     unseen: Collection[str] = ()
     """Types with a handler, of which no event has come."""

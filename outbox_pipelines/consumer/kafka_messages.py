@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from confluent_kafka import Message
 
-Place = tuple[str, int]
+Partition = tuple[str, int]
 """Topic and partition."""
 
 # What both Python and PostgreSQL have as a time, in every time zone.
@@ -54,7 +54,7 @@ def existing_ms(ms: int) -> int:
     return min(max(ms, 0), _LATEST_MS)
 
 
-def place_of(message: Any) -> Place:
+def partition_of(message: Any) -> Partition:
     """Return the partition of a message."""
     return str(message.topic()), message.partition() or 0
 

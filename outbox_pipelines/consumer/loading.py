@@ -129,7 +129,7 @@ def inspect(consumer: AnyConsumer) -> Inspection:
 
 def _inspected(consumer: AnyConsumer, client: confluent_kafka.Consumer) -> Inspection:
     known = client.list_topics(timeout=_SECONDS).topics
-    places = [
+    partitions = [
         TopicPartition(name, partition)
         for name, topic in sorted(known.items())
         if any(re.match(each, name) if each.startswith("^") else each == name for each in consumer._topics)
@@ -137,14 +137,16 @@ def _inspected(consumer: AnyConsumer, client: confluent_kafka.Consumer) -> Inspe
     ]
     behind: Counter[str] = Counter()
     starts, waiting = [], []
-    for at in client.committed(places, timeout=_SECONDS) if places else []:
+    for at in client.committed(partitions, timeout=_SECONDS) if partitions else []:
         low, high = client.get_watermark_offsets(at, timeout=_SECONDS)
         begin = max(low, at.offset)
         behind[at.topic] += max(0, high - begin)
         if high > begin:
             waiting.append(TopicPartition(at.topic, at.partition, begin))
         if high > low:
-            starts.append(TopicPartition(at.topic, at.partition, max(low, high - SAMPLE // len(places) - 1)))
+            starts.append(
+                TopicPartition(at.topic, at.partition, max(low, high - SAMPLE // len(partitions) - 1))
+            )
     for topic, offsets in _without_messages(client, waiting):
         behind[topic] -= offsets
     types: Counter[str] = Counter(_types(consumer, client, starts))
@@ -171,13 +173,13 @@ def _without_messages(
     while begins and time.monotonic() < deadline:
         found: list[Any] = client.consume(1, 0.2)
         for message in found:
-            error, place = message.error(), (message.topic(), message.partition())
+            error, partition = message.error(), (message.topic(), message.partition())
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
                 raise KafkaException(error)
-            if place in begins:
+            if partition in begins:
                 # At the end of a partition, this is the end's offset.
-                yield place[0], message.offset() - begins.pop(place)
-                client.incremental_unassign([TopicPartition(*place)])
+                yield partition[0], message.offset() - begins.pop(partition)
+                client.incremental_unassign([TopicPartition(*partition)])
     client.unassign()
 
 

@@ -25,7 +25,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.consumer.kafka_clients import CLIENT_LOG
-from outbox_pipelines.consumer.kafka_messages import Place, place_of
+from outbox_pipelines.consumer.kafka_messages import Partition, partition_of
 from outbox_pipelines.core.log import RepeatedLines
 from outbox_pipelines.core.outages import is_refused_by_kafka
 from outbox_pipelines.errors import RefusedError, SetupError
@@ -85,14 +85,14 @@ class Member:
         self._patience = limits.silence(settings)
         self._polled_at = time.monotonic()
         self._kept: list[Message] = []
-        self._gone: set[Place] = set()
-        self._new: set[Place] = set()
-        self._left: set[Place] = set()
+        self._gone: set[Partition] = set()
+        self._new: set[Partition] = set()
+        self._left: set[Partition] = set()
         self._is_known = False
         """Whether the group has accepted this member."""
         self._refusal = ""
         self._lag_at = 0.0
-        self.lag: dict[Place, int] = {}
+        self.lag: dict[Partition, int] = {}
         """How many messages of each partition are to come, as far as the client knows."""
 
     def _subscribed(self) -> confluent_kafka.Consumer:
@@ -143,7 +143,7 @@ class Member:
             self.lag = self._measured()
         return [each for each in messages if self._is_message(each) and self.has(each)]
 
-    def _measured(self) -> dict[Place, int]:
+    def _measured(self) -> dict[Partition, int]:
         """From what the client remembers; nothing is asked of a broker."""
         lag = {}
         try:
@@ -163,9 +163,9 @@ class Member:
 
     def has(self, message: Message) -> bool:
         """Return whether this member still has the partition of a message."""
-        return not self._gone or place_of(message) not in self._gone
+        return not self._gone or partition_of(message) not in self._gone
 
-    def changes(self) -> tuple[set[Place], set[Place]]:
+    def changes(self) -> tuple[set[Partition], set[Partition]]:
         """The partitions that have gone since the last call, and those that have come; some did both."""
         if not self._left and not self._new:
             return self._left, self._new
@@ -190,7 +190,7 @@ class Member:
     def done(self, messages: Sequence[Message]) -> None:
         """The messages are handled, and the database has them: their offsets may be committed."""
         # The offset of a partition's last one stands for those before it.
-        for message in {place_of(each): each for each in messages}.values():
+        for message in {partition_of(each): each for each in messages}.values():
             try:
                 self._client.store_offsets(message=message)
                 self._stored = True

@@ -26,7 +26,7 @@ from outbox_pipelines.consumer.handler_registry import Handlers
 from outbox_pipelines.consumer.handler_transactions import HandlerTransactions
 from outbox_pipelines.consumer.inbox import Inbox
 from outbox_pipelines.consumer.items import Item, ItemReader, Pace, groups
-from outbox_pipelines.consumer.kafka_messages import Place, place_of
+from outbox_pipelines.consumer.kafka_messages import Partition, partition_of
 from outbox_pipelines.consumer.membership import Member
 from outbox_pipelines.consumer.partition_owners import CrashGuard
 from outbox_pipelines.consumer.processed_events import ProcessedEvents
@@ -105,7 +105,7 @@ class Work:
         known = {str(each) for each in await self._known(items)} if self._plan.cache else set()
         taken = 0
         # A partition that comes back in between has other messages before these.
-        skipped: set[Place] = set()
+        skipped: set[Partition] = set()
         for group in groups(items, self._pace, shares=self._shares):
             taken += len(group)
             if self._plan.is_stopped():
@@ -113,8 +113,8 @@ class Work:
             await self._plan.stay()
             await self._follow(member)
             if member.has_left or skipped:
-                skipped |= {place_of(each.message) for each in group if not member.has(each.message)}
-                group = [each for each in group if place_of(each.message) not in skipped]
+                skipped |= {partition_of(each.message) for each in group if not member.has(each.message)}
+                group = [each for each in group if partition_of(each.message) not in skipped]
             new = group
             if known:
                 new = [each for each in group if each.id not in known]

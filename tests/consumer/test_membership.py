@@ -142,7 +142,7 @@ def test_a_client_that_stands_still_is_replaced(
         member._client = lost
         sent = place.send(*(uuid.uuid4() for _ in range(40)), keys=20)
         seen: list[str] = []
-        left: set[kafka_messages.Place] = set()
+        left: set[kafka_messages.Partition] = set()
         while len(seen) < len(sent) and time.monotonic() < deadline:
             seen += [(dict(headers_of(message))["id"] or b"").decode() for message in member.poll()]
             left |= member.changes()[0]
