@@ -16,6 +16,7 @@ from pydantic import Field
 
 from outbox_pipelines.core.text import counted, markdown, plain
 from outbox_pipelines.defs import pages, places, ticks
+from outbox_pipelines.defs.jobs import asset_job
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import day_of, one_line
 from outbox_pipelines.defs.runs import requests
@@ -155,7 +156,7 @@ def archive_equals_table(outbox: Outbox) -> dg.AssetChecksDefinition:
 def archive_day(outbox: Outbox) -> Any:
     """Return the job `archive_day`."""
     selection = dg.AssetSelection.assets(outbox.key("archive"))
-    return outbox.asset_job("archive_day", _ARCHIVE_DAY, selection)
+    return asset_job(outbox, "archive_day", _ARCHIVE_DAY, selection)
 
 
 def archive_days(outbox: Outbox) -> dg.ScheduleDefinition:

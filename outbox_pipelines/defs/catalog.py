@@ -7,6 +7,7 @@ import dagster as dg
 
 from outbox_pipelines.core.text import counted, markdown
 from outbox_pipelines.defs import pages, places, ticks
+from outbox_pipelines.defs.jobs import asset_job
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line
 
@@ -90,7 +91,7 @@ the catalog has an error, or the database is unavailable. Undocumented types fai
 def check_catalog(outbox: Outbox) -> Any:
     """Return the job `check_catalog`."""
     selection = dg.AssetSelection.checks(dg.AssetCheckKey(outbox.key("events"), "event_types_documented"))
-    return outbox.asset_job("check_catalog", _CHECK_CATALOG, selection)
+    return asset_job(outbox, "check_catalog", _CHECK_CATALOG, selection)
 
 
 _CHECK_CATALOG_SCHEDULE: Final = """\

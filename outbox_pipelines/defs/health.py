@@ -12,6 +12,7 @@ import dagster as dg
 
 from outbox_pipelines.core.text import markdown, plain
 from outbox_pipelines.defs import pages, places, ticks
+from outbox_pipelines.defs.jobs import asset_job
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line, said
 from outbox_pipelines.defs.ticks import HOUR, Reported
@@ -210,7 +211,7 @@ def check_health(outbox: Outbox) -> Any:
     assets = ["health", *(["connector"] if outbox.is_set("connect_url") else [])]
     selection = dg.AssetSelection.checks_for_assets(*map(outbox.key, assets))
     text = _CHECK_HEALTH.replace(_EXCEPT, "") if outbox.is_existing_table else _CHECK_HEALTH
-    return outbox.asset_job("check_health", text, selection)
+    return asset_job(outbox, "check_health", text, selection)
 
 
 def health_sensor(outboxes: Sequence[Outbox], jobs: Sequence[Any]) -> dg.SensorDefinition:

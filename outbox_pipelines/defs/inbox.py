@@ -11,6 +11,7 @@ import dagster as dg
 
 from outbox_pipelines.core.text import counted, markdown, short
 from outbox_pipelines.defs import places, ticks
+from outbox_pipelines.defs.jobs import op_job
 from outbox_pipelines.defs.outbox import NAME, Outbox
 from outbox_pipelines.defs.pages import one_line
 from outbox_pipelines.defs.runs import IN_FLIGHT
@@ -43,7 +44,8 @@ def inbox(outbox: Outbox) -> dg.AssetSpec:
 def drain_inbox(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `drain_inbox`."""
 
-    @outbox.op_job(
+    @op_job(
+        outbox,
         "drain_inbox",
         _DRAIN_INBOX,
         config_schema={"consumer": dg.Field(str, description="module:name, as in OUTBOX_DRAIN_CONSUMERS")},

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import dagster as dg
 
 from outbox_pipelines.config.types import OUTBOX_NAME
-from outbox_pipelines.defs import attributes, sources, storage
+from outbox_pipelines.defs import attributes, sources
 from outbox_pipelines.defs.first_day import first_day, recorded
 from outbox_pipelines.errors import SetupError
 
@@ -235,71 +235,6 @@ class Outbox:
     def group_of(self, name: str) -> str:
         """Return the group of an asset beside the outbox."""
         return self.asset_group if self._has_prefix else name
-
-    def job(
-        self,
-        name: str,
-        description: str,
-        *,
-        repeats: bool = True,
-        tags: Mapping[str, str] | None = None,
-        **options: Any,
-    ) -> Callable[[Callable[..., Any]], dg.JobDefinition]:
-        """Return the decorator of a job of ops.
-
-        Args:
-            repeats: False if Dagster must not retry it: it would also act on what has come since, or
-                something else retries it.
-        """
-        return dg.job(
-            name=self.name_of(name),
-            tags={**self.run_tags, **(tags or {}), **({} if repeats else {"dagster/max_retries": "0"})},
-            executor_def=self.executor,
-            description=self.text(description),
-            # Without its own, a job gets the I/O manager and the loggers of the definitions that it is merged
-            # into.
-            resource_defs={"io_manager": storage.nothing},
-            logger_defs=storage.LOGGERS,
-            **options,
-        )
-
-    def op_job(
-        self,
-        name: str,
-        description: str,
-        *,
-        pool: str | None = None,
-        config_schema: Any = None,
-        **options: Any,
-    ) -> Callable[[Callable[..., None]], dg.JobDefinition]:
-        """Return the decorator of the only op of a job, which has the name of its function.
-
-        Args:
-            pool: of the op.
-            config_schema: of the op, unless its function has a parameter `config`.
-            options: those of `job`.
-        """
-
-        def decorate(step: Callable[..., None]) -> dg.JobDefinition:
-            op = dg.op(name=self.name_of(step.__name__), pool=pool, config_schema=config_schema)(step)
-
-            @self.job(name, description, **options)
-            def job() -> None:
-                op.alias(step.__name__)()
-
-            return job
-
-        return decorate
-
-    def asset_job(self, name: str, description: str, selection: dg.AssetSelection) -> Any:
-        """Return a job that materializes assets or runs checks."""
-        return dg.define_asset_job(
-            self.name_of(name),
-            selection=selection,
-            tags=self.run_tags,
-            executor_def=self.executor,
-            description=self.text(description),
-        )
 
     def spec(
         self,

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.defs import ticks
+from outbox_pipelines.defs.jobs import job, op_job
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import day_of, one_line
 from outbox_pipelines.defs.runs import requests
@@ -164,7 +165,7 @@ def show_days(outbox: Outbox) -> dg.OpDefinition:
 def maintain_partitions(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `maintain_partitions`."""
 
-    @outbox.job("maintain_partitions", _MAINTAIN_PARTITIONS)
+    @job(outbox, "maintain_partitions", _MAINTAIN_PARTITIONS)
     def maintain_partitions() -> None:
         # The steps are independent: partitions are created even if no day can be closed.
         make_partitions(outbox).alias("make_partitions")()
@@ -202,7 +203,7 @@ def dropped(outbox: Outbox) -> dg.AssetSpec:
 def drop_day(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `drop_day`."""
 
-    @outbox.op_job("drop_day", _DROP_DAY, partitions_def=outbox.days, repeats=False, pool=outbox.pool)
+    @op_job(outbox, "drop_day", _DROP_DAY, partitions_def=outbox.days, repeats=False, pool=outbox.pool)
     def drop(context: dg.OpExecutionContext, config: DropConfig) -> None:
         """Verify and drop the day of the run's partition."""
         started = time.monotonic()

@@ -10,6 +10,7 @@ import dagster as dg
 
 from outbox_pipelines.core.text import markdown, plain
 from outbox_pipelines.defs import pages, places, storage
+from outbox_pipelines.defs.jobs import asset_job
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import day_of, one_line
 
@@ -235,4 +236,4 @@ fails, its metadata names the events and says what to do.
 def reconcile_day(outbox: Outbox) -> Any:
     """Return the job `reconcile_day`."""
     selection = dg.AssetSelection.assets(outbox.key("reconciliation"))
-    return outbox.asset_job("reconcile_day", _RECONCILE_DAY, selection)
+    return asset_job(outbox, "reconcile_day", _RECONCILE_DAY, selection)

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.defs import pages, places
+from outbox_pipelines.defs.jobs import job
 from outbox_pipelines.defs.outbox import NAME, Outbox
 from outbox_pipelines.defs.pages import day_of, one_line
 from outbox_pipelines.errors import NotReadyError, SetupError
@@ -349,7 +350,7 @@ def _recent(settings: "Settings") -> dg.MetadataValue[Any]:
 def replay_events(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `replay_events`."""
 
-    @outbox.job("replay_events", _REPLAY_EVENTS, partitions_def=outbox.days, tags={LIMIT: outbox.name})
+    @job(outbox, "replay_events", _REPLAY_EVENTS, partitions_def=outbox.days, tags={LIMIT: outbox.name})
     def replay_events() -> None:
         replay_day(outbox).alias("replay_day")()
 

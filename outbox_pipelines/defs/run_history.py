@@ -10,6 +10,7 @@ import dagster as dg
 
 from outbox_pipelines.core.text import counted
 from outbox_pipelines.defs import runs
+from outbox_pipelines.defs.jobs import op_job
 from outbox_pipelines.defs.outbox import NAME, PACKAGE, Outbox
 from outbox_pipelines.defs.runs import DAY
 from outbox_pipelines.errors import SetupError
@@ -37,7 +38,7 @@ _LOG_EVERY: Final = 100
 def purge_history(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `purge_history`."""
 
-    @outbox.op_job("purge_history", _PURGE_HISTORY)
+    @op_job(outbox, "purge_history", _PURGE_HISTORY)
     def delete_old_history(context: dg.OpExecutionContext) -> None:
         """Delete runs that ended long ago."""
         started = time.monotonic()

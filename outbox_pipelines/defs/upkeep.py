@@ -10,6 +10,7 @@ from pydantic import Field
 
 from outbox_pipelines.core.text import counted, plain, size
 from outbox_pipelines.defs import pages, ticks
+from outbox_pipelines.defs.jobs import op_job
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line
 from outbox_pipelines.errors import NotReadyError
@@ -49,7 +50,7 @@ Runs the job `make_months` four times a day. Leave it on. A skipped tick says wh
 def clean_table(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `clean_table`."""
 
-    @outbox.op_job("clean_table", _CLEAN_TABLE, pool=outbox.pool)
+    @op_job(outbox, "clean_table", _CLEAN_TABLE, pool=outbox.pool)
     def remove_published_rows(context: dg.OpExecutionContext) -> None:
         """Archive, prove and delete rows published long ago; drop months that have only such rows."""
         started = time.monotonic()
@@ -89,7 +90,7 @@ def clean_table_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
 def make_months(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `make_months`."""
 
-    @outbox.op_job("make_months", _MAKE_MONTHS)
+    @op_job(outbox, "make_months", _MAKE_MONTHS)
     def make_coming_months(context: dg.OpExecutionContext) -> None:
         """Make the partitions of the current month and of OUTBOX_MONTHS_AHEAD after it, as far as missing."""
         with one_line(outbox):
@@ -137,7 +138,7 @@ class ExpireConfig(dg.Config):
 def expire_archive(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `expire_archive`."""
 
-    @outbox.op_job("expire_archive", _EXPIRE_ARCHIVE, pool=outbox.pool)
+    @op_job(outbox, "expire_archive", _EXPIRE_ARCHIVE, pool=outbox.pool)
     def remove_expired_events(context: dg.OpExecutionContext, config: ExpireConfig) -> None:
         """Remove the expired events of each day, and report which days stay and why."""
         started = time.monotonic()
@@ -204,7 +205,7 @@ the Iceberg table miss the newest days; nothing is lost.
 def register_days(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `register_days`."""
 
-    @outbox.op_job("register_days", _REGISTER_DAYS)
+    @op_job(outbox, "register_days", _REGISTER_DAYS)
     def register_archived_days(context: dg.OpExecutionContext) -> None:
         """Register what the Iceberg table lacks, and report what another engine has changed."""
         started = time.monotonic()
@@ -271,7 +272,7 @@ class SweepConfig(dg.Config):
 def sweep_bodies(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `sweep_bodies`."""
 
-    @outbox.op_job("sweep_bodies", _SWEEP_BODIES, pool=outbox.pool)
+    @op_job(outbox, "sweep_bodies", _SWEEP_BODIES, pool=outbox.pool)
     def remove_unreferenced_bodies(context: dg.OpExecutionContext, config: SweepConfig) -> None:
         """Remove the bodies of each day to which no event refers, and report why those of others stay."""
         started = time.monotonic()

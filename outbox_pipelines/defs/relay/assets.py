@@ -9,6 +9,7 @@ import dagster as dg
 from pydantic import Field
 
 from outbox_pipelines.core.text import counted, markdown, plain
+from outbox_pipelines.defs.jobs import job
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.relay import queue
 from outbox_pipelines.defs.relay.relay_session import Progress, RelaySession
@@ -250,7 +251,8 @@ def config(**values: Any) -> dict[str, Any]:
 def relay_session(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `relay_session`."""
 
-    @outbox.job(
+    @job(
+        outbox,
         "relay_session",
         _RELAY_SESSION,
         # The supervisor starts the next session, after a pause.
@@ -267,7 +269,7 @@ def relay_session(outbox: Outbox) -> dg.JobDefinition:
 def relay_once(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `relay_once`."""
 
-    @outbox.job("relay_once", _RELAY_ONCE, config=config(until_empty=True))
+    @job(outbox, "relay_once", _RELAY_ONCE, config=config(until_empty=True))
     def relay_once() -> None:
         relay_shard(outbox, "relay_once").alias(STEP)()
 

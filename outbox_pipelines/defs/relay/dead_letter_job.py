@@ -9,6 +9,7 @@ from pydantic import Field
 
 from outbox_pipelines.core.text import counted, plain
 from outbox_pipelines.defs import pages
+from outbox_pipelines.defs.jobs import op_job
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.pages import one_line, require_seconds
 from outbox_pipelines.relay import kinds
@@ -42,7 +43,7 @@ class DeadLettersConfig(dg.Config):
 def dead_letters_job(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `dead_letters_job`."""
 
-    @outbox.op_job("dead_letters", _DEAD_LETTERS_JOB, repeats=False)
+    @op_job(outbox, "dead_letters", _DEAD_LETTERS_JOB, repeats=False)
     def act_on_dead_letters(context: dg.OpExecutionContext, config: DeadLettersConfig) -> None:
         """List the selected dead letters, then replay or discard them if requested."""
         require_seconds("wait_seconds", config.wait_seconds)
@@ -166,7 +167,7 @@ class CutoverConfig(dg.Config):
 def cutover_job(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `cutover_job`."""
 
-    @outbox.op_job("cutover", _CUTOVER_JOB, repeats=False)
+    @op_job(outbox, "cutover", _CUTOVER_JOB, repeats=False)
     def change_source(context: dg.OpExecutionContext, config: CutoverConfig) -> None:
         """Change where relays read events; log each step."""
         from outbox_pipelines.relay.read.slot import slot_cutover
