@@ -90,23 +90,10 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
         keys: PayloadReader | None = None,
     ) -> None:
         super().__init__()
-        if not source:
-            raise SetupError("source is empty: give the consumer a name, for example billing")
-        if "\0" in source:
-            raise SetupError("source has the character NUL, which PostgreSQL cannot store: remove it")
-        require_short("source", source)
-        if isinstance(topics, str) or not topics:
-            raise SetupError('topics is not a list of names: write for example ["order-events"]')
+        _require_source(source)
+        _require_topics(topics, dead_letter_topic)
         if not 0 <= require_number("retry_seconds", retry_seconds) <= LONGEST_SECONDS:
             raise SetupError(f"retry_seconds is {retry_seconds:g}: give 0 to {LONGEST_SECONDS:.0f} seconds")
-        copies = dead_letter_topic
-        if copies is not None and not is_topic(copies):
-            raise SetupError(
-                f"dead_letter_topic is {copies!r}, which Kafka does not accept: use 1 to 249 of the "
-                "characters a-z A-Z 0-9 . _ -"
-            )
-        if copies in topics:
-            raise SetupError(f"dead_letter_topic is {copies!r}, which the consumer reads: give another topic")
         self._source = source
         self._blocking: Blocking = in_thread if self._is_asynchronous else at_once
         self._topics = topics
@@ -128,7 +115,7 @@ class BaseConsumer(Handlers, Generic[_Connection, _Session]):
             blocks=require_one_of("on_dead_letter", on_dead_letter, "continue", "block") == "block",
             by_key=require_one_of("dedupe", dedupe, "id", "key") == "key",
             blocking=self._blocking,
-            copies=DeadLetterTopic(kafka, copies) if copies else None,
+            copies=DeadLetterTopic(kafka, dead_letter_topic) if dead_letter_topic else None,
             cache=cache,
             dedupe_table=checked_table(dedupe_table),
             body_of=body_getter(bodies, is_asynchronous=self._is_asynchronous),
@@ -280,3 +267,23 @@ def _is_cancelled() -> bool:
 
 async def _nothing(*_: object) -> None:
     """Do nothing: without Kafka, no poll is needed, and nothing is waited for."""
+
+
+def _require_source(source: str) -> None:
+    if not source:
+        raise SetupError("source is empty: give the consumer a name, for example billing")
+    if "\0" in source:
+        raise SetupError("source has the character NUL, which PostgreSQL cannot store: remove it")
+    require_short("source", source)
+
+
+def _require_topics(topics: Sequence[str], copies: str | None) -> None:
+    if isinstance(topics, str) or not topics:
+        raise SetupError('topics is not a list of names: write for example ["order-events"]')
+    if copies is not None and not is_topic(copies):
+        raise SetupError(
+            f"dead_letter_topic is {copies!r}, which Kafka does not accept: use 1 to 249 of the "
+            "characters a-z A-Z 0-9 . _ -"
+        )
+    if copies in topics:
+        raise SetupError(f"dead_letter_topic is {copies!r}, which the consumer reads: give another topic")

@@ -85,6 +85,10 @@ def find(
                     unknown.append(said)
             except SetupError as error:
                 unread.append(f"{said}: {error}")
+    return own, _notes(settings, unread, unknown)
+
+
+def _notes(settings: RelaySettings, unread: list[str], unknown: list[str]) -> list[str]:
     notes = []
     if unread:
         notes.append(f"not read, since a sample of them could not be read: {_some(unread, '; ')}")
@@ -94,7 +98,7 @@ def find(
             "not read, since no event, grant or setting shows that they are of this outbox: "
             f"{_some(unknown, ', ')}; if one is, name it as the topic of [{section}.TYPE]"
         )
-    return own, notes
+    return notes
 
 
 def _some(texts: Sequence[str], between: str) -> str:

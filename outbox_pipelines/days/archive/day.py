@@ -80,12 +80,7 @@ def archive(
         row = require_day(connection, day)
         state, known = row.state, row.manifest_sha256
         if state == "dropped" and (again or before is None):
-            if known is None:
-                raise NotReadyError(f"{day} was dropped without an archive: its rows no longer exist")
-            remedy = f"check it with `outbox archive verify {day}`"
-            if before is None:
-                remedy = f"restore its manifest in {store.url} (OUTBOX_ARCHIVE)"
-            raise NotReadyError(f"{day} is dropped: its file cannot be written again without rows; {remedy}")
+            raise _without_rows(store, day, is_archived=known is not None, is_there=before is not None)
         if known is not None and not again and state != "dropped":
             _require_known(store, day, before, known)
         if before is not None and not again:
@@ -112,6 +107,16 @@ def archive(
         _record(connection, manifest, content, place)
         _tidy(store, manifest, before)
         return Archived(manifest, True, store.address(key(day, manifest.file)))
+
+
+def _without_rows(store: Store, day: date, *, is_archived: bool, is_there: bool) -> NotReadyError:
+    """Return why a dropped day cannot be archived, and what helps."""
+    if not is_archived:
+        return NotReadyError(f"{day} was dropped without an archive: its rows no longer exist")
+    remedy = f"check it with `outbox archive verify {day}`"
+    if not is_there:
+        remedy = f"restore its manifest in {store.url} (OUTBOX_ARCHIVE)"
+    return NotReadyError(f"{day} is dropped: its file cannot be written again without rows; {remedy}")
 
 
 def verify(settings: DaySettings, day: date) -> Proof:
