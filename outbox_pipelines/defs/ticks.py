@@ -22,7 +22,7 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -195,18 +195,10 @@ def _joined(
     # with each tick.
     errors: dict[str, tuple[float, float, str]] = kept.get("errors", {})
     now = time.time()
-    # Those that the last tick had no time for come first: a cursor moves to the end when it is used.
-    ranks = {name: rank for rank, name in enumerate(cursors, 1)}
-    readings = [
-        Reading(each)
-        for each in sorted(outboxes, key=lambda each: ranks.get(each.name, 0))
-        # A pause that is longer than the longest one began before the clock was set back.
-        if not 0.0 < errors.get(each.name, _NO_ERROR)[1] - now <= _LONGEST_PAUSE
-    ]
+    # A pause that is longer than the longest one began before the clock was set back.
+    paused = {name for name, (_, due, _) in errors.items() if 0.0 < due - now <= _LONGEST_PAUSE}
     started = time.monotonic()
-    if reads is not None:
-        with ThreadPoolExecutor(_THREADS, "outbox-reading") as threads:
-            list(threads.map(lambda reading: _read(reading, reads), readings))
+    readings = _readings([outbox for outbox in outboxes if outbox.name not in paused], cursors, reads)
     found: dict[str, Tick] = {}
     reasons: list[tuple[str, str]] = []
     for reading in readings:
@@ -246,6 +238,19 @@ def _joined(
         [request for tick in found.values() for request in tick.requests],
         [event for tick in found.values() for event in tick.events],
     )
+
+
+def _readings(
+    outboxes: Sequence[Outbox], cursors: Mapping[str, object], reads: Callable[[Settings], bool] | None
+) -> list[Reading]:
+    """Return what was read of each outbox, first of those that the last tick had no time for."""
+    # A cursor moves to the end when it is used.
+    ranks = {name: rank for rank, name in enumerate(cursors, 1)}
+    readings = [Reading(each) for each in sorted(outboxes, key=lambda outbox: ranks.get(outbox.name, 0))]
+    if reads is not None:
+        with ThreadPoolExecutor(_THREADS, "outbox-reading") as threads:
+            list(threads.map(lambda reading: _read(reading, reads), readings))
+    return readings
 
 
 def _summary(reasons: Sequence[tuple[str, str]], *, has_names: bool) -> str:
