@@ -83,42 +83,42 @@ def _channel(topic: str) -> dict[str, Any]:
     return channel
 
 
-def _message(event_type: str, each: EventType, settings: MessageSettings, payload: Any) -> dict[str, Any]:
-    summary, *_ = each.description.strip().split("\n\n")
-    found = {
+def _message(event_type: str, entry: EventType, settings: MessageSettings, payload: Any) -> dict[str, Any]:
+    summary, *_ = entry.description.strip().split("\n\n")
+    message = {
         "name": event_type,
         "summary": summary,
-        "description": each.description,
+        "description": entry.description,
         "contentType": "application/json",
-        "headers": _headers(event_type, each.version, settings),
+        "headers": _headers(event_type, entry.version, settings),
         "payload": _value(payload, settings),
         "bindings": {"kafka": {"key": {**_TEXT, "description": "the id of the aggregate"}}},
-        "x-producer": each.producer,
-        "x-owner": each.owner,
-        "x-consumers": list(each.consumers),
+        "x-producer": entry.producer,
+        "x-owner": entry.owner,
+        "x-consumers": list(entry.consumers),
     }
     if settings.value_format == "cloudevents":
-        found["contentType"] = "application/cloudevents+json"
-    if settings.format == "avro" and each.payload is not None:
+        message["contentType"] = "application/cloudevents+json"
+    if settings.format == "avro" and entry.payload is not None:
         # It needs a package that others do not have.
         from outbox_pipelines.catalog import avro_schemas
 
         try:
-            schema = json.loads(avro_schemas.document(event_type, each.payload))
+            schema = json.loads(avro_schemas.document(event_type, entry.payload))
         except avro_schemas.NoEquivalentError as error:
             raise SetupError(f"{event_type} has no Avro schema: {error}") from None
-        found["contentType"] = "application/vnd.apache.avro"
-        found["payload"] = {
+        message["contentType"] = "application/vnd.apache.avro"
+        message["payload"] = {
             "schemaFormat": "application/vnd.apache.avro+json;version=1.9.0",
             "schema": schema,
         }
     if settings.format == "protobuf":
         # What describes it is a file of a compiler, which AsyncAPI has no place for.
-        found["contentType"] = "application/x-protobuf"
-        found.pop("payload")
-    if each.lifecycle != "active":
-        found["tags"] = [{"name": each.lifecycle}]
-    return found
+        message["contentType"] = "application/x-protobuf"
+        message.pop("payload")
+    if entry.lifecycle != "active":
+        message["tags"] = [{"name": entry.lifecycle}]
+    return message
 
 
 def _headers(event_type: str, version: int | None, settings: MessageSettings) -> dict[str, Any]:

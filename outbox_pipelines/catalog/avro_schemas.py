@@ -297,22 +297,24 @@ def _differences(place: str, old: Any, new: Any) -> list[str]:
             return _differences(f"{place}[]", old[inner], new[inner])
         if kind == "enum":
             return [
-                f"{place}: {each} is no value any more"
-                for each in old["symbols"]
-                if each not in new["symbols"]
+                f"{place}: {symbol} is no value any more"
+                for symbol in old["symbols"]
+                if symbol not in new["symbols"]
             ]
         if kind == "record" and old["name"] == new["name"]:
-            before = {each["name"]: each for each in old["fields"]}
-            found = []
-            for each in new["fields"]:
-                within = f"{place}.{each.get('json_name', each['name'])}"
-                if each["name"] in before:
-                    found += _differences(within, before[each["name"]]["type"], each["type"])
-                elif "default" not in each:
-                    found.append(f"{within}: is required now, without a default")
-            return found
+            before = {field["name"]: field for field in old["fields"]}
+            differences = []
+            for field in new["fields"]:
+                within = f"{place}.{field.get('json_name', field['name'])}"
+                if field["name"] in before:
+                    differences += _differences(within, before[field["name"]]["type"], field["type"])
+                elif "default" not in field:
+                    differences.append(f"{within}: is required now, without a default")
+            return differences
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return [each for pair in zip(old, new, strict=True) for each in _differences(place, *pair)]
+        return [
+            difference for pair in zip(old, new, strict=True) for difference in _differences(place, *pair)
+        ]
     return [] if old == new else [f"{place}: {_in_short(old)} → {_in_short(new)}"]
 
 

@@ -67,44 +67,44 @@ def _lines(catalog: Catalog, topics_url: str | None, *, less_than: str) -> Itera
         yield from _section(name, each, topics_url, less_than)
 
 
-def _section(name: str, each: EventType, topics_url: str | None, less_than: str) -> Iterator[str]:
+def _section(name: str, event_type: EventType, topics_url: str | None, less_than: str) -> Iterator[str]:
     yield f"## {_code(name)}"
     yield ""
-    yield each.description.strip().replace("<", less_than)
+    yield event_type.description.strip().replace("<", less_than)
     yield ""
-    since = f" since {each.retired_on}" if each.retired_on else ""
-    yield f"- lifecycle: **{each.lifecycle}**{since}"
-    topic = _code(each.topic) if each.topic else "by the aggregate type"
-    is_linked = each.topic and topics_url
+    since = f" since {event_type.retired_on}" if event_type.retired_on else ""
+    yield f"- lifecycle: **{event_type.lifecycle}**{since}"
+    topic = _code(event_type.topic) if event_type.topic else "by the aggregate type"
+    is_linked = event_type.topic and topics_url
     yield (
-        f"- topic: [{topic}]({str(topics_url).rstrip('/')}/{each.topic})"
+        f"- topic: [{topic}]({str(topics_url).rstrip('/')}/{event_type.topic})"
         if is_linked
         else f"- topic: {topic}"
     )
-    if each.aggregate_type:
-        yield f"- aggregate type: {_code(each.aggregate_type)}"
-    if each.aggregate_id:
-        yield f"- id of the aggregate: {_code(each.aggregate_id)}"
-    if each.protected:
-        yield f"- encrypted for a person: {', '.join(map(_code, each.protected))}"
-    if each.version:
-        earlier = ", ".join(map(str, sorted(each.versions)))
-        yield f"- version: {each.version}" + (f"; earlier ones: {earlier}" if earlier else "")
-    if each.deliver_after:
-        yield f"- delivered after: {each.deliver_after}"
-    if each.protobuf:
-        yield f"- message of Protobuf: {_code(each.protobuf.message)}"
-    yield f"- producer: {_text(each.producer)}"
-    yield f"- consumers: {_text(', '.join(each.consumers)) or 'none known'}"
-    yield f"- owner: {_text(each.owner)}"
+    if event_type.aggregate_type:
+        yield f"- aggregate type: {_code(event_type.aggregate_type)}"
+    if event_type.aggregate_id:
+        yield f"- id of the aggregate: {_code(event_type.aggregate_id)}"
+    if event_type.protected:
+        yield f"- encrypted for a person: {', '.join(map(_code, event_type.protected))}"
+    if event_type.version:
+        earlier = ", ".join(map(str, sorted(event_type.versions)))
+        yield f"- version: {event_type.version}" + (f"; earlier ones: {earlier}" if earlier else "")
+    if event_type.deliver_after:
+        yield f"- delivered after: {event_type.deliver_after}"
+    if event_type.protobuf:
+        yield f"- message of Protobuf: {_code(event_type.protobuf.message)}"
+    yield f"- producer: {_text(event_type.producer)}"
+    yield f"- consumers: {_text(', '.join(event_type.consumers)) or 'none known'}"
+    yield f"- owner: {_text(event_type.owner)}"
     yield ""
-    found = fields(each.payload or {})
-    if not found:
-        yield "The payload has no schema." if each.payload is None else "The schema has no fields."
+    members = fields(event_type.payload or {})
+    if not members:
+        yield "The payload has no schema." if event_type.payload is None else "The schema has no fields."
         return
     yield "| field | type | required | |"
     yield "|---|---|---|---|"
-    for field in found:
+    for field in members:
         required = "yes" if field.required else ""
         yield f"| {_code(field.name)} | {_cell(field.kind)} | {required} | {_cell(field.description)} |"
 

@@ -56,20 +56,20 @@ def check(registry: Registry, subjects: Subjects) -> list[Registered]:
         UnavailableError: the registry does not answer.
         SetupError: it refuses.
     """
-    found: list[Registered] = []
+    results: list[Registered] = []
     behind: set[str] = set()
     for name, subject in subjects.of_event_types.items():
-        each = _checked(registry, name, subject, is_behind=subject.name in behind)
-        found.append(each)
-        if name != subject.event_type and each.status != "unchanged":
+        result = _checked(registry, name, subject, is_behind=subject.name in behind)
+        results.append(result)
+        if name != subject.event_type and result.status != "unchanged":
             behind.add(subject.name)
     newer: set[str] = set()
-    for n, each in reversed([*enumerate(found)]):
-        if each.status == "unchanged":
-            newer.add(each.subject)
-        elif each.subject in newer:
-            found[n] = replace(each, why="; ".join(filter(None, (each.why, _LATE))))
-    return [*found, *(Registered(name, "", "missing", why=why) for name, why in subjects.missing.items())]
+    for n, result in reversed([*enumerate(results)]):
+        if result.status == "unchanged":
+            newer.add(result.subject)
+        elif result.subject in newer:
+            results[n] = replace(result, why="; ".join(filter(None, (result.why, _LATE))))
+    return [*results, *(Registered(name, "", "missing", why=why) for name, why in subjects.missing.items())]
 
 
 def register(registry: Registry, subjects: Subjects, compatibility: str) -> list[Registered]:
@@ -82,14 +82,14 @@ def register(registry: Registry, subjects: Subjects, compatibility: str) -> list
         UnavailableError: the registry does not answer.
         SetupError: it refuses.
     """
-    found = check(registry, subjects)
-    if any(each.is_wrong for each in found):
-        return found
-    for n, each in enumerate(found):
-        if each.status != "unchanged":
-            schema_id = registry.register(subjects.of_event_types[each.event_type], compatibility)
-            found[n] = replace(each, status="registered", schema_id=schema_id)
-    return found
+    results = check(registry, subjects)
+    if any(result.is_wrong for result in results):
+        return results
+    for n, result in enumerate(results):
+        if result.status != "unchanged":
+            schema_id = registry.register(subjects.of_event_types[result.event_type], compatibility)
+            results[n] = replace(result, status="registered", schema_id=schema_id)
+    return results
 
 
 def _checked(registry: Registry, name: str, subject: Subject, *, is_behind: bool) -> Registered:

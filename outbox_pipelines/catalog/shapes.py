@@ -235,15 +235,15 @@ def _values(node: dict[str, Any]) -> list[Any] | None:
 
 def _choice(shapes: list[Shape]) -> Shape:
     """Return the shape of a value that fits one of these."""
-    found: list[Shape] = []
-    for each in _flat(shapes):
-        if each == _ANYTHING:
+    choices: list[Shape] = []
+    for shape in _flat(shapes):
+        if shape == _ANYTHING:
             return _ANYTHING
-        if each not in found:
-            found.append(each)
-    values = [each["enum"][0] for each in found if "enum" in each]
-    found = [*([{"enum": values}] if values else []), *(each for each in found if "enum" not in each)]
-    return found[0] if len(found) == 1 else {"anyOf": [_loose(each) for each in found]}
+        if shape not in choices:
+            choices.append(shape)
+    values = [shape["enum"][0] for shape in choices if "enum" in shape]
+    choices = [*([{"enum": values}] if values else []), *(shape for shape in choices if "enum" not in shape)]
+    return choices[0] if len(choices) == 1 else {"anyOf": [_loose(shape) for shape in choices]}
 
 
 def _flat(shapes: list[Shape]) -> Iterator[Shape]:

@@ -41,16 +41,16 @@ def check_bodies(
     """
     from outbox_pipelines.days.bodies.check import check
 
-    found = []
-    for each in check(settings, since, until, digest=digest):
-        found.append(each)
+    results = []
+    for result in check(settings, since, until, digest=digest):
+        results.append(result)
         if not as_json:
-            _show_checked(each)
+            _show_checked(result)
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2, default=str))
-    elif not found:
+        click.echo(json.dumps([dataclasses.asdict(result) for result in results], indent=2, default=str))
+    elif not results:
         click.echo("no event of these days refers to a body")
-    if any(each.problems or (each.why_not and not each.is_expected) for each in found):
+    if any(result.problems or (result.why_not and not result.is_expected) for result in results):
         sys.exit(1)
 
 
@@ -71,16 +71,16 @@ def sweep_bodies(
     """
     from outbox_pipelines.days.bodies.sweep import sweep
 
-    found = []
-    for each in sweep(settings, since, until, dry_run=dry_run):
-        found.append(each)
+    results = []
+    for result in sweep(settings, since, until, dry_run=dry_run):
+        results.append(result)
         if not as_json:
-            _show_swept(each, dry_run=dry_run)
+            _show_swept(result, dry_run=dry_run)
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2, default=str))
-    elif not found:
+        click.echo(json.dumps([dataclasses.asdict(result) for result in results], indent=2, default=str))
+    elif not results:
         click.echo("no bodies of these days")
-    if any(each.why_not and not each.is_expected for each in found):
+    if any(result.why_not and not result.is_expected for result in results):
         sys.exit(1)
 
 

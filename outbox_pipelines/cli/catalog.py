@@ -214,26 +214,30 @@ def diff(old: Path, new: Path, as_json: bool) -> None:
             read.append(read_catalog(path))
         except ValueError as error:
             raise SetupError(f"{path}: {error}") from None
-    found = changes(*read)
+    differences = changes(*read)
     if as_json:
         objects = [
             {
-                "event_type": each.event_type,
-                "change": each.what,
-                "breaks": sorted(each.breaks),
-                "whom": each.whom,
+                "event_type": difference.event_type,
+                "change": difference.what,
+                "breaks": sorted(difference.breaks),
+                "whom": difference.whom,
             }
-            for each in found
+            for difference in differences
         ]
         click.echo(json.dumps(objects, indent=2, ensure_ascii=False))
     else:
         rows = [("event type", "change", "breaks")]
         rows += [
-            (each.event_type, each.what, f"{' and '.join(sorted(each.breaks))}{_named(each.whom)}")
-            for each in found
+            (
+                difference.event_type,
+                difference.what,
+                f"{' and '.join(sorted(difference.breaks))}{_named(difference.whom)}",
+            )
+            for difference in differences
         ]
-        click.echo(_columns(rows) if found else "no difference")
-    if any(each.breaks for each in found):
+        click.echo(_columns(rows) if differences else "no difference")
+    if any(difference.breaks for difference in differences):
         sys.exit(1)
 
 
@@ -262,21 +266,22 @@ def register(settings: Settings, only_check: bool, as_json: bool) -> None:
         )
     registry = Registry(settings, seconds=_REGISTRY_SECONDS)
     if only_check:
-        found = registration.check(registry, subjects)
+        results = registration.check(registry, subjects)
     else:
-        found = registration.register(registry, subjects, settings.registry_compatibility)
+        results = registration.register(registry, subjects, settings.registry_compatibility)
     if as_json:
-        click.echo(json.dumps([asdict(each) for each in found], indent=2, ensure_ascii=False))
+        click.echo(json.dumps([asdict(result) for result in results], indent=2, ensure_ascii=False))
     else:
         rows = [("event type", "subject", "id", "")]
         rows += [
-            (each.event_type, each.subject or "-", str(each.schema_id or "-"), each.status) for each in found
+            (result.event_type, result.subject or "-", str(result.schema_id or "-"), result.status)
+            for result in results
         ]
         click.echo(_columns(rows))
-    for each in found:
-        if each.why:
-            click.echo(plain(f"outbox: {each.event_type} {each.why}"), err=True)
-    if any(each.is_wrong for each in found):
+    for result in results:
+        if result.why:
+            click.echo(plain(f"outbox: {result.event_type} {result.why}"), err=True)
+    if any(result.is_wrong for result in results):
         sys.exit(1)
 
 

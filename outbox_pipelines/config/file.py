@@ -167,14 +167,14 @@ class _Reader:
         outboxes = content.pop(_OUTBOXES, None)
         shared = Entries()
         self._sections(shared, content, ())
-        found: dict[str, Entries] = {}
+        entries: dict[str, Entries] = {}
         if outboxes is not None and not (outboxes and isinstance(outboxes, dict)):
             self._mistake(shared, (_OUTBOXES,), "names no outbox: write [outboxes.orders] for each")
         outboxes = outboxes if isinstance(outboxes, dict) else {}
-        for given, table in outboxes.items():
+        for written, table in outboxes.items():
             # A connection string may have been pasted as a name, and names are printed.
-            name, keys = redacted(given), (_OUTBOXES, given)
-            own = found[name] = Entries()
+            name, keys = redacted(written), (_OUTBOXES, written)
+            own = entries[name] = Entries()
             if not OUTBOX_NAME.fullmatch(name):
                 self._mistake(own, keys, "is no name of an outbox: write lower-case letters, digits and _")
             elif not isinstance(table, dict):
@@ -186,9 +186,11 @@ class _Reader:
                 rest = {key: value for key, value in table.items() if key not in known}
                 self._entries(own, "outbox", rest, keys)
                 self._sections(own, sections, keys)
-        for each in sorted(NOT_SHARED & shared.values.keys()) if found else ():
-            self._mistake(shared, shared.places[each], "would be the same for each outbox: write it in each")
-        return ConfigFile(self._path, self._text, shared, found)
+        for setting in sorted(NOT_SHARED & shared.values.keys()) if entries else ():
+            self._mistake(
+                shared, shared.places[setting], "would be the same for each outbox: write it in each"
+            )
+        return ConfigFile(self._path, self._text, shared, entries)
 
     def _sections(self, to: Entries, content: Mapping[str, Any], keys: KeyPath) -> None:
         for section, table in content.items():

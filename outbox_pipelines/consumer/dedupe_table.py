@@ -234,16 +234,16 @@ async def load(database: Database, table: DedupeTable, source: str) -> Marks:
     """
     where = {"schema": table.schema, "table": table.table}
     async with database.transaction() as transaction:
-        found = await database.rows(transaction, queries.DEDUPE_TABLE, where)
-        if not found:
+        rows = await database.rows(transaction, queries.DEDUPE_TABLE, where)
+        if not rows:
             raise SetupError(
                 f"dedupe_table {table.name} does not exist, or the role may not use its schema: correct its "
                 "name, give it with its schema, or grant USAGE on the schema"
             )
-        [(oid, spelled, is_table, is_ours, role)] = found
-        given = {"oid": oid}
-        columns = await database.rows(transaction, queries.DEDUPE_COLUMNS, given)
-        uniques = await database.rows(transaction, queries.DEDUPE_UNIQUES, given)
+        [(oid, spelled, is_table, is_ours, role)] = rows
+        parameters = {"oid": oid}
+        columns = await database.rows(transaction, queries.DEDUPE_COLUMNS, parameters)
+        uniques = await database.rows(transaction, queries.DEDUPE_UNIQUES, parameters)
     if is_ours:
         raise SetupError(
             f"dedupe_table {table.name} is the consumer's own table {spelled}: give yours with its schema, "
@@ -251,7 +251,7 @@ async def load(database: Database, table: DedupeTable, source: str) -> Marks:
         )
     if not is_table:
         raise SetupError(f"dedupe_table {spelled} is not a table: give the table itself, not a view")
-    known = {each.name: each for each in (_Column(*row) for row in columns)}
+    known = {column.name: column for column in (_Column(*row) for row in columns)}
     _check_columns(table, spelled, known)
     unique = _unique(table, spelled, [json.loads(text) for (text,) in uniques])
     _check_privileges(table, spelled, known, role)

@@ -56,11 +56,11 @@ _OURS: Final[Mapping[type[BaseException], Policy]] = {
 }
 
 
-def policy_of(error: BaseException, given: Mapping[type[BaseException], Policy]) -> Policy:
+def policy_of(error: BaseException, policies: Mapping[type[BaseException], Policy]) -> Policy:
     """Return what an exception means; its nearest class decides."""
-    for each in type(error).__mro__:
-        if (found := given.get(each) or _OURS.get(each)) is not None:
-            return found
+    for kind in type(error).__mro__:
+        if (policy := policies.get(kind) or _OURS.get(kind)) is not None:
+            return policy
     return "retry"
 
 

@@ -254,25 +254,25 @@ def giver(function: Callable[..., object], batch: int | None, *classes: type) ->
     if kind in _ANY:
         origin, arguments = Event, (typing.Union[classes],)  # noqa: UP007 - at run time
     has_event = origin is Event
-    given = arguments[0] if has_event else kind
-    for each in _members(given):
-        if classes and _event_type(each) not in (None, _event_type(classes[0])):
+    payload_kind = arguments[0] if has_event else kind
+    for member in _members(payload_kind):
+        if classes and _event_type(member) not in (None, _event_type(classes[0])):
             raise SetupError(
-                f"{name} handles {_event_type(classes[0])} and its annotation names {each.__name__}, a class "
-                f"of {_event_type(each)}: annotate {_named(classes)}"
+                f"{name} handles {_event_type(classes[0])} and its annotation names {member.__name__}, a "
+                f"class of {_event_type(member)}: annotate {_named(classes)}"
             )
     try:
-        converter_of = _by_version(given, classes)
+        converter_of = _by_version(payload_kind, classes)
     except SetupError as error:
         raise SetupError(f"{name}: {error}") from None
 
     def give(event: Event) -> Any:
         try:
-            found = event.payload
+            value = event.payload
         except ValueError as error:
             raise UnreadableError(f"{event} is rejected: {error}") from None
         try:
-            payload = converter_of(event)(found)
+            payload = converter_of(event)(value)
         except MisfitError as error:
             raise UnreadableError(f"{event} is rejected: {error}") from None
         except (ValueError, RecursionError) as error:

@@ -174,20 +174,20 @@ class HandlerTransactions:
 
     async def _call(self, handler: Handler, items: Sequence[Item], transaction: Any) -> None:
         """Call a handler; `_end_handling` must follow before the commit."""
-        for each in items:
-            if each.is_framed:
-                await self._read_value(handler, each)
-            if each.reference is not None:
-                await self._read_body(handler, each, each.reference)
-        if protected := [each for each in items if each.protected is not None]:
+        for item in items:
+            if item.is_framed:
+                await self._read_value(handler, item)
+            if item.reference is not None:
+                await self._read_body(handler, item, item.reference)
+        if protected := [item for item in items if item.protected is not None]:
             await self._decrypt(handler, protected)
-        given = [each.given for each in items]
+        arguments = [item.given for item in items]
         self.retry.is_called, self.retry.awaits = True, "handler"
         began = time.monotonic()
         try:
-            with surroundings([each.event for each in items if each.event], self.plan.source):
+            with surroundings([item.event for item in items if item.event], self.plan.source):
                 async with self.plan.limit():
-                    done = handler.function(given if handler.batch else given[0], transaction)
+                    done = handler.function(arguments if handler.batch else arguments[0], transaction)
                     if inspect.isawaitable(done):
                         await done
         finally:

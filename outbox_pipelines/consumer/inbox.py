@@ -159,21 +159,21 @@ class Inbox:
         Args:
             pause: seconds until their paused handler is tried again; None: it is not paused.
         """
-        messages = [each.message for each in arrivals]
-        given = {
+        messages = [arrival.message for arrival in arrivals]
+        parameters = {
             **self._same,
-            "ids": [str(each.message_id) for each in arrivals],
-            "topics": [str(each.topic()) for each in messages],
-            "partitions": [each.partition() for each in messages],
-            "offsets": [each.offset() for each in messages],
-            "keys": [each.key for each in arrivals],
-            "types": [readable(each.event_type) for each in arrivals],
-            "message_keys": [_raw(each.key()) for each in messages],
-            "payloads": [_raw(each.value()) for each in messages],
-            "headers": [_headers(each) for each in messages],
-            "sent_at": [each.sent_at for each in arrivals],
-            "contents": [text_of(each.content) for each in arrivals],
-            "kept_ids": [str(each.kept_id or each.message_id) for each in arrivals],
+            "ids": [str(arrival.message_id) for arrival in arrivals],
+            "topics": [str(message.topic()) for message in messages],
+            "partitions": [message.partition() for message in messages],
+            "offsets": [message.offset() for message in messages],
+            "keys": [arrival.key for arrival in arrivals],
+            "types": [readable(arrival.event_type) for arrival in arrivals],
+            "message_keys": [_raw(message.key()) for message in messages],
+            "payloads": [_raw(message.value()) for message in messages],
+            "headers": [_headers(message) for message in messages],
+            "sent_at": [arrival.sent_at for arrival in arrivals],
+            "contents": [text_of(arrival.content) for arrival in arrivals],
+            "kept_ids": [str(arrival.kept_id or arrival.message_id) for arrival in arrivals],
             "state": "failed" if dead else "waiting",
             "attempts": attempts,
             "seconds": self.seconds(attempts) if attempts else pause or 0.0,
@@ -181,7 +181,7 @@ class Inbox:
             "paused": pause is not None,
         }
         async with self._database.transaction() as transaction:
-            rows = await self._database.rows(transaction, queries.RECEIVE, given)
+            rows = await self._database.rows(transaction, queries.RECEIVE, parameters)
         return {UUID(message_id): seq for seq, message_id in rows}
 
     async def heads(

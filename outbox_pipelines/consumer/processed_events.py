@@ -98,29 +98,29 @@ class ProcessedEvents:
         Raises:
             BehindError: the transaction cannot be used, because of such an event.
         """
-        contents = [text_of(each.content) for each in items]
-        given = {
+        contents = [text_of(item.content) for item in items]
+        parameters = {
             **self._same,
-            "ids": array([each.id for each in items]),
+            "ids": array([item.id for item in items]),
             "contents": array(contents) if any(contents) else None,
-            "topics": array([each.event.topic for each in items if each.event]),
-            "keys": array([key_of(each.event, each.id) for each in items if each.event]),
+            "topics": array([item.event.topic for item in items if item.event]),
+            "keys": array([key_of(item.event, item.id) for item in items if item.event]),
         }
-        [(count, began, ids)] = await self._database.rows(transaction, queries.RECORD_MANY, given)
+        [(count, began, ids)] = await self._database.rows(transaction, queries.RECORD_MANY, parameters)
         new: Sequence[Item] = items
         left: list[Item] = []
         if count < len(items):
             recorded = set(ids or ())
             # The first item of each id, at its own place: later ones of its key must not overtake it.
-            first_ones = {each.id: each for each in reversed(items)}
-            new = [each for each in items if each is first_ones[each.id] and each.id in recorded]
-            others = [each.message_id for each in items if each.id not in recorded]
-            known = {str(each) for each in await self.known(transaction, others)}
+            first_ones = {item.id: item for item in reversed(items)}
+            new = [item for item in items if item is first_ones[item.id] and item.id in recorded]
+            others = [item.message_id for item in items if item.id not in recorded]
+            known = {str(event_id) for event_id in await self.known(transaction, others)}
             if known and new:
-                [(is_taken,)] = await self._database.rows(transaction, queries.TAKEN, given)
+                [(is_taken,)] = await self._database.rows(transaction, queries.TAKEN, parameters)
                 if is_taken:
                     raise BehindError
-            left = [each for each in items if each.id not in recorded and each.id not in known]
+            left = [item for item in items if item.id not in recorded and item.id not in known]
         first = new[0].id if new else ""
         return await self.write_marks(transaction, new) if new else [], left, (first, str(began))
 

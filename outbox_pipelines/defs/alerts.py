@@ -110,15 +110,15 @@ def _of_the_outbox(reading: ticks.Reading, known: Mapping[str, "Known"]) -> tupl
     unseen = [Problem(rule.name, known[rule.name].text, rule.help) for rule in RULES if rule.name in known]
     remedy = f"nothing is relayed; check with `outbox status` ({chapter(settings, 'database')})"
     try:
-        found = reading.measurements()
+        measurements = reading.measurements()
     except (SetupError, psycopg.Error) as error:
         return [Problem("database", said(reading.outbox, error) or "", remedy), *unseen], set()
-    relayed = {str(each.shard) for each in found.shards if each.owner is not None}
-    results = judge(settings, found)
+    relayed = {str(shard.shard) for shard in measurements.shards if shard.owner is not None}
+    results = judge(settings, measurements)
     health, connector = ("/".join(reading.outbox.key(name).path) for name in ("health", "connector"))
     problems = [
-        *of_results(settings, [each for each in results if each.rule.name not in OF_CONNECTOR], health),
-        *of_results(settings, [each for each in results if each.rule.name in OF_CONNECTOR], connector),
+        *of_results(settings, [result for result in results if result.rule.name not in OF_CONNECTOR], health),
+        *of_results(settings, [result for result in results if result.rule.name in OF_CONNECTOR], connector),
     ]
     return problems, relayed
 

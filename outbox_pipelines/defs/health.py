@@ -237,23 +237,29 @@ def _report(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor:
     before: dict[str, Any] = json.loads(cursor) if cursor else {"checks": {}, "observed": 0.0}
     clash = places.clash(context, outbox, now)
     # Results of one outbox would replace those of the other; a failure applies to both.
-    found, evaluations = (None, {_DATABASE: _answers(clash)}) if clash else _evaluate(reading)
+    measurements, evaluations = (None, {_DATABASE: _answers(clash)}) if clash else _evaluate(reading)
     # Nothing is kept of a removed rule, and of a check that another outbox may have reported since.
     kept = {_DATABASE} if clash else _NAMES
     last = {name: Reported(*before["checks"].get(name, ()) if name in kept else ()) for name in _NAMES}
-    results = {dg.AssetCheckKey(_asset(outbox, name), name): each for name, each in evaluations.items()}
+    results = {
+        dg.AssetCheckKey(_asset(outbox, name), name): evaluation for name, evaluation in evaluations.items()
+    }
     reported: list[Any] = [*ticks.due(context.instance, last, results, now)]
     observed = before["observed"]
-    if found is not None and (reported or now - observed >= HOUR):
-        reported.append(dg.AssetObservation(key, metadata=_numbers(found)))
-        if found.connector is not None:
-            seen = _numbers_of_connector(found.connector)
+    if measurements is not None and (reported or now - observed >= HOUR):
+        reported.append(dg.AssetObservation(key, metadata=_numbers(measurements)))
+        if measurements.connector is not None:
+            seen = _numbers_of_connector(measurements.connector)
             reported.append(dg.AssetObservation(outbox.key("connector"), metadata=seen))
         observed = now
-    wrong = {name: each["description"] for name, each in evaluations.items() if not each["passed"]}
+    wrong = {
+        name: evaluation["description"]
+        for name, evaluation in evaluations.items()
+        if not evaluation["passed"]
+    }
     return ticks.Tick(
         _in_short(wrong),
-        json.dumps({"checks": {name: astuple(each) for name, each in last.items()}, "observed": observed}),
+        json.dumps({"checks": {name: astuple(check) for name, check in last.items()}, "observed": observed}),
         events=reported,
         is_wrong=bool(wrong),
     )
@@ -316,25 +322,31 @@ def _severity(status: Status) -> dg.AssetCheckSeverity:
     return dg.AssetCheckSeverity.WARN if status is Status.WARN else dg.AssetCheckSeverity.ERROR
 
 
-def _numbers(found: "Measurements") -> dict[str, Any]:
+def _numbers(measurements: "Measurements") -> dict[str, Any]:
     """Return the values to plot, under stable names, and a table for each nonempty list."""
     tables = {
-        "dead_letters_by_reason": found.dead_letter_reasons,
-        "parked_by_reason": found.parked_reasons,
-        "delayed_by_reason": found.delayed_reasons,
+        "dead_letters_by_reason": measurements.dead_letter_reasons,
+        "parked_by_reason": measurements.parked_reasons,
+        "delayed_by_reason": measurements.delayed_reasons,
     }
     return {
-        "unpublished": found.unpublished,
-        "oldest_unpublished_seconds": round(found.oldest_unpublished_seconds, 3),
-        "events_per_second": round(found.events_per_second, 1),
-        "parked": found.parked,
-        "dead_letters": found.dead_letters,
-        "delayed": found.delayed,
-        "open_replays": len(found.replays),
-        "days_late": max(found.days_late.to_close, found.days_late.to_archive, found.days_late.to_drop),
-        "megabytes": round(found.table_bytes / 1e6, 1),
-        "idempotency_keys": found.idempotency_keys,
-        **({"replays": pages.report(each.line for each in found.replays)} if found.replays else {}),
+        "unpublished": measurements.unpublished,
+        "oldest_unpublished_seconds": round(measurements.oldest_unpublished_seconds, 3),
+        "events_per_second": round(measurements.events_per_second, 1),
+        "parked": measurements.parked,
+        "dead_letters": measurements.dead_letters,
+        "delayed": measurements.delayed,
+        "open_replays": len(measurements.replays),
+        "days_late": max(
+            measurements.days_late.to_close, measurements.days_late.to_archive, measurements.days_late.to_drop
+        ),
+        "megabytes": round(measurements.table_bytes / 1e6, 1),
+        "idempotency_keys": measurements.idempotency_keys,
+        **(
+            {"replays": pages.report(replay.line for replay in measurements.replays)}
+            if measurements.replays
+            else {}
+        ),
     } | {name: _table(reasons) for name, reasons in tables.items() if reasons}
 
 

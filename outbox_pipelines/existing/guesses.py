@@ -126,32 +126,32 @@ def guess(columns: Sequence[Column], *, uses_status: bool) -> Guesses:
     Args:
         uses_status: whether a status says what is pending; then the time of publishing is `processed_at`.
     """
-    found: dict[str, Guess] = {}
+    guesses: dict[str, Guess] = {}
     left_out = {"seq", "published_at"} if uses_status else {"seq", "processed_at", "status"}
     if seq := _seq(columns):
-        found["seq"] = seq
+        guesses["seq"] = seq
     for ours in _SYNONYMS:
         if ours not in COLUMNS or ours in left_out:
             continue
-        taken = {guess.name for guess in found.values()}
+        taken = {guess.name for guess in guesses.values()}
         named = _named(columns, ours)
-        free = [each for each in named if each.name not in taken]
+        free = [column for column in named if column.name not in taken]
         if ours == "id" and not free:
-            free = named or [each for each in columns if each.is_unique and each.can_be("id")][:1]
+            free = named or [column for column in columns if column.is_unique and column.can_be("id")][:1]
         if ours == "created_at" and not free:
-            free = [each for each in columns if each.name not in taken and _is_time_of_insert(each)]
+            free = [column for column in columns if column.name not in taken and _is_time_of_insert(column)]
         if free:
-            found[ours] = Guess(free[0].name, free[0].declared, [each.name for each in free[1:]])
-    taken = {guess.name for guess in found.values()}
+            guesses[ours] = Guess(free[0].name, free[0].declared, [column.name for column in free[1:]])
+    taken = {guess.name for guess in guesses.values()}
     maybe = {
-        ours: each.name
+        ours: column.name
         for ours, names in _MAYBE.items()
-        for each in columns
-        if ours not in found and each.name not in taken and normal(each.name) in names
-        if each.can_be(ours)
+        for column in columns
+        if ours not in guesses and column.name not in taken and normal(column.name) in names
+        if column.can_be(ours)
     }
     used = taken | set(maybe.values())
-    return Guesses(found, maybe, [each for each in columns if each.name not in used])
+    return Guesses(guesses, maybe, [column for column in columns if column.name not in used])
 
 
 def guess_values(values: Iterable[str], default: str | None) -> dict[str, str]:
@@ -186,14 +186,18 @@ def literals(condition: str) -> list[str]:
 
 
 def _seq(columns: Sequence[Column]) -> Guess | None:
-    whole = [each for each in columns if each.can_be("seq") and each.never_null]
+    whole = [column for column in columns if column.can_be("seq") and column.never_null]
     names = _SYNONYMS["seq"]
-    named = [each for each in whole if normal(each.name) in names and (each.is_counted or each.is_unique)]
-    counted = [each for each in whole if each.is_counted and each not in named]
-    if not (found := named + counted):
+    named = [
+        column for column in whole if normal(column.name) in names and (column.is_counted or column.is_unique)
+    ]
+    counted = [column for column in whole if column.is_counted and column not in named]
+    if not (candidates := named + counted):
         return None
-    how = "counted by the database" if found[0].is_counted else "unique"
-    return Guess(found[0].name, f"{found[0].declared}, {how}", [each.name for each in found[1:]])
+    how = "counted by the database" if candidates[0].is_counted else "unique"
+    return Guess(
+        candidates[0].name, f"{candidates[0].declared}, {how}", [column.name for column in candidates[1:]]
+    )
 
 
 def _named(columns: Sequence[Column], ours: str) -> list[Column]:

@@ -174,15 +174,15 @@ class Reader:
         Those of the table have a limited size.
         """
         for start, end, parts in _ranges(self.parts(), after, last):
-            days = [each.day for each in parts if each.manifest is None]
+            days = [part.day for part in parts if part.manifest is None]
             if not days:
                 yield start, end, parts
                 continue
-            given = {"start": bounds_of(days[0])[0], "stop": bounds_of(days[-1])[1], "most": _TABLE_BYTES}
+            limits = {"start": bounds_of(days[0])[0], "stop": bounds_of(days[-1])[1], "most": _TABLE_BYTES}
             for low in range(start, end + 1, _TABLE_STEP):
                 high = min(low + _TABLE_STEP - 1, end)
-                found = self.connection.execute(replay_sql.CUTS, {**given, "first": low, "last": high})
-                for cut in [*(cut for (cut,) in found.fetchall()[:-1]), high]:
+                cuts = self.connection.execute(replay_sql.CUTS, {**limits, "first": low, "last": high})
+                for cut in [*(cut for (cut,) in cuts.fetchall()[:-1]), high]:
                     yield low, cut, parts
                     low = cut + 1
 

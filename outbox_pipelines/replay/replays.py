@@ -99,22 +99,22 @@ def begin(
     with _alone(settings) as connection:
         reader = Reader(settings, connection, selection)
         parts = reader.parts()
-        last_seq = max((each.last for each in parts), default=0)
+        last_seq = max((part.last for part in parts), default=0)
         # More may be published in the meantime: they are not sent.
-        found = _count(settings, reader, target, last_seq)
-        routes = _routes(settings, found, selection.topics, target)
+        counts = _count(settings, reader, target, last_seq)
+        routes = _routes(settings, counts, selection.topics, target)
         partitions = replay_topics.require(settings, routes.values(), creates=creates)
-        given = {
+        parameters = {
             "selection": Jsonb(selection.to_json()),
             "target": target,
-            "files": Jsonb([_file(each) for each in parts if each.manifest is not None]),
-            "events": sum(each.events for each in found),
+            "files": Jsonb([_file(part) for part in parts if part.manifest is not None]),
+            "events": sum(count.events for count in counts),
             "last_seq": last_seq,
             "reason": reason,
             "on_behalf_of": actor,
             "notes": reader.notes(),
         }
-        ((replay_id,),) = connection.execute(replay_sql.BEGIN, given)
+        ((replay_id,),) = connection.execute(replay_sql.BEGIN, parameters)
         replay = get(connection, replay_id)
         return _run(settings, reader, replay, routes, partitions, rate, is_stopped, progress)
 

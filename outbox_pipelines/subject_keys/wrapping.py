@@ -150,25 +150,25 @@ class MasterKeys:
         raise KeyStoreError(f"the master key {first} does not unwrap what it has wrapped: correct its hook")
 
 
-def _keys_of(given: object) -> Sequence[MasterKey]:
+def _keys_of(argument: object) -> Sequence[MasterKey]:
     """Return the master keys of one argument."""
-    if hasattr(given, "wrap") and hasattr(given, "unwrap"):
-        if not isinstance(id := getattr(given, "id", None), str) or not id.strip():
+    if hasattr(argument, "wrap") and hasattr(argument, "unwrap"):
+        if not isinstance(id := getattr(argument, "id", None), str) or not id.strip():
             raise SetupError(
-                f"the master key {type(given).__name__} has no id: give it a text that names its key and "
+                f"the master key {type(argument).__name__} has no id: give it a text that names its key and "
                 "never changes, such as its ARN"
             )
-        return [given]  # type: ignore[list-item]
-    if not isinstance(given, str):
+        return [argument]  # type: ignore[list-item]
+    if not isinstance(argument, str):
         raise SetupError(
-            f"master_key is a {type(given).__name__}: give base64 of 32 bytes as a str, an object with id, "
-            "wrap and unwrap, or a list of these"
+            f"master_key is a {type(argument).__name__}: give base64 of 32 bytes as a str, an object with "
+            "id, wrap and unwrap, or a list of these"
         )
     try:
-        found = read_master_keys(given)
+        values = read_master_keys(argument)
     except ValueError as error:
         raise SetupError(f"master_key: {error}") from None
-    return [_AesKey(each) if isinstance(each, bytes) else _hook(each) for each in found]
+    return [_AesKey(value) if isinstance(value, bytes) else _hook(value) for value in values]
 
 
 def _hook(name: str) -> MasterKey:

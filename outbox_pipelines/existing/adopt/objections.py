@@ -94,60 +94,64 @@ def judge(
 
 def _problems(facts: Facts, mapping: Mapping, our_schema: str) -> list[str]:
     columns, name = mapping.columns, str(facts)
-    found = []
+    problems = []
     if facts.schema == our_schema:
-        found.append(
+        problems.append(
             f"OUTBOX_SCHEMA={our_schema} is the schema of {name}, so the names of the tables would clash: "
             "set OUTBOX_SCHEMA to a schema of its own, for example outbox"
         )
     if not facts.is_owner:
-        found.append(facts.not_the_owner)
+        problems.append(facts.not_the_owner)
     if not facts.may_create:
-        found.append(f"this role may not create objects in schema {facts.schema}: GRANT CREATE ON SCHEMA …")
+        problems.append(
+            f"this role may not create objects in schema {facts.schema}: GRANT CREATE ON SCHEMA …"
+        )
     if not facts.is_logged:
-        found.append(f"{name} is unlogged or temporary: ALTER TABLE {name} SET LOGGED")
+        problems.append(f"{name} is unlogged or temporary: ALTER TABLE {name} SET LOGGED")
     if facts.is_inherited:
-        found.append(
+        problems.append(
             f"{name} is part of an inheritance tree: name the partitioned table, or end the inheritance"
         )
     if facts.has_policies:
-        found.append(f"row security of {name} does not apply to a view: DISABLE ROW LEVEL SECURITY first")
+        problems.append(f"row security of {name} does not apply to a view: DISABLE ROW LEVEL SECURITY first")
     for key in facts.references:
-        found.append(f"foreign key {key} refers to {name}, and none can refer to a view: drop it first")
+        problems.append(f"foreign key {key} refers to {name}, and none can refer to a view: drop it first")
     for key in facts.foreign_keys:
-        found.append(f"foreign key {key} of {name} has no counterpart: drop it first")
+        problems.append(f"foreign key {key} of {name} has no counterpart: drop it first")
     for exclusion in facts.exclusions:
-        found.append(f"exclusion constraint {exclusion} of {name} cannot be kept: drop it first")
+        problems.append(f"exclusion constraint {exclusion} of {name} cannot be kept: drop it first")
     for rule in facts.rules:
-        found.append(f"rule {rule} of {name} cannot be kept: drop it first")
+        problems.append(f"rule {rule} of {name} cannot be kept: drop it first")
     for rule in facts.rules_elsewhere:
-        found.append(f"rule {rule} has {name} in its action and would follow the rename: drop it first")
+        problems.append(f"rule {rule} has {name} in its action and would follow the rename: drop it first")
     for function in facts.functions:
-        found.append(f"function {function} has {name} in its body and would follow the rename: drop it first")
+        problems.append(
+            f"function {function} has {name} in its body and would follow the rename: drop it first"
+        )
     for column in facts.columns.values():
         if column.is_generated:
-            found.append(
+            problems.append(
                 f"column {column.name} of {name} is generated, which a view cannot be: drop it first"
             )
     if columns["aggregate_id"] in (columns["id"], columns.get("seq")):
-        found.append(
+        problems.append(
             f"column {columns['aggregate_id']} of {name} is id and aggregate_id: map a column aggregate_id, "
             "added if necessary"
         )
     keys = columns.get("idempotency_key")
     if keys is not None and keys not in facts.indexed:
-        found.append(
+        problems.append(
             f"column {keys} of {name} has no index, so each INSERT would read the whole table after the "
             f"switch: CREATE INDEX CONCURRENTLY ON {facts.quoted} ({identifier(keys)})"
         )
-    found += _wrong_types(facts, mapping)
+    problems += _wrong_types(facts, mapping)
     ours = {columns[each] for each in ("id", "seq", "created_at", "aggregate_id") if each in columns}
-    found += [
+    problems += [
         f"column {column.name} of {name} is an array of values of its own ({column.type}): not supported"
         for column in facts.columns.values()
         if column.name in ours and column.base.startswith("_")
     ]
-    return found
+    return problems
 
 
 def _wrong_types(facts: Facts, mapping: Mapping) -> list[str]:
@@ -188,10 +192,10 @@ def _change(facts: Facts, column: Column, kind: str) -> str:
 
 def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
     columns = mapping.columns
-    found = []
+    consequences = []
     id_column = facts.columns[columns["id"]]
     if id_column.is_integer:
-        found.append(
+        consequences.append(
             (
                 "ids",
                 f"{columns['id']} is an integer. It stays one in the table, and continues to count; but "
@@ -205,7 +209,7 @@ def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
         )
     for column in unmapped(facts, mapping):
         shown = f"the constant {literal(column)}" if literal(column) else "NULL"
-        found.append(
+        consequences.append(
             (
                 f"column:{column.name}",
                 f"column {column.name} has no counterpart: a SELECT of a new event shows {shown}, whatever "
@@ -215,19 +219,19 @@ def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
     for unique in facts.uniques:
         if not _is_kept(unique.columns, mapping):
             what = ", ".join(name or "an expression" for name in unique.columns)
-            found.append(
+            consequences.append(
                 (f"unique:{unique.name}", f"unique index {unique.name} ({what}) does not apply to new events")
             )
     if (key := columns.get("idempotency_key")) and not any(
         unique.columns == (key,) and not unique.is_partial for unique in facts.uniques
     ):
-        found.append(
+        consequences.append(
             ("keys", f"{key} is not unique now; after the switch a second event with a key is refused")
         )
     for trigger in facts.triggers:
-        found.append((f"trigger:{trigger}", f"trigger {trigger} does not fire for new events"))
+        consequences.append((f"trigger:{trigger}", f"trigger {trigger} does not fire for new events"))
     for view in facts.views:
-        found.append(
+        consequences.append(
             (
                 f"view:{view}",
                 f"view {view} follows the rename: it shows old rows only, and must be dropped before "
@@ -235,10 +239,12 @@ def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
             )
         )
     for publication in facts.publications if mapping.slot is None else ():
-        found.append((f"publication:{publication}", f"publication {publication} does not get new events"))
+        consequences.append(
+            (f"publication:{publication}", f"publication {publication} does not get new events")
+        )
     payload = facts.columns[columns["payload"]]
     if payload.base in _TEXTS and mapping.slot is not None:
-        found.append(
+        consequences.append(
             (
                 "json",
                 f"{payload.name} is text. After the switch a text that is not JSON is refused, and payloads "
@@ -246,14 +252,14 @@ def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
             )
         )
     if payload.base == "json":
-        found.append(
+        consequences.append(
             (
                 "json",
                 "payloads become jsonb: spaces, the order of keys and repeated keys are not kept; \\u0000 "
                 "and numbers out of the range of numeric are refused",
             )
         )
-    return found
+    return consequences
 
 
 def _is_kept(names: tuple[str | None, ...], mapping: Mapping) -> bool:

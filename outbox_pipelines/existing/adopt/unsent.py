@@ -124,7 +124,7 @@ class Reading:
 
 @contextmanager
 def reading(
-    settings: OutboxSettings, connection: Connection, slot: Slot, found: Facts, lsn: str
+    settings: OutboxSettings, connection: Connection, slot: Slot, facts: Facts, lsn: str
 ) -> Iterator[Reading]:
     """Read the slot from what is confirmed on; nothing else can read it for the length of the block.
 
@@ -138,18 +138,22 @@ def reading(
             f"ALTER ROLE {role} REPLICATION, or start the connector with {slots.HEARTBEATS}"
         )
     named = [
-        each.name for each in slots.publications(connection, found, settings.db_schema) if each.has_inserts
+        publication.name
+        for publication in slots.publications(connection, facts, settings.db_schema)
+        if publication.has_inserts
     ]
     if not named:
         raise SetupError(
-            f"no publication has the inserts of {found}, so the slot {slot.name} cannot be read: make the "
+            f"no publication has the inserts of {facts}, so the slot {slot.name} cannot be read: make the "
             "publication of the connector again"
         )
     high, low = (int(part, 16) for part in lsn.split("/"))
-    given = (settings, connection, slot.name, named[0])
+    arguments = (settings, connection, slot.name, named[0])
     with ExitStack() as block:
         try:
-            stream, _ = block.enter_context(borrowed(*given, name=_NAME, seconds=slot_reader.LEAVE_SECONDS))
+            stream, _ = block.enter_context(
+                borrowed(*arguments, name=_NAME, seconds=slot_reader.LEAVE_SECONDS)
+            )
         except psycopg.Error as error:
             raise SetupError(_unreadable(slot, error)) from None
         yield Reading(stream, connection, slot, (high << 32) + low)

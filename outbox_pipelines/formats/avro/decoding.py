@@ -134,19 +134,19 @@ def _record_reader(schema: dict[str, Any], names: dict[str, _Type]) -> _Convert:
     fields: list[tuple[str, str, _Convert | None, bool]] = []
 
     def read(value: Any) -> Any:
-        found = {}
+        record = {}
         for field, name, convert, is_optional in fields:
-            each = value[field]
-            if each is not None or not is_optional:
-                found[name] = each if convert is None else convert(each)
-        return found
+            content = value[field]
+            if content is not None or not is_optional:
+                record[name] = content if convert is None else convert(content)
+        return record
 
     names[schema["name"]] = _Type(dict, read)
-    for each in schema["fields"]:
-        is_optional = "default" in each and each["default"] is None
-        convert = _reader(each["type"], names)
-        fields.append((each["name"], each.get("json_name", each["name"]), convert, is_optional))
-    empties = [_empties(each["type"], names) for each in schema["fields"]]
+    for member in schema["fields"]:
+        is_optional = "default" in member and member["default"] is None
+        convert = _reader(member["type"], names)
+        fields.append((member["name"], member.get("json_name", member["name"]), convert, is_optional))
+    empties = [_empties(member["type"], names) for member in schema["fields"]]
     if sum(empties) > _MOST_EMPTIES:
         # Each level of records may have two of the level below, and no byte ends that.
         raise UnreadableSchemaError(f"has a record with more than {_MOST_EMPTIES} parts that take no bytes")

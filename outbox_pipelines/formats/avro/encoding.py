@@ -102,30 +102,30 @@ def _record_writer(schema: dict[str, Any], names: dict[str, _Convert]) -> _Conve
     def write(value: Any) -> Any:
         if type(value) is not dict:
             raise misfit(value, "an object")
-        found = {}
+        record = {}
         known = len(value)
         for name, field, convert, is_optional in fields:
             if name in value:
                 known -= 1
                 try:
-                    found[field] = convert(value[name])
+                    record[field] = convert(value[name])
                 except MisfitError as error:
                     raise error.within(f".{name}") from None
             elif is_optional:
-                found[field] = None
+                record[field] = None
             else:
                 raise MisfitError("is missing").within(f".{name}")
         if known:
-            unknown = next(name for name in value if name not in {each[0] for each in fields})
+            unknown = next(name for name in value if name not in {member[0] for member in fields})
             raise MisfitError("is not in the schema: add it to the event catalog").within(f".{unknown}")
-        return found
+        return record
 
     # Before its fields, of which one may be such a record again.
     names[schema["name"]] = write
-    for each in schema["fields"]:
-        is_optional = "default" in each and each["default"] is None
-        convert = _writer(each["type"], names)
-        fields.append((each.get("json_name", each["name"]), each["name"], convert, is_optional))
+    for member in schema["fields"]:
+        is_optional = "default" in member and member["default"] is None
+        convert = _writer(member["type"], names)
+        fields.append((member.get("json_name", member["name"]), member["name"], convert, is_optional))
     return write
 
 
