@@ -163,7 +163,7 @@ def _with_ours(text: str, shapes: Shapes, types: dict[str, tuple[str, EventType]
     for name in shapes.definitions:
         fields = [each for each in found[name].body if isinstance(each, ast.AnnAssign)]
         members = {_member(each): each for each in fields}
-        inserted[found[name].lineno] = [*_own(name, found[name], members, shapes, types)]
+        inserted[found[name].lineno] = [*_own(name, members, shapes, types)]
         schemas = shapes.described[name].get("properties", {})
         for member, each in members.items():
             if description := _description(schemas.get(member)):
@@ -198,7 +198,6 @@ def _imports(tree: ast.Module, used: set[str]) -> Iterator[str]:
 
 def _own(
     name: str,
-    node: ast.ClassDef,
     members: dict[str, ast.AnnAssign],
     shapes: Shapes,
     types: dict[str, tuple[str, EventType]],

@@ -67,7 +67,7 @@ def replay(context: click.Context, /, **given: Any) -> None:
         return
     settings = settings_of(context)
     if given["resume"] is not None:
-        _resume(context, settings, given)
+        _resume(settings, given)
         return
     targets = given["same_topic"] + (given["to_topic"] is not None)
     if targets == 2 or not (targets or given["dry_run"]):
@@ -104,7 +104,7 @@ def replay(context: click.Context, /, **given: Any) -> None:
         )
 
 
-def _resume(context: click.Context, settings: Settings, given: dict[str, Any]) -> None:
+def _resume(settings: Settings, given: dict[str, Any]) -> None:
     from outbox_pipelines.replay import replays
 
     if others := [name for name, value in given.items() if value and name not in ("resume", "rate")]:

@@ -43,7 +43,7 @@ AFTER_COMMIT: Final = "after_commit"
 
 def before_commit(story: Story, module: Module, effects: Effects) -> Iterator[RuleFinding]:
     """Yield publishes inside a transaction that writes."""
-    published = [step for step in story.steps if _only_publishes(step, story, module, effects)]
+    published = [step for step in story.steps if _only_publishes(step, module, effects)]
     if not published or is_relay(story):
         return
     for publish in published:
@@ -80,7 +80,7 @@ def sent_by(step: Step, story: Story, module: Module, effects: Effects) -> str:
     return f" ({site.name} publishes, {site.path}:{site.line})"
 
 
-def _only_publishes(step: Step, story: Story, module: Module, effects: Effects) -> bool:
+def _only_publishes(step: Step, module: Module, effects: Effects) -> bool:
     """Return a function's own publishes, and its calls of functions that only publish."""
     if step.act is Act.PUBLISH:
         return True
