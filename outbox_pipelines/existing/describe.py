@@ -163,7 +163,11 @@ def describe(settings: OutboxSettings, name: str) -> Description:
 def candidates(settings: OutboxSettings) -> tuple[list[str], list[str]]:
     """Return the schemas that have an outbox of this package, and other tables that are called an outbox."""
     with connect(settings, name="outbox: init") as connection:
-        found = connection.execute(existing_sql.CANDIDATES).fetchall()
+        return _candidates(connection)
+
+
+def _candidates(connection: Connection) -> tuple[list[str], list[str]]:
+    found = connection.execute(existing_sql.CANDIDATES).fetchall()
     ours = sorted({schema for schema, name, is_ours in found if is_ours and name == "outbox"})
     others = [row for row in found if not (row[2] and row[1].startswith("outbox"))]
     return ours, [f"{schema}.{name}" for schema, name, _ in others]
@@ -179,11 +183,9 @@ def _find(connection: Connection, name: str) -> Relation:
         if relation is not None:
             break
     else:
-        others = pg_catalog.elsewhere(connection, parts[-1][0])
-        remedy = (
-            f"there is {', '.join(others)}" if others else "correct the name, or put its schema before it"
-        )
-        raise SetupError(f"table {name} does not exist: {remedy}")
+        others = pg_catalog.elsewhere(connection, parts[-1][0]) or _candidates(connection)[1][:5]
+        remedy = f"there is {', '.join(others)}" if others else "no other table has outbox in its name"
+        raise SetupError(f"table {name} does not exist: {remedy}; give the name, with its schema")
     if finding := findings.unsuitable(relation):
         raise SetupError(str(finding))
     findings.refuse(findings.lacking_rights(relation))

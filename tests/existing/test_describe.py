@@ -273,8 +273,17 @@ def test_a_description_that_is_to_be_completed(make_table: Make) -> None:
 @pytest.mark.parametrize(
     ("ddl", "name", "message"),
     [
-        ("", "outbx", "table outbx does not exist: correct the name, or put its schema before it"),
-        ("CREATE SCHEMA app; CREATE TABLE app.box ()", "box", "table box does not exist: there is app.box"),
+        ("CREATE SCHEMA app; CREATE TABLE app.box ()", "box", "table box does not exist: there is app.box;"),
+        (
+            'CREATE SCHEMA "App"; CREATE TABLE "App"."OutboxMessages" ()',
+            "outbx",
+            "table outbx does not exist: there is App.OutboxMessages, public.outbox; give the name, with its",
+        ),
+        (
+            "ALTER TABLE outbox RENAME TO messages",
+            "outbox",
+            "table outbox does not exist: no other table has outbox in its name; give the name",
+        ),
         ("", "a.b.c", "is not the name of a table"),
         ("", "", "is not the name of a table"),
         ("CREATE VIEW v AS SELECT 1", "v", "public.v is not a table but a view: name the table"),
