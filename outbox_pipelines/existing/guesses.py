@@ -350,6 +350,12 @@ KNOWN: Final = (
         {"pending": "1", "processed": "2", "failed": "-1"},
     ),
     KnownTable(
+        "Sequin",
+        frozenset({"sourcedatabaseid", "sourcetableoid", "recordpk", "record", "action", "committedat"}),
+        refusal="with changes of other tables, which it retains: describe the table that your application "
+        "writes",
+    ),
+    KnownTable(
         "Wolverine",
         frozenset({"ownerid", "destination", "deliverby", "body", "attempts", "messagetype"}),
         refusal=f"whose bodies are binary envelopes, and which deletes what it has sent: {_ANOTHER}",

@@ -281,6 +281,15 @@ CREATE TABLE "OutboxData" (
         "in which no column orders the rows: ALTER TABLE public.message ADD COLUMN created_at timestamptz "
         "NOT NULL DEFAULT now(); then describe it again",
     ),
+    "changes": (
+        """
+CREATE TABLE changes (
+    id bigserial PRIMARY KEY, seq bigint NOT NULL, source_database_id uuid NOT NULL,
+    source_table_oid bigint NOT NULL, source_table_schema text NOT NULL, source_table_name text NOT NULL,
+    record_pk text NOT NULL, record jsonb NOT NULL, changes jsonb, action text NOT NULL,
+    committed_at timestamptz NOT NULL, inserted_at timestamptz NOT NULL DEFAULT now())""",
+        "the table of Sequin, with changes of other tables, which it retains: describe the table that your",
+    ),
     "event_publication": (
         f"{SPRING_2.ddl}; {SPRING_2.rows}; UPDATE event_publication SET "
         "listener_id = 'shop.Stock.on(Placed)' WHERE status = 'COMPLETED'",

@@ -83,12 +83,15 @@ class Published:
     def numbers(self) -> list[int]:
         return self.adopted.numbers().get("7", [])
 
-    def publish(self, transactions: int | None = None, *, confirm: bool = True) -> int:
+    def publish(
+        self, transactions: int | None = None, *, confirm: bool = True, has_header: bool = True
+    ) -> int:
         """Publish what the slot delivers, as Debezium does; the number of events.
 
         Args:
             transactions: stop after so many with events.
             confirm: whether it tells the slot; Debezium does not tell its last transaction.
+            has_header: whether messages have the header `id`.
         """
         settings = self.adopted.settings
         producer = Producer({"bootstrap.servers": settings.kafka, "partitioner": "murmur2_random"})
@@ -109,7 +112,7 @@ class Published:
                 elif message[0] == pgoutput.INSERT:
                     columns = names[pgoutput.relation_of_row(message)]
                     row = dict(zip(columns, pgoutput.read_row(message), strict=True))
-                    headers: dict[str, str | bytes | None] = {"id": row["id"]}
+                    headers: dict[str, str | bytes | None] = {"id": row["id"]} if has_header else {}
                     producer.produce(topic, key=row["aggregateid"], value=row["payload"], headers=headers)
                     rows += 1
                 elif message[0] == pgoutput.COMMIT:
