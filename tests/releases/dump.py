@@ -1,4 +1,4 @@
-"""The dump of an installation as text that can be reviewed, and the way back into a database.
+"""The dump of an installation as text that can be reviewed, and the way back into a database and an archive.
 
 Invariants:
 - Transaction ids are numbered from 10 on, in their order: less than those of the server that restores it.
@@ -19,6 +19,7 @@ import pytest
 from outbox_pipelines.cli.dead_letters import actor
 from outbox_pipelines.local.postgres import find_programs
 from outbox_pipelines.settings import load_settings
+from tests.releases import dagster_storage
 
 FOLDER: Final = Path(__file__).parent
 TOPICS, OPERATOR = "release", "ann@example"
@@ -52,13 +53,21 @@ def dumped(dsn: str, *options: str) -> str:
     return done.stdout
 
 
-def write(dsn: str, topics: str, archive: Path, folder: Path) -> None:
-    """Write an installation and its archive into the folder of a release."""
+def write(dsn: str, topics: str, place: Path, folder: Path) -> None:
+    """Write an installation into the folder of a release: database, archive and Dagster's storage.
+
+    Args:
+        place: has the folders `archive` and `dagster`.
+    """
+
+    def changed(text: str) -> str:
+        return text.replace(topics, TOPICS).replace(actor(), OPERATOR).replace(str(place), "/var/lib/outbox")
+
     text = _renumbered(_LEFT_OUT.sub("\n", dumped(dsn, "--inserts")))
-    text = text.replace(topics, TOPICS).replace(actor(), OPERATOR)
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(archive, folder / "archive")
-    (folder / "installation.sql").write_text(text.strip() + "\n")
+    shutil.copytree(place / "archive", folder / "archive")
+    dagster_storage.write(place / "dagster", folder / "dagster", changed)
+    (folder / "installation.sql").write_text(changed(text).strip() + "\n")
 
 
 def _renumbered(text: str) -> str:

@@ -2,19 +2,22 @@
 
 Invariants:
 - One database: the outbox, an existing table with marks, a consumer's tables, a key store.
+- One instance of Dagster, some jobs and sensors of which have run.
 - What waits can be finished later by any version: no event depends on the time or on Kafka's content.
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import dagster as dg
+
 from outbox_pipelines.consumer import Consumer, OutageError
 from outbox_pipelines.database import schema
-from outbox_pipelines.days.archive.day import archive
 from outbox_pipelines.days.partitions import close
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.lease import resharding
@@ -27,6 +30,8 @@ from tests.existing import textbook
 from tests.reconciliation.place import TODAY, Place
 from tests.relay.threads import relays, wait_for_holders
 from tests.relay.topic import NOISE, create_topic
+from tests.releases import dagster_storage
+from tests.releases.dagster_storage import run, served, tick
 from tests.replay.test_replays import dropped, typed
 
 MASTER: Final = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
@@ -35,8 +40,8 @@ DROPPED, ARCHIVED, CLOSED = (TODAY - timedelta(days) for days in (5, 4, 3))
 SOURCE: Final = "billing"
 
 
-def make(outbox: Outbox, directory: Path) -> None:
-    """Fill an empty database, and write the archive into the folder."""
+def make(outbox: Outbox, directory: Path, instance: dg.DagsterInstance) -> None:
+    """Fill an empty database and an instance of Dagster, and write the archive into the folder."""
     settings = outbox.settings
     schema.migrate(settings)
     place = Place(outbox, directory)
@@ -44,12 +49,15 @@ def make(outbox: Outbox, directory: Path) -> None:
     with relays(outbox, 2):
         wait_for_holders(outbox, 1)
         assert resharding.change(settings, 2)
-    _days(place)
+    _days(place, instance)
     _consumer(place)
+    consumers = json.dumps(place.consumers)
+    assert run(instance, served(outbox, consumers=consumers), "reconcile_day", CLOSED)
     _today(outbox)
     _keys(outbox)
     _existing_table(outbox)
     _remove_empty_days(outbox)
+    _alarms(outbox, instance)
     for kind, role, options in (
         ("writer", WRITER, ", ARRAY['order'], 'shop'"),
         ("relay", OPERATOR, ""),
@@ -59,19 +67,33 @@ def make(outbox: Outbox, directory: Path) -> None:
         session(settings.dsn).execute(f"SELECT outbox_grant_{kind}('{role}'{options})".encode())
 
 
-def _days(place: Place) -> None:
+def _days(place: Place, instance: dg.DagsterInstance) -> None:
+    ours = served(place.outbox, archive=place.settings.archive)
     for day in (DROPPED, ARCHIVED, CLOSED):
         place.write(3, day=day, headers='{"tenant": "7"}', correlation_id="c-1")
-    place.relay()
+    for shard in (0, 1):
+        assert run(instance, ours, "relay_once", shard=shard, until_empty=True)
     dropped(place, DROPPED)
     for day in (ARCHIVED, CLOSED):
         (closing,) = close.close(place.settings, day)
         assert closing.closed, closing.why_not
-    archive(place.settings, ARCHIVED)
+    assert run(instance, ours, "archive_day", ARCHIVED)
     again = typed(
         place, "--since", str(DROPPED), "--until", str(DROPPED), "--same-topic", "--reason", "a test"
     )
     assert again.returncode == 0, again.stderr
+
+
+def _alarms(outbox: Outbox, instance: dg.DagsterInstance) -> None:
+    """Sensors that have reported the dead letters and a failed run; sessions that have failed."""
+    ours = served(outbox)
+    with dagster_storage.hooked() as hook:
+        tick(instance, ours, "health")
+        tick(instance, ours, "alerts")
+        assert not run(instance, ours, "archive_day", CLOSED)
+        tick(instance, ours, "alerts")
+        assert {"dead_letters", f"failed run of archive_day {CLOSED}"} <= dagster_storage.told(hook)
+    dagster_storage.fail_at_once(instance, ours)
 
 
 def _remove_empty_days(outbox: Outbox) -> None:

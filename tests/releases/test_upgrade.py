@@ -6,7 +6,6 @@ import json
 import re
 import threading
 import tomllib
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -20,14 +19,19 @@ from outbox_pipelines.core import scripts
 from outbox_pipelines.database import schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import Stack
+from outbox_pipelines.reconciliation.day_events import bounds
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings, make_settings
 from outbox_pipelines.subject_keys import ERASED, SubjectKeys, erasures
-from tests.conftest import Outbox, fresh_database, session, topic_prefix, wait_until
+from tests.conftest import Lasting, Outbox, fresh_database, session, wait_until
 from tests.existing import textbook
+from tests.reconciliation.place import Place
 from tests.relay.threads import relays
+from tests.relay.topic import create_topic
 from tests.releases import dump
-from tests.releases.installation import MASTER, OPERATOR, SOURCE, WRITER
+from tests.releases.conftest import restored
+from tests.releases.installation import MASTER, SOURCE
+from tests.schema.servers import running_server
 
 pytestmark = pytest.mark.slow
 
@@ -41,20 +45,6 @@ INSERT INTO outbox_migrations (name) VALUES ('9999_more')"""
 _AGAIN: Final = "if sql/ was edited before the version's release, run `make release-dump`"
 _ASIDE: Final = r"^(SET |--(?! Name)|\\|GRANT .* TO role_).*\n"
 _EMIT: Final = "SELECT id FROM outbox_emit('order', %s, 'order.placed', '{\"n\": 1}')"
-
-
-@pytest.fixture(params=dump.names())
-def installed(request: pytest.FixtureRequest, stack: Stack, tmp_path: Path) -> Iterator[Outbox]:
-    """A release's installation, restored, with its archive."""
-    roles = {name: f"role_{uuid.uuid4().hex[:12]}" for name in (WRITER, OPERATOR)}
-    for role in roles.values():
-        session(stack.dsn).execute(f"CREATE ROLE {role}".encode())
-    with fresh_database(stack.dsn) as dsn:
-        dump.restore(request.param, dsn, roles, tmp_path / "archive")
-        topic = f"{topic_prefix()}-{{aggregate_type}}-events"
-        given = load_settings(dsn=dsn, kafka=stack.kafka, topic=topic, archive=str(tmp_path / "archive"))
-        yield Outbox(given.model_copy(update={"partitions_ahead": 2}))
-    session(stack.dsn).execute(f"DROP ROLE {', '.join(roles.values())}".encode())
 
 
 @contextmanager
@@ -86,7 +76,7 @@ def _writing(outbox: Outbox) -> Iterator[list[str]]:
     assert failures == []
 
 
-def _migrate(outbox: Outbox) -> list[str]:
+def migrate_all(outbox: Outbox) -> list[str]:
     """The outbox, the tables of consumers, and the key store; what was applied to the outbox."""
     try:
         applied = schema.migrate(outbox.settings)
@@ -109,6 +99,13 @@ def _objects(dsn: str) -> set[str]:
     return {each for each in found if not other.search(each)}
 
 
+def _require_same(upgraded: Outbox, server: str) -> None:
+    """A new installation on the server has the same objects."""
+    with fresh_database(server) as dsn:
+        migrate_all(Outbox(load_settings(dsn=dsn).model_copy(update={"partitions_ahead": 2})))
+        assert _objects(upgraded.settings.dsn) ^ _objects(dsn) == set(), _AGAIN
+
+
 def test_an_upgrade_while_writers_write(
     installed: Outbox, stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -121,13 +118,10 @@ def test_an_upgrade_while_writers_write(
     # This version's relay runs with its own schema or a later one only: as an older relay, it is the newest.
     with nullcontext() if is_older else relays(installed, 2), _writing(installed) as written:
         wait_until(lambda: len(written) > 20, what="events before the upgrade")
-        assert _migrate(installed)[-1] == "9999_more"
+        assert migrate_all(installed)[-1] == "9999_more"
         before = len(written)
         wait_until(lambda: len(written) > before + 20, what="events after the upgrade")
-    with fresh_database(stack.dsn) as dsn:
-        fresh = Outbox(load_settings(dsn=dsn).model_copy(update={"partitions_ahead": 2}))
-        _migrate(fresh)
-        assert _objects(installed.settings.dsn) ^ _objects(dsn) == set(), _AGAIN
+    _require_same(installed, stack.dsn)
     for _ in range(2):
         service.relay(installed.settings, until_empty=True)
     arrived = [message.headers["id"] for message in installed.messages()]
@@ -136,13 +130,32 @@ def test_an_upgrade_while_writers_write(
 
 
 @pytest.mark.extended
-def test_an_installation_goes_on(installed: Outbox) -> None:
+def test_another_server(
+    release: str, stack: Stack, lasting: Lasting, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """Guards against a dump, or an upgrade, that only the PostgreSQL which made it understands."""
+    server = running_server("machine", lasting, tmp_path_factory)
+    with restored(release, stack, tmp_path, server.dsn) as installed:
+        migrate_all(installed)
+        _require_same(installed, server.dsn)
+        before = installed.rows("SELECT count(*) FROM outbox")[0][0]
+        installed.write("7")
+        service.relay(installed.settings, until_empty=True)
+        assert installed.rows("SELECT count(*) FROM outbox") == [(before + 1,)]
+        assert {message.key for message in installed.messages()} >= {"unpublished", "7"}
+
+
+@pytest.mark.extended
+def test_an_installation_goes_on(installed: Outbox, tmp_path: Path) -> None:
     """Guards against something of an older version that a newer one cannot read, finish or prove."""
-    _migrate(installed)
+    # Messages of past days stay until they are compared.
+    create_topic(installed, 1, **{"retention.ms": "-1"})
+    migrate_all(installed)
     session(installed.settings.dsn).execute(
         "UPDATE outbox_parked SET next_attempt_at = NULL WHERE state = 'retrying'"
     )
     _outbox_goes_on(installed)
+    _reconciliation_goes_on(installed, tmp_path)
     _archive_goes_on(installed)
     _consumer_goes_on(installed)
     keys = SubjectKeys(installed.settings.dsn, master_key=MASTER)
@@ -170,6 +183,36 @@ def _outbox_goes_on(installed: Outbox) -> None:
     left = "SELECT count(*) FILTER (WHERE state <> 'discarded'), count(*) FROM outbox_parked"
     assert installed.rows(left) == [(0, 1)]
     assert installed.rows("SELECT aggregate_id FROM outbox_delayed") == [("far",)] * 2
+
+
+def _reconciliation_goes_on(installed: Outbox, tmp_path: Path) -> None:
+    """Each past day, in the archive or the table, is what the topic and the consumer's records have of it.
+
+    Reconciliation leaves nothing in a database: it reads what the outbox and consumers have recorded.
+    """
+    place = Place(installed, tmp_path)
+    place.name()
+    days = [
+        day for (day,) in installed.rows("SELECT day FROM outbox_days WHERE state <> 'open' ORDER BY day")
+    ]
+    handled = installed.rows("SELECT event_id FROM processed_events WHERE content IS NULL")
+    for day in days:
+        start, end = bounds(day)
+        # A version 7 uuid begins with its time.
+        of_day = [str(event_id) for (event_id,) in handled if start <= event_id.int >> 80 < end]
+        place.send(*of_day, at_ms=start + 5000)
+    place.commit(*place.messages())
+    for day in days:
+        given = {
+            "OUTBOX_ARCHIVE": installed.settings.archive,
+            "OUTBOX_CONSUMERS": json.dumps(place.consumers),
+        }
+        done = installed.outbox("reconcile", str(day), **given)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.splitlines()[1:] == [
+            "topics: 3 compared, all present",
+            "billing: 3 compared, all present",
+        ]
 
 
 def _archive_goes_on(installed: Outbox) -> None:
