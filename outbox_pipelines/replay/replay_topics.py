@@ -73,23 +73,26 @@ def require(settings: MessageSettings, pairs: Iterable[tuple[str, str]], *, crea
         if not is_topic(target):
             raise SetupError(f"topic {target} has a name that Kafka does not accept: use another --to-topic")
     sizes = _sizes(settings, admin, {topic for pair in pairs for topic in pair})
+    missing: dict[str, int] = {}
     for original, target in sorted(pairs):
         if original not in sizes:
             raise SetupError(
                 f"topic {original} of the original events does not exist: its partitions are not known"
             )
-        if target not in sizes:
-            if not creates:
-                raise SetupError(
-                    f"topic {target} does not exist: create it with {counted(sizes[original], 'partition')}, "
-                    "or use --create"
-                )
-            _create(settings, admin, target, sizes[original])
-        elif sizes[target] != sizes[original]:
+        if target not in sizes and not creates:
             raise SetupError(
-                f"topic {target} has {counted(sizes[target], 'partition')}, and {original} has "
-                f"{sizes[original]}: keys would change their partition; choose another topic"
+                f"topic {target} does not exist: create it with {counted(sizes[original], 'partition')}, "
+                "or use --create"
             )
+        partitions = sizes[target] if target in sizes else missing.setdefault(target, sizes[original])
+        if partitions != sizes[original]:
+            raise SetupError(
+                f"topic {target} {'has' if target in sizes else 'would have'} "
+                f"{counted(partitions, 'partition')}, and {original} has {sizes[original]}: "
+                "keys would change their partition; choose another topic"
+            )
+    for target, partitions in missing.items():
+        _create(settings, admin, target, partitions)
     return {target: sizes[original] for original, target in pairs}
 
 

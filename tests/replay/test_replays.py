@@ -51,7 +51,7 @@ from tests.conftest import (
 )
 from tests.reconciliation.place import DAY, TODAY, Place
 from tests.registry import FakeRegistry
-from tests.relay.topic import change, create
+from tests.relay.topic import change, create, create_topic
 
 NEXT = DAY + timedelta(1)
 CATALOG = """
@@ -199,6 +199,21 @@ def test_another_topic_has_as_many_partitions(place: Place) -> None:
     assert {each.headers["id"]: each.partition for each in replayed(place, right)} == originals
     # Refused ones left no trace.
     assert len(json.loads(typed(place, "list", "--json").stdout)) == 1
+
+
+def test_several_topics_are_sent_to_a_new_one(place: Place) -> None:
+    """Guards against a topic that is created twice, and one that a refusal leaves behind."""
+    for kind, partitions in (("parcel", 3), ("refund", 2)):
+        create_topic(place.outbox, partitions, of=kind)
+        place.write(2, aggregate_type=kind)
+    place.write(4)
+    place.relay()
+    to = ("--to-topic", f"{place.topic}.all", "--create", *WHY)
+    refused = typed(place, "--since", str(DAY), *to)
+    assert f"topic {place.topic}.all would have 3 partitions, and" in refused.stderr
+    reported = typed(place, "--aggregate-type", "order", "--aggregate-type", "parcel", *to)
+    assert "done  6 of 6 sent" in reported.stdout, reported.stderr
+    assert len(replayed(place, f"{place.topic}.all")) == 6
 
 
 @pytest.mark.extended
