@@ -2,7 +2,8 @@
 
 Invariants:
 - Each claim is a transaction in its own session, which checks at its beginning that the table is still owned.
-- Memory stays bounded: large rows are claimed one at a time.
+- Memory stays bounded: large rows are read one at a time, as many as fit into a batch. No row stays locked
+  behind them, since the next claim would take it for one that another session has locked.
 - No claim waits for a lock of the table: the session that waits for it may wait for rows of an earlier claim.
 - Every relay that starts publishes a row again that cannot be marked. So the mark is tried, and rolled back,
   before the first rows are published. If a mark fails later, nothing more is published.
@@ -14,15 +15,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg import sql
 
 from outbox_pipelines.config.table_mapping import WRITTEN, Mapping
-from outbox_pipelines.core.event import Event, weigh
+from outbox_pipelines.core.event import Event, weigh, weigh_one
 from outbox_pipelines.core.outages import is_outage
 from outbox_pipelines.core.secret import first_line
 from outbox_pipelines.database import Connection
@@ -44,16 +45,12 @@ from outbox_pipelines.relay.read import contents
 from outbox_pipelines.settings import RelaySettings
 
 _LOG = logging.getLogger(__name__)
-# Rows fetched at once until their size is known: this bounds memory if payloads are large.
+# Most rows fetched at once: this bounds memory if all are nearly large.
 _FEW: Final = 500
-# Rows claimed at once if some are large or cannot be read: claimed rows are also read, and one may fill the
-# batch.
-_LARGE: Final = 1
-# Number of claims made in this way after the first that needs it.
-_CAREFUL_CLAIMS: Final = 20
 _COMPLAIN_SECONDS: Final = 60.0
 # The search for rows that cannot be marked stops at this number: more are not a problem of single rows.
 _MOST_BROKEN: Final = 20
+_NONE: Final = (None, "")
 # Otherwise a deferred constraint or trigger would raise its error only at the commit.
 _NOW: Final = "SET CONSTRAINTS ALL IMMEDIATE"
 _LOOK: Final = "look for a trigger, a rule or a policy that prevents or undoes the UPDATE"
@@ -82,7 +79,8 @@ class ClaimSessions:
         self._keys = ownership.statements.keys
         self._connections: list[Connection] = []
         self._complained_at = 0.0
-        self._careful = 0
+        # Rows fetched at once until their size is known: as many as fit into a batch, by the last claim.
+        self._width = _FEW
         self.free: deque[Connection] = deque()
         for _ in range(MOST_CLAIMS):
             connection = ownership.connect()
@@ -216,65 +214,78 @@ class ClaimSessions:
         return may
 
     def _fetch(self, connection: Connection, wanted: Wanted) -> Rows:
-        if not self._careful:
-            try:
-                rows = self._fetch_small(connection, wanted)
-            except psycopg.Error as error:
-                if not contents.is_about_a_row(error):
-                    raise
-                rows = None
-            if rows is not None:
-                return rows
+        limit, most = self._settings.batch_events, contents.FEW
+        while isinstance(rows := self._read(connection, wanted, limit, most), int):
             connection.execute("ROLLBACK")
             self._ownership.begin_claim(connection)
-            self._careful = _CAREFUL_CLAIMS
-        self._careful -= 1
-        return self._fetch_any(connection, wanted)
+            if rows:
+                limit = rows
+            else:
+                limit, most = min(_FEW, limit), contents.NOTHING
+        return rows
 
-    def _fetch_small(self, connection: Connection, wanted: Wanted) -> Rows | None:
-        """Fetch many rows at once; return None if some of them are large."""
-        self._open(connection, wanted, most=contents.FEW)
-        most, most_size = self._settings.batch_events, self._settings.batch_bytes
-        events: list[Event] = []
-        size, few = 0, min(_FEW, most)
-        while True:
-            rows = self._some(connection, few)
-            if any(row.payload is None for row in rows):
-                return None
-            events += rows
-            size += weigh(rows)
-            if len(rows) < few or len(events) >= most or size > most_size:
-                return Rows(events, size, len(rows) == few, connection)
-            few = min(_FEW, most - len(events))
+    def _read(self, connection: Connection, wanted: Wanted, limit: int, most: int) -> Rows | int:
+        """Claim rows with their content: those of at most `most` bytes together, the others one at a time.
 
-    def _fetch_any(self, connection: Connection, wanted: Wanted) -> Rows:
-        """Claim a few rows at a time without their content, then read the content row by row."""
-        self._open(connection, wanted, most=contents.NOTHING)
+        Returns:
+            The rows; or how many there are before one that does not fit into the batch, or before some that
+            can be read only one at a time.
+        """
+        self._open(connection, wanted, most=most)
+        batch_bytes = self._settings.batch_bytes
         events: list[Event] = []
         unreadable: dict[int, str] = {}
-        size, is_more = 0, True
-        while (
-            is_more
-            and size <= self._settings.batch_bytes
-            and len(events) < min(_FEW, self._settings.batch_events)
-        ):
-            rows = {row.seq: row for row in self._some(connection, _LARGE)}
-            is_more = len(rows) == _LARGE
-            statement, numbers = self._statements(existing_sql.EVENTS), list(rows)
-            given = {"numbers": numbers, "keys": self._keys.array(numbers)}
-            found = dict(contents.read(connection, statement, given, numbers))
-            for seq in numbers:
-                content = found.get(seq) or self._without_name(rows[seq])
-                if content is None:
-                    continue
-                if isinstance(content, str):
-                    unreadable[seq] = content
-                    event = rows[seq]._replace(payload="", metadata=None)
-                else:
-                    event = Event._make(content[: len(Event._fields)])
-                events.append(event)
-                size += weigh([event])
+        size, width, is_more = 0, min(self._width, limit), True
+        while is_more and width > 0:
+            try:
+                rows = self._some(connection, width)
+            except psycopg.Error as error:
+                self._forget(events)
+                if most == contents.NOTHING or not contents.is_about_a_row(error):
+                    raise
+                return len(events)
+            if not contents.any_listed(rows):
+                events += rows
+                size += weigh(rows)
+            else:
+                with closing(self._with_content(connection, rows)) as found:
+                    for row in rows:
+                        if size > batch_bytes and contents.is_listed(row):
+                            self._forget(events + rows)
+                            self._width = len(events)
+                            return len(events)
+                        event = next(found)
+                        if isinstance(event, str):
+                            unreadable[row.seq] = event
+                            event = row._replace(payload="", metadata=None)
+                        if event is not None:
+                            events.append(event)
+                            size += weigh_one(event)
+            is_more = len(rows) == width
+            width = min(_FEW, limit - len(events))
+            if size:
+                width = min(width, len(events) * (batch_bytes - size) // size)
+                self._width = max(1, min(_FEW, len(events) * batch_bytes // size))
         return Rows(events, size, is_more, connection, unreadable)
+
+    def _with_content(self, connection: Connection, rows: list[Event]) -> Generator[Event | str | None]:
+        """Yield each row with its content, or why that cannot be read; None for a row that is gone."""
+        numbers = [row.seq for row in rows if contents.is_listed(row)]
+        given = {"numbers": numbers, "keys": self._keys.array(numbers)}
+        statement = self._statements(existing_sql.EVENTS)
+        with closing(contents.read(connection, statement, given, numbers)) as found:
+            seq, content = next(found, _NONE)
+            for row in rows:
+                if not contents.is_listed(row):
+                    yield row
+                elif seq != row.seq:
+                    yield self._without_name(row)
+                else:
+                    yield content if isinstance(content, str) else Event._make(content[: len(Event._fields)])
+                    seq, content = next(found, _NONE)
+
+    def _forget(self, events: list[Event]) -> None:
+        self._keys.forget(event.seq for event in events)
 
     def _without_name(self, event: Event) -> str | None:
         """Return which NULL is the reason why a claimed row has no content; None if there is none."""

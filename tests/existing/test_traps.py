@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import psycopg
@@ -23,21 +22,7 @@ from tests.conftest import wait_until
 from tests.existing import textbook
 from tests.existing.conftest import Make
 from tests.existing.test_shapes import PARTITIONED
-from tests.existing.textbook import Table
-
-
-@contextmanager
-def _holding(table: Table, **settings: object) -> Iterator[tuple[TableOwnership, MarkedTableSource]]:
-    """The table, taken by this test."""
-    settings_ = table.with_(**settings).settings
-    ownership = TableOwnership(settings_, "test")
-    assert ownership.try_take()
-    source = MarkedTableSource(settings_, ownership)
-    try:
-        yield ownership, source
-    finally:
-        source.sessions.close()
-        ownership.close()
+from tests.existing.textbook import Table, holding
 
 
 def _seqs(claim: Claim | None) -> list[int]:
@@ -46,7 +31,7 @@ def _seqs(claim: Claim | None) -> list[int]:
 
 def test_a_row_that_commits_late_with_a_low_number_is_not_marked(table: Table) -> None:
     """Guards against settling by range: such a row was stamped and lost permanently."""
-    with _holding(table) as (_, source), table.connect(autocommit=False) as late:
+    with holding(table) as (_, source), table.connect(autocommit=False) as late:
         early = textbook.insert(late, "a", {"n": 1})
         seqs = table.write(("b", {"n": 2}), ("c", {"n": 3}))
         claim = source.claim([])
@@ -65,7 +50,7 @@ def test_a_session_that_waits_for_the_table_gets_it(table: Table, batch_events: 
     An ALTER TABLE waits for a claim, and the thread that would settle the claim waits behind the ALTER TABLE.
     """
     seqs = table.write(("a", {"n": 1}), ("b", {"n": 2}))
-    with _holding(table, batch_events=batch_events) as (_, source), table.connect() as other:
+    with holding(table, batch_events=batch_events) as (_, source), table.connect() as other:
         claim = source.claim([])
         assert claim is not None
         other.execute("SET lock_timeout = '15s'")
@@ -88,7 +73,7 @@ def test_a_session_that_waits_for_the_table_gets_it(table: Table, batch_events: 
 
 def test_what_was_not_acknowledged_is_pending_again(table: Table) -> None:
     """Guards against a claim that is marked as a whole."""
-    with _holding(table) as (_, source):
+    with holding(table) as (_, source):
         seqs = table.write(("a", {"n": 1}), ("b", {"n": 2}), ("c", {"n": 3}))
         claim = source.claim([])
         assert claim is not None
@@ -98,7 +83,7 @@ def test_what_was_not_acknowledged_is_pending_again(table: Table) -> None:
 
 def test_a_row_is_marked_with_the_time_when_it_was_published(table: Table) -> None:
     """Guards against now(), which is the time of the claim."""
-    with _holding(table) as (_, source), table.connect() as connection:
+    with holding(table) as (_, source), table.connect() as connection:
         table.write(("a", {"n": 1}))
         claim = source.claim([])
         assert claim is not None
@@ -110,7 +95,7 @@ def test_a_row_is_marked_with_the_time_when_it_was_published(table: Table) -> No
 def test_claims_do_not_overlap(table: Table) -> None:
     """Guards against rows that are sent by two claims, with their locks or without them."""
     table.fill(30)
-    with _holding(table, batch_events=10, breaker_seconds=0.5) as (_, source):
+    with holding(table, batch_events=10, breaker_seconds=0.5) as (_, source):
         claims = [source.claim([]), source.claim([])]
 
         def are_let_go() -> bool:
@@ -132,7 +117,7 @@ def test_a_successor_waits_until_no_claim_of_its_predecessor_is_left(table: Tabl
     """Guards against a takeover that skips rows still locked, and publishes later ones of the same aggregate
     first: the session that owns the table can end alone."""
     seqs = table.write(("a", {"n": 1}), ("a", {"n": 2}))
-    with _holding(table) as (first, source), table.connect() as connection:
+    with holding(table) as (first, source), table.connect() as connection:
         claim = source.claim([])
         assert claim is not None
         table.write(("a", {"n": 3}))
@@ -157,7 +142,7 @@ def test_a_row_that_another_session_has_locked_is_not_overtaken(
 ) -> None:
     """Guards against SKIP LOCKED alone: an open transaction of the old publisher would reorder."""
     seqs = table.write(("a", {"n": 1}), ("b", {"n": 2}), ("a", {"n": 3}), ("c", {"n": 4}))
-    with _holding(table) as (_, source), table.connect(autocommit=False) as other:
+    with holding(table) as (_, source), table.connect(autocommit=False) as other:
         other.execute("SELECT FROM events WHERE seq = %s FOR UPDATE", seqs[:1])
         claim = source.claim([])
         assert _seqs(claim) == [seqs[1], seqs[3]]
@@ -169,7 +154,7 @@ def test_a_row_that_another_session_has_locked_is_not_overtaken(
 def test_a_sign_of_life_just_when_a_claim_meets_a_foreign_lock(table: Table) -> None:
     """Guards against a relay that ends because two threads share a connection in the wrong moment."""
     (seq,) = table.write(("a", {"n": 1}))
-    with _holding(table) as (_, source), table.connect(autocommit=False) as other:
+    with holding(table) as (_, source), table.connect(autocommit=False) as other:
         other.execute("SELECT FROM events WHERE seq = %s FOR UPDATE", [seq])
         connection = source.sessions.free[0]
         connection.execute("BEGIN")
@@ -188,7 +173,7 @@ def test_a_foreign_key_to_the_table_holds_nothing_up(table: Table) -> None:
         connection.execute("CREATE UNIQUE INDEX ON events (seq)")
         connection.execute("CREATE TABLE log (event bigint REFERENCES events (seq))")
     seqs = table.write(("a", {"n": 1}))
-    with _holding(table) as (_, source), table.connect(autocommit=False) as other:
+    with holding(table) as (_, source), table.connect(autocommit=False) as other:
         other.execute("INSERT INTO log VALUES (%s)", seqs)
         assert _seqs(source.claim([])) == seqs
 
@@ -201,7 +186,7 @@ def test_a_partition_detached_under_a_claim_is_noticed(
     table.fill(4)
     with table.connect() as connection:
         connection.execute("UPDATE events SET created_at = '2019-01-01' WHERE seq > 2")
-        with _holding(table) as (_, source), table.connect() as detaching:
+        with holding(table) as (_, source), table.connect() as detaching:
             claim = source.claim([])
             assert claim is not None
             detach = threading.Thread(
@@ -234,7 +219,7 @@ def test_numbers_that_are_not_unique_stop_the_relay(table: Table) -> None:
     """Guards against a row that is marked because another one of its number was published."""
     with table.connect() as connection:
         connection.execute("DROP INDEX events_seq_idx")
-        with _holding(table) as (_, source):
+        with holding(table) as (_, source):
             (seq,) = table.write(("a", {"n": 1}))
             claim = source.claim([])
             assert claim is not None
@@ -298,7 +283,7 @@ def test_a_claim_goes_by_the_index(table: Table, is_analyzed: bool) -> None:
             connection.execute("UPDATE events SET published_at = now()")
             connection.execute("ANALYZE events")
     table.fill(50_000)
-    with _holding(table) as (ownership, source):
+    with holding(table) as (ownership, source):
         claim = source.claim([])
         assert claim is not None
         parameters = {
@@ -325,7 +310,7 @@ def test_what_a_claim_costs(table: Table, monkeypatch: pytest.MonkeyPatch) -> No
         return execute(self, query, *arguments, **named)
 
     table.fill(10_000)
-    with _holding(table, batch_events=1000) as (_, source):
+    with holding(table, batch_events=1000) as (_, source):
         monkeypatch.setattr(psycopg.Cursor, "execute", counted)
         for _ in range(10):
             claim = source.claim([])

@@ -13,6 +13,8 @@ from typing import Any, Final
 import psycopg
 
 from outbox_pipelines.database import schema
+from outbox_pipelines.existing.claim_sessions import MarkedTableSource
+from outbox_pipelines.existing.table_ownership import TableOwnership
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.run import Totals
 from outbox_pipelines.settings import Settings
@@ -171,6 +173,20 @@ class Table:
             relay.join(600)
         assert failures == []
         assert not relay.is_alive()
+
+
+@contextmanager
+def holding(table: Table, **settings: object) -> Iterator[tuple[TableOwnership, MarkedTableSource]]:
+    """The table, taken by this test."""
+    settings_ = table.with_(**settings).settings
+    ownership = TableOwnership(settings_, "test")
+    assert ownership.try_take()
+    source = MarkedTableSource(settings_, ownership)
+    try:
+        yield ownership, source
+    finally:
+        source.sessions.close()
+        ownership.close()
 
 
 def copy_of_outbox(table: Table) -> None:
