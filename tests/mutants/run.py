@@ -226,7 +226,8 @@ class Runner:
             item = items.get(name)
             if item is not None and wanted & set(getattr(item, "fixturenames", ())):
                 wanted -= set(getattr(item, "fixturenames", ()))
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=_elsewhere(item))
+                # Then everything ends that does not last for the session.
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=item.session)
 
     def _try(self, mutant: Mutant | None, items: list[pytest.Item]) -> tuple[str, int, bool]:
         """Run tests in a process of their own.
@@ -297,7 +298,7 @@ def _run(mutant: Mutant | None, items: list[pytest.Item], limits: list[float], w
         _forget_templates(items[0])
     # What lasts for the folder of the test that ran last, if this is another one.
     items[0].session._setupstate.teardown_exact(items[0])
-    for item, limit, following in zip(items, limits, [*items[1:], _elsewhere(items[-1])], strict=True):
+    for item, limit, following in zip(items, limits, [*items[1:], items[-1].session], strict=True):
         os.write(writer, f"{item.nodeid}\n".encode())
         # Of pytest-timeout: the test fails, and its fixtures end as usual.
         item.add_marker(pytest.mark.timeout(limit, method="signal"))
@@ -317,11 +318,6 @@ def _replace_parameters(items: list[pytest.Item], changed: list[tuple[Any, Any]]
             for old, new in changed:
                 if value is old:
                     parameters[name] = new
-
-
-def _elsewhere(item: pytest.Item) -> pytest.Item:
-    """Return a test of another file: before it, everything ends that does not last for the session."""
-    return next(other for other in item.session.items if other.path != item.path)
 
 
 def _forget_templates(item: pytest.Item) -> None:
