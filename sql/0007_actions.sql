@@ -251,7 +251,8 @@ CREATE FUNCTION outbox_replay_begin(
     RETURNING id
 $$;
 
--- Moves a replay forward, or changes its state; returns its state. One that is done or canceled does not change.
+-- Moves a replay forward, or changes its state; returns its state. One that is done does not change, and of a
+-- canceled one only how much it had sent, which its process reports last.
 CREATE FUNCTION outbox_replay_advance(replay uuid, seq bigint, events bigint, state text, error text)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_column
@@ -260,11 +261,13 @@ DECLARE
 BEGIN
     UPDATE outbox_replays r
     SET sent = CASE WHEN outbox_replay_advance.seq > r.position THEN outbox_replay_advance.events ELSE r.sent END,
-        position = greatest(r.position, outbox_replay_advance.seq), state = outbox_replay_advance.state,
+        position = greatest(r.position, outbox_replay_advance.seq),
+        state = CASE WHEN r.state = 'canceled' THEN r.state ELSE outbox_replay_advance.state END,
         -- Why it stopped is also why it was canceled.
-        error = CASE WHEN outbox_replay_advance.state = 'canceled' THEN r.error ELSE outbox_replay_advance.error END,
+        error = CASE WHEN 'canceled' IN (r.state, outbox_replay_advance.state) THEN r.error
+                     ELSE outbox_replay_advance.error END,
         progress_at = clock_timestamp()
-    WHERE r.id = outbox_replay_advance.replay AND r.state IN ('running', 'stopped');
+    WHERE r.id = outbox_replay_advance.replay AND r.state <> 'done';
     SELECT r.state INTO current_state FROM outbox_replays r WHERE r.id = outbox_replay_advance.replay;
     RETURN current_state;
 END $$;

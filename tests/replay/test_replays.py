@@ -358,7 +358,8 @@ def test_a_killed_replay_is_resumed_without_a_loss(place: Place) -> None:
 
 @pytest.mark.extended
 def test_it_stops_on_a_signal_and_when_it_is_canceled(place: Place) -> None:
-    """Guards against a Ctrl-C that loses the position, and a cancellation that the process does not see."""
+    """Guards against a Ctrl-C that loses the position, a cancellation that the process does not see, and a
+    number of events that is lower than what it has sent."""
     place.outbox.fill(6_000)
     place.relay()
     slowly = ("--topic", place.topic, "--same-topic", "--reason", "again", "--rate", "500")
@@ -373,8 +374,9 @@ def test_it_stops_on_a_signal_and_when_it_is_canceled(place: Place) -> None:
     assert f"{replay}  stopped" in place.outbox.outbox("status").stdout
     resumed = running(place, "--resume", replay, "--rate", "500")
     assert "canceled" in typed(place, "cancel", replay).stdout
-    _, said = resumed.communicate(timeout=60)
+    listed, said = resumed.communicate(timeout=60)
     assert resumed.returncode == 1, said
+    assert f"canceled  {len(replayed(place)):,} of 6,000 sent" in listed
     assert "there is nothing to cancel" in typed(place, "cancel", replay).stderr
 
 
