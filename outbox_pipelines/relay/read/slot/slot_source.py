@@ -29,6 +29,7 @@ import psycopg
 
 from outbox_pipelines.core.event import Event, weigh
 from outbox_pipelines.core.position import Position, Snapshot
+from outbox_pipelines.core.text import counted
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.read.contents import Contents, Guard, any_listed
@@ -386,8 +387,8 @@ class Skipped:
             self._until, self.is_checked = None, True
             if skipped:
                 raise SlotLostError(
-                    f"it has skipped the events of {skipped} transactions: the slot was moved, read or "
-                    "replaced by another program, or its publication was changed"
+                    f"it has skipped the events of {counted(skipped, 'transaction')}: the slot was moved, "
+                    "read or replaced by another program, or its publication was changed"
                 )
 
     def _begin(self, open_from: Any) -> None:
