@@ -2,7 +2,7 @@
 
 Invariants:
 - The servers are the local stack's, shared by every run on the machine; each test has its own database and
-  topics, and a run removes its own topics alone.
+  topics, and a run removes its own topics alone, if the stack outlives it.
 - Files lie in memory where there is enough of it (see `memory`).
 """
 
@@ -470,12 +470,17 @@ def stack() -> Iterator[Stack]:
             with kafka_clients.lasting(running.kafka):
                 yield running
         finally:
-            # The servers' data stays, and a broker with ten thousand partitions takes minutes to start.
-            admin = administrator(running.kafka)
-            ours = (run_prefix(), *(f"outbox-progress-{identity}-" for identity in _IDENTITIES))
-            made = [name for name in admin.list_topics(timeout=30).topics if name.startswith(ours)]
-            for deleted in (admin.delete_topics(made, operation_timeout=30) if made else {}).values():
-                deleted.result(600)
+            if settings.kafka or memory.STOPS not in os.environ:
+                _remove_topics(running.kafka)
+
+
+def _remove_topics(kafka: str) -> None:
+    """Remove those of this run: a broker with ten thousand partitions takes minutes to start."""
+    admin = administrator(kafka)
+    ours = (run_prefix(), *(f"outbox-progress-{identity}-" for identity in _IDENTITIES))
+    made = [name for name in admin.list_topics(timeout=30).topics if name.startswith(ours)]
+    for deleted in (admin.delete_topics(made, operation_timeout=30) if made else {}).values():
+        deleted.result(600)
 
 
 def create_database(admin: psycopg.Connection[Any], name: str, template: str) -> None:

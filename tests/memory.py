@@ -5,8 +5,9 @@ file system takes more of the processor than PostgreSQL, Kafka and the tests tog
 
 Invariants:
 - A run has one directory, removed when the run ends. The next run removes that of a run that was killed.
-- A run with workers stops the local stack that it kept in memory, unless another run uses it. A run without
-  workers leaves the stack running for the next one, for as long as it always goes on.
+- A run with workers stops the local stack that it kept in memory, unless another run uses it, and removes no
+  topic from it before. A run without workers leaves the stack running for the next one, for as long as it
+  always goes on.
 - A directory that the environment names is left unchanged.
 """
 
@@ -25,6 +26,8 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import lease, stack_client
 from outbox_pipelines.settings import load_settings
 
+# A variable of the processes of a run that stops its stack.
+STOPS: Final = "TESTS_STOP_STACK"
 _MEMORY: Final = Path("/dev/shm")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _ENOUGH_BYTES: Final = 8 * 1024**3
@@ -46,6 +49,8 @@ def directories(*, workers: bool) -> Iterator[None]:
     own_stack = "OUTBOX_LOCAL_DIR" not in os.environ
     if own_stack:
         changed["OUTBOX_LOCAL_DIR"] = str(place / "local")
+        if workers:
+            changed[STOPS] = "1"
     before = {name: os.environ.get(name) for name in changed}
     try:
         with lease.locked(Path(changed["TMPDIR"]) / "lock"):
