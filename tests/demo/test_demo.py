@@ -18,6 +18,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.service import relay
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
+from tests import forks
 from tests.conftest import clean_environment, patience, wait_until
 from tests.demo.processes import demo as running
 from tests.kafka_clients import AdminClient
@@ -29,7 +30,7 @@ HOLDER = "SELECT owner FROM outbox_demo.outbox_shards WHERE owner IS NOT NULL"
 
 
 def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forks.run(
         [sys.executable, "-m", "examples.airline", *arguments],
         env=clean_environment() | environment,
         capture_output=True,

@@ -36,6 +36,7 @@ from outbox_pipelines.replay.replay_reading import Part, Reader
 from outbox_pipelines.replay.replay_record import Replay, cancel
 from outbox_pipelines.replay.selection import Selection
 from outbox_pipelines.writer import BytesPayload, emit
+from tests import forks
 from tests.conftest import (
     Message,
     Outbox,
@@ -314,7 +315,7 @@ def test_wrong_input_is_one_line(place: Place, arguments: list[str], says: str) 
 
 def running(place: Place, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """`outbox replay` in a process that is under way."""
-    process = subprocess.Popen(
+    process: forks.Popen[str] = forks.Popen(
         command("replay", *arguments),
         env=clean_environment() | place.outbox.environment | environment,
         text=True,

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from outbox_pipelines.database import schema
+from tests import forks
 from tests.conftest import clean_environment, command, wait_until
 from tests.schema.servers import Database
 
@@ -15,7 +16,7 @@ SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outb
 
 
 def start_migrate(database: Database) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return forks.Popen(
         command("migrate"),
         env=clean_environment() | {"OUTBOX_DSN": database.dsn},
         stdout=subprocess.PIPE,

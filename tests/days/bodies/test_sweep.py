@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from outbox_pipelines.days.bodies.check import check
 from outbox_pipelines.days.bodies.sweep import sweep
 from outbox_pipelines.days.partitions import calendar, partitions_sql
 from outbox_pipelines.errors import SetupError, UnavailableError
+from tests import forks
 from tests.conftest import clean_environment
 from tests.days.archive import buckets
 from tests.days.archive.days import at, days_ago, make_days, manifest_path, publish, writing
@@ -519,7 +519,7 @@ def test_a_kill(stored: Stored) -> None:
         "OUTBOX_DSN": stored.database.dsn,
         "OUTBOX_BODIES": stored.settings.bodies,
     }
-    killed = subprocess.run([sys.executable, "-c", _DYING], env=environment, check=False)
+    killed = forks.run([sys.executable, "-c", _DYING], env=environment)
     assert killed.returncode == -signal.SIGKILL
     assert len(stored.keys()) == 3
     assert stored.sweep().unreferenced == 2
