@@ -277,8 +277,7 @@ SELECT to_regclass('consumer_migrations') IS NOT NULL AND 2 = (
         to_regclass('processed_events'), to_regclass('inbox')))"""
 
 # What has made them, and the versions that it needs.
-VERSIONS: Final = """
-SELECT name, needs FROM consumer_migrations ORDER BY name"""
+VERSIONS: Final = "SELECT name, needs FROM consumer_migrations"
 
 # If not: whether the search_path leads to such tables of an application.
 FOREIGN: Final = """

@@ -390,6 +390,7 @@ def test_how_far_a_source_is_behind(rows: _Rows) -> None:
         {"seq": 6, "source": "done", "state": "processed"},
         {"seq": 7, "source": "done", "state": "discarded"},
         {"seq": 8, "source": "zone"},
+        {"seq": 9, "source": "absent", "state": "processed"},
     )
     none = "[]"
     assert rows(queries.STATUS, source="billing") == [("billing", 2, 1, 7200, none)]
@@ -420,6 +421,43 @@ def test_which_handlers_are_paused(rows: _Rows) -> None:
     assert paused() == [["x", 3600, 60, "after"]]
     rows(queries.MISSED, **given | {"attempts": 1, "back": 0})
     assert paused() == []
+
+
+def test_pauses_of_several_messages(rows: _Rows) -> None:
+    """Guards against the pause of another source or of a message that is done, and against the reason of an
+    earlier try."""
+    for seq, event_type, since, due, state in (
+        (1, "x", 1, 20, "waiting"),
+        (2, "x", 2, 60, "waiting"),
+        (3, "y", 3, 30, "waiting"),
+        (4, "x", 4, 90, "processed"),
+        (5, "z", 5, 90, "failed"),
+    ):
+        rows.put({"seq": seq, "state": state}, {"seq": 10 + seq, "state": state, "source": "other"})
+        rows(
+            "UPDATE inbox SET event_type = %(type)s, last_error = %(error)s, "
+            "paused_since = now() - make_interval(hours => %(since)s), "
+            "next_attempt_at = now() + make_interval(secs => %(due)s) WHERE seq = %(seq)s",
+            **{"seq": seq, "type": event_type, "error": str(seq), "since": since, "due": due},
+        )
+        rows("UPDATE inbox SET event_type = 'w', paused_since = now() WHERE seq = %(seq)s", seq=10 + seq)
+    [(*_, shown)] = rows(queries.STATUS, source="billing")
+    assert json.loads(shown) == [["y", 10800, 30, "3"], ["x", 7200, 60, "2"]]
+
+
+def test_whether_the_tables_exist(rows: _Rows) -> None:
+    """Guards against a table of the application that is taken for the consumer's, and against a consumer that
+    refuses its own because they have a trigger more."""
+    rows("CREATE TRIGGER another AFTER INSERT ON inbox FOR EACH ROW EXECUTE FUNCTION handled_guard()")
+    assert rows(queries.TABLES) == [(True,)]
+    for change in (
+        "ALTER TABLE consumer_migrations RENAME TO theirs",
+        "DROP TRIGGER handled_guard ON inbox",
+        "ALTER TRIGGER handled_guard ON processed_events RENAME TO theirs",
+    ):
+        with rows.connection.transaction(force_rollback=True):
+            rows(change)
+            assert rows(queries.TABLES) == [(False,)]
 
 
 def test_what_is_shown_of_a_message(rows: _Rows) -> None:
