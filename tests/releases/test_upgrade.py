@@ -138,10 +138,8 @@ def test_another_server(
     with restored(release, stack, tmp_path, server.dsn) as installed:
         migrate_all(installed)
         _require_same(installed, server.dsn)
-        before = installed.rows("SELECT count(*) FROM outbox")[0][0]
         installed.write("7")
         service.relay(installed.settings, until_empty=True)
-        assert installed.rows("SELECT count(*) FROM outbox") == [(before + 1,)]
         assert {message.key for message in installed.messages()} >= {"unpublished", "7"}
 
 
