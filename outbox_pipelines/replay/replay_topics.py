@@ -1,7 +1,7 @@
 """Where a replay sends events: to the topics of their originals, or to others with as many partitions.
 
 Invariants:
-- All topics are checked before the first event is sent.
+- All topics are checked before the first event is sent; after the last one, that they are still the same.
 - A key is in the same partition as in the original topic.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, TopicDescription
 from confluent_kafka.cimpl import NewTopic
 
 from outbox_pipelines.config.rules import Router
@@ -26,6 +26,10 @@ SAME: Final = "{topic}"
 _SECONDS: Final = 15.0
 EventTypeNames = tuple[str, str]
 """Aggregate type and event type."""
+
+
+class ReplacedError(SetupError):
+    """A topic is not the one that the replay began with."""
 
 
 def check(target: str) -> None:
@@ -65,14 +69,12 @@ def require(settings: MessageSettings, pairs: Iterable[tuple[str, str]], *, crea
         UnavailableError: no broker answers.
     """
     pairs = set(pairs)
-    try:
-        admin = AdminClient(client.consumer_config(settings), logger=client.LOG)
-    except client.REJECTIONS as error:
-        raise client.rejected(error) from None
+    admin = _admin(settings)
     for _, target in pairs:
         if not is_topic(target):
             raise SetupError(f"topic {target} has a name that Kafka does not accept: use another --to-topic")
-    sizes = _sizes(settings, admin, {topic for pair in pairs for topic in pair})
+    found = _describe(settings, admin, {topic for pair in pairs for topic in pair})
+    sizes = {topic: len(description.partitions) for topic, description in found.items()}
     missing: dict[str, int] = {}
     for original, target in sorted(pairs):
         if original not in sizes:
@@ -96,14 +98,36 @@ def require(settings: MessageSettings, pairs: Iterable[tuple[str, str]], *, crea
     return {target: sizes[original] for original, target in pairs}
 
 
-def _sizes(settings: MessageSettings, admin: AdminClient, topics: set[str]) -> Mapping[str, int]:
-    """Return the number of partitions of the topics that exist."""
+def ids(settings: MessageSettings, topics: Iterable[str]) -> dict[str, str]:
+    """Return the ids that Kafka gave those of these topics that exist."""
+    found = _describe(settings, _admin(settings), set(topics))
+    return {topic: str(description.topic_id) for topic, description in found.items()}
+
+
+def require_same(settings: MessageSettings, before: Mapping[str, str]) -> None:
+    """Raise `ReplacedError` unless the topics have these ids: a broker may make a deleted one again."""
+    now = ids(settings, before)
+    if replaced := sorted(topic for topic, topic_id in before.items() if now.get(topic) != topic_id):
+        raise ReplacedError(
+            f"topic {replaced[0]} was deleted during the replay, with events of it: begin another replay"
+        )
+
+
+def _admin(settings: MessageSettings) -> AdminClient:
+    try:
+        return AdminClient(client.consumer_config(settings), logger=client.LOG)
+    except client.REJECTIONS as error:
+        raise client.rejected(error) from None
+
+
+def _describe(settings: MessageSettings, admin: AdminClient, topics: set[str]) -> dict[str, TopicDescription]:
+    """Return the descriptions of the topics that exist."""
     # Metadata of single topics would let a broker create them.
     asked: dict[str, Any] = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=_SECONDS)
-    sizes = {}
+    found = {}
     for topic, future in asked.items():
         try:
-            sizes[topic] = len(future.result(_SECONDS + 5).partitions)
+            found[topic] = future.result(_SECONDS + 5)
         except (KafkaException, TimeoutError) as error:
             reason = error.args[0] if isinstance(error, KafkaException) else None
             if reason is not None and reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -112,7 +136,7 @@ def _sizes(settings: MessageSettings, admin: AdminClient, topics: set[str]) -> M
                 raise SetupError(f"topic {topic} cannot be described: grant DESCRIBE on it") from None
             why = "timeout" if reason is None else reason.str()
             raise UnavailableError(f"no broker answers at {settings.kafka} (OUTBOX_KAFKA): {why}") from None
-    return sizes
+    return found
 
 
 def _create(settings: MessageSettings, admin: AdminClient, topic: str, partitions: int) -> None:

@@ -17,12 +17,13 @@ from datetime import date
 from typing import Final
 from uuid import UUID
 
+import psycopg
 from confluent_kafka import KafkaException
 from psycopg.types.json import Jsonb
 
-from outbox_pipelines.database import Connection
+from outbox_pipelines.database import Connection, refusal
 from outbox_pipelines.database.locks import AdvisoryLock
-from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.relay.memory import collecting_rarely
 from outbox_pipelines.replay import replay_sql, replay_topics
 from outbox_pipelines.replay.replay_reading import Part, Reader
@@ -172,17 +173,28 @@ def _run(
 
     topics = {kind: topic for kind, (_, topic) in routes.items()}
     try:
+        topic_ids = replay_topics.ids(settings, partitions)
         sender = _sender(settings, connection, replay, topics, partitions, rate, is_ended)
         with collecting_rarely():
             is_complete = _send(reader, sender, replay, is_ended)
         if is_complete:
             sender.position = replay.last_seq
+            replay_topics.require_same(settings, topic_ids)
         save("done" if is_complete else "stopped")
+    except replay_topics.ReplacedError as error:
+        save("stopped", str(error))
+        # Resumed, it would leave out what is lost.
+        save("canceled")
+        raise
     except (SetupError, KafkaException) as error:
         why = str(error) if isinstance(error, SetupError) else f"Kafka's client fails: {error.args[0].str()}"
         save("stopped", why)
         kind = type(error) if isinstance(error, SetupError) else SetupError
         raise kind(f"{why}. Correct the cause, then run `outbox replay --resume {replay.id}`") from None
+    except psycopg.OperationalError as error:
+        raise UnavailableError(
+            f"the database refuses: {refusal(error)}. Later, run `outbox replay --resume {replay.id}`"
+        ) from error
     finally:
         if sender is not None:
             sender.close()

@@ -50,6 +50,7 @@ from tests.conftest import (
     read_topic,
     wait_until,
 )
+from tests.kafka_clients import administrator, lent
 from tests.reconciliation.place import DAY, TODAY, Place
 from tests.registry import FakeRegistry
 from tests.relay.topic import change, create, create_topic
@@ -670,6 +671,42 @@ def test_what_commits_late_is_sent_and_counted(place: Place, monkeypatch: pytest
     assert (done.state, done.sent, done.events) == ("done", 3, 3)
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_topic_that_is_deleted_in_between(place: Place, delivery: str) -> None:
+    """Guards against a replay that is "done" although its topic was made again, without what was in it."""
+    place.write(3)
+    place.relay()
+    topic = f"{place.topic}-deleted"
+    create(place.settings.kafka, topic, 3)
+    is_deleted = False
+
+    def replace_once() -> bool:
+        nonlocal is_deleted
+        if not is_deleted:
+            is_deleted = True
+            with lent(administrator, place.settings.kafka) as admin:
+                admin.delete_topics([topic])[topic].result(600)
+            create(place.settings.kafka, topic, 3)
+        return False
+
+    with pytest.raises(SetupError, match="was deleted during the replay, with events of it: begin another"):
+        replays.begin(
+            place.settings.model_copy(update={"delivery": delivery}),
+            Selection(where="true"),
+            topic,
+            reason="again",
+            actor="me",
+            creates=False,
+            rate=1e9,
+            is_stopped=replace_once,
+            progress=lambda *_: None,
+        )
+    assert place.rows("SELECT state, error LIKE 'topic % was deleted%' FROM outbox_replays") == [
+        ("canceled", True)
+    ]
+
+
 def test_a_key_is_not_awaited_once_its_topic_is_complete(place: Place) -> None:
     """Guards against a replay that stands still: the first key completes the topic, the second one waits."""
     topic = f"{place.topic}-one"
@@ -707,6 +744,6 @@ def test_a_database_that_ends_the_session_stops_the_replay(place: Place) -> None
     )
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert said.count("\n") == 1, said
     ((replay,),) = place.rows("SELECT id::text FROM outbox_replays WHERE state = 'running'")
+    assert (said.count("\n"), f"run `outbox replay --resume {replay}`" in said) == (1, True), said
     assert "done  3,000 of 3,000 sent" in typed(place, "--resume", replay, "--rate", "1000000").stdout
