@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NoReturn
 
 # Of the packages that a command needs to begin, by the command's name; all others need those of the relay.
@@ -27,10 +30,12 @@ def main() -> None:
     try:
         if asked == "lint-writes":
             # In a pipeline that has neither drivers nor settings.
-            from outbox_pipelines.cli.lint_writes import lint_writes
+            with _ended_by_interrupt():
+                from outbox_pipelines.cli.lint_writes import lint_writes
 
             lint_writes(sys.argv[2:], prog_name="outbox lint-writes")
-        from outbox_pipelines.cli.main import cli
+        with _ended_by_interrupt():
+            from outbox_pipelines.cli.main import cli
     except ModuleNotFoundError as error:
         # The package alone is the writer, which is all that an application needs.
         if (error.name or "").startswith("outbox_pipelines"):
@@ -44,6 +49,20 @@ def main() -> None:
         if not extra:
             raise
         _end(error, "archive" if (asked, extra) == ("archive", "bodies") else extra)
+
+
+@contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end the process without a traceback of imports."""
+    # A shell's background process ignores it.
+    if (handler := signal.getsignal(signal.SIGINT)) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _end(error: ModuleNotFoundError, extra: str) -> NoReturn:

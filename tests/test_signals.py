@@ -28,6 +28,16 @@ from outbox_pipelines.consumer.consumer import _signals_set
 stop = threading.Event()
 with _signals_set(stop):
 """
+_COMMAND = """
+import os, signal, sys
+from outbox_pipelines.__main__ import main
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == "outbox_pipelines.cli.options":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+main()
+"""
 # As if it came between two steps of `stop.wait()`, or of another signal's handler.
 _MEANWHILE = """
     with stop._cond:
@@ -64,3 +74,9 @@ def test_a_signal_waits_for_no_lock(program: str) -> None:
         [sys.executable, "-c", program + _MEANWHILE], capture_output=True, text=True, timeout=600
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupted_import() -> None:
+    """Guards against a traceback for Ctrl-C in a command's first moments."""
+    done = subprocess.run([sys.executable, "-c", _COMMAND], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
