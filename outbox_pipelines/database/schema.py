@@ -219,6 +219,8 @@ def _require(connection: Connection, settings: OutboxSettings) -> None:
     _require_utf8(connection)
     applied = _applied(connection)
     where = f"schema {settings.db_schema!r} (OUTBOX_SCHEMA)"
+    if not applied:
+        raise SetupError(f"no outbox in {where}: run `outbox migrate`")
     scripts.require("", applied, where, "run `outbox migrate`")
     # A role that may not read the positions relays nothing, and closes no day.
     with suppress(psycopg.errors.InsufficientPrivilege):

@@ -17,9 +17,8 @@ from psycopg.rows import dict_row
 from outbox_pipelines.core import sequence
 from outbox_pipelines.core.table_locks import reading_only
 from outbox_pipelines.database import connect
-from outbox_pipelines.database.schema import no_position
+from outbox_pipelines.database.schema import no_position, require_schema
 from outbox_pipelines.debezium import connector_reading
-from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import quality_sql
 from outbox_pipelines.quality.measurements import CAP, Late, Measurements, OpenReplay, ShardStatus
 from outbox_pipelines.quality.slots import OtherSlot, Slots
@@ -61,9 +60,9 @@ def read(settings: DaySettings) -> Measurements:
         try:
             row = connection.cursor(row_factory=dict_row).execute(quality_sql.MEASURE, given).fetchone()
         except _NO_OUTBOX:
-            raise SetupError(
-                f"no outbox in schema {settings.db_schema!r} (OUTBOX_SCHEMA): run `outbox migrate`"
-            ) from None
+            # It names what is missing, as for every command.
+            require_schema(settings)
+            raise
         of_debezium = None if reported is None else connector_reading.combine(settings, connection, reported)
     assert row is not None
     if row["slots"] is None:

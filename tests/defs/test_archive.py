@@ -262,7 +262,7 @@ def test_a_refusal_is_one_line(
         if not setting
         else "the archive /proc/archive (OUTBOX_ARCHIVE) reports an error"
         if "archive" in setting
-        else "schema 'elsewhere' (OUTBOX_SCHEMA) lacks"
+        else "no outbox in schema 'elsewhere' (OUTBOX_SCHEMA)"
     )
     # Nothing was archived: there is nothing to prove.
     assert wrong.verdict(day) is None

@@ -142,6 +142,15 @@ def test_the_schema_is_missing(outbox: Outbox) -> None:
             _refuses(outbox, *command.split(), OUTBOX_DSN=dsn, says="run `outbox migrate`")
 
 
+def test_the_schema_is_older(outbox: Outbox) -> None:
+    """Guards against an outbox that is there, and of which the status says that there is none."""
+    with fresh_database(outbox.settings.dsn) as dsn:
+        assert outbox.outbox("migrate", "--to", "0003_guards", OUTBOX_DSN=dsn).returncode == 0
+        for command in ("status", "shards", "delayed list"):
+            _refuses(outbox, *command.split(), OUTBOX_DSN=dsn, says="is older than outbox-pipelines")
+            _refuses(outbox, *command.split(), OUTBOX_DSN=dsn, says="it lacks 0004_emit, ")
+
+
 def test_the_schema_has_drifted(outbox: Outbox) -> None:
     """Guards against a relay on a table without its guards."""
     outbox.write(1)
