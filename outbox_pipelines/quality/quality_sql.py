@@ -174,7 +174,7 @@ SELECT jsonb_build_object(
         WHERE locktype = 'advisory' AND objsubid = 2 AND granted AND objid = 0
           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
           AND classid = hashtext(%(setup_lock)s)::bigint & 4294967295),
-    'exists', r.slot_name IS NOT NULL, 'reader', r.active_pid,
+    'exists', r.slot_name IS NOT NULL, 'foreign', f.slot_name IS NOT NULL, 'reader', r.active_pid,
     'retained_bytes', pg_wal_lsn_diff(pg_current_wal_insert_lsn(), r.restart_lsn)::bigint,
     'unconfirmed_bytes', pg_wal_lsn_diff(pg_current_wal_insert_lsn(), r.confirmed_flush_lsn)::bigint,
     'safe_bytes', r.safe_wal_size, 'wal_status', r.wal_status,
@@ -206,10 +206,12 @@ SELECT jsonb_build_object(
             'slot', o.slot_name, 'active', o.active, 'retained_bytes',
             coalesce(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), o.restart_lsn), 0)::bigint)), '[]')
         FROM pg_replication_slots o
-        WHERE o.database = current_database() AND o.slot_name IS DISTINCT FROM s.slot))
+        WHERE o.database = current_database() AND o.slot_name IS DISTINCT FROM r.slot_name))
 FROM (SELECT slot, slot_snapshot, slot_ends, slot_error, system_identifier, database
       FROM outbox_shards ORDER BY shard LIMIT 1) s
-LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot AND r.database = current_database()"""
+LEFT JOIN pg_replication_slots r
+       ON r.slot_name = s.slot AND r.database = current_database() AND r.plugin = 'pgoutput'
+LEFT JOIN pg_replication_slots f ON f.slot_name = s.slot AND r.slot_name IS NULL"""
 SLOTS: Final = _SLOTS
 
 _PARTS: Final[dict[LiteralString, LiteralString]] = {

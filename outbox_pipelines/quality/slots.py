@@ -39,6 +39,8 @@ class Slots:
     error: str | None
     """Why the relay could not read it."""
     exists: bool
+    foreign: bool
+    """Whether another slot has its name: a physical one, or one of another database or plugin."""
     reader: int | None
     """The server's process that sends to the relay."""
     retained_bytes: int | None
@@ -80,6 +82,12 @@ class Slots:
             return []
         if self.ends:
             return ["dropping the slot was interrupted: run `outbox cutover --to polling` again"]
+        if self.foreign:
+            return [
+                f"another slot has the name {self.slot} (physical, or of another database or plugin), so "
+                "events are read between snapshots: find out what reads it, drop it, then run `outbox cdc "
+                "setup`; or run `outbox cutover --to polling`, which leaves it"
+            ]
         if not self.made:
             by = "" if self.reader is None else f", and process {self.reader} of the server still makes it"
             return [f"setup was interrupted while it made the slot{by}: {_SETUP}, or `outbox cdc drop`"]

@@ -50,6 +50,7 @@ SLOTS = Slots(
     changing=False,
     error=None,
     exists=True,
+    foreign=False,
     reader=1234,
     retained_bytes=1000,
     unconfirmed_bytes=10,

@@ -205,12 +205,45 @@ def test_another_slot_or_publication_of_that_name(outbox: Outbox, stack: Stack) 
             other.execute("SELECT pg_drop_replication_slot(%s)", [name])
         assert refused.returncode == 2
         assert "is not this outbox's (database postgres" in refused.stderr
-        connection.execute(f"DROP PUBLICATION {name}".encode())
         connection.execute(f"CREATE PUBLICATION {name} FOR TABLE outbox".encode())
     refused = outbox.outbox("cdc", "setup")
     assert refused.returncode == 2
     assert f"DROP PUBLICATION {name}" in refused.stderr.replace('"', "")
     assert _slots(outbox) == []
+
+
+@pytest.mark.parametrize(
+    ("foreign", "kind"),
+    [
+        ("SELECT pg_create_physical_replication_slot(%s)", "physical"),
+        ("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", "database postgres, plugin pgoutput"),
+    ],
+    ids=["physical", "of another database"],
+)
+def test_another_slot_instead_of_the_outboxs(outbox: Outbox, stack: Stack, foreign: str, kind: str) -> None:
+    """Guards against advice that is refused when it is followed, and against dropping what is not ours."""
+    slot = make(outbox)
+    with psycopg.connect(stack.dsn, autocommit=True) as other:
+        with outbox.connect() as connection:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+        other.execute(foreign.encode(), [slot])
+        try:
+            refusal = f"is not this outbox's ({kind}): find out what reads it, drop it"
+            refused = outbox.outbox("cdc", "setup")
+            assert refused.returncode == 2
+            assert refusal in refused.stderr
+            shown = outbox.outbox("cdc", "status").stdout
+            assert f"! another slot has the name {slot}" in shown
+            assert "drop it, then run `outbox cdc setup`; or run `outbox cutover --to polling`" in shown
+            left = outbox.outbox("cutover", "--to", "polling")
+            assert left.returncode == 0, left.stderr
+            assert f"slot {slot}: left" in left.stdout
+            assert outbox.outbox("cdc", "status").returncode == 0
+            assert refusal in outbox.outbox("cutover", "--to", "cdc", "--dry-run").stderr
+        finally:
+            other.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+    assert outbox.outbox("cdc", "setup").returncode == 0
+    assert _slots(outbox) == [slot]
 
 
 def test_a_restored_copy_makes_and_drops_no_slot(outbox: Outbox) -> None:

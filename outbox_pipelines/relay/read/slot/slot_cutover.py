@@ -38,7 +38,7 @@ def plan(settings: OutboxSettings, target: str) -> list[str]:
     else:
         steps = [
             "the relay stops reading the slot, and continues between snapshots at the same position",
-            f"the slot {found.slot} is dropped",
+            f"the slot {found.slot} is {'left' if found.foreign else 'dropped'}",
         ]
     return [f"{number}. {step}" for number, step in enumerate(steps, 1)]
 

@@ -55,9 +55,13 @@ def slot_name(settings: OutboxSettings, database: str) -> str:
 def _current_name(settings: OutboxSettings, connection: Connection) -> str:
     """Return the name of this outbox's slot and publication, also after its database was renamed."""
     named, *_ = _one(connection, slot_sql.NAMED)
+    database = connection.info.dbname
     row = connection.execute(slot_sql.EXISTING_SLOT, {"slot": named}).fetchone()
-    is_ours = row is not None and row[0] == connection.info.dbname
-    return named if is_ours else slot_name(settings, connection.info.dbname)
+    return named if row is not None and _is_ours(row, database) else slot_name(settings, database)
+
+
+def _is_ours(row: tuple[Any, ...], database: str) -> bool:
+    return row[:2] == (database, "pgoutput")
 
 
 def set_up(settings: OutboxSettings, *, seconds: float, say: Say) -> str | None:
@@ -183,6 +187,12 @@ def _check(connection: Connection, settings: OutboxSettings) -> None:
     if has_shards:
         raise SetupError("a slot has one shard: run `outbox shards set 1` first")
     slot = _current_name(settings, connection)
+    row = connection.execute(slot_sql.EXISTING_SLOT, {"slot": slot}).fetchone()
+    if row is not None and not _is_ours(row, connection.info.dbname):
+        raise SetupError(
+            f"the slot {slot} exists and is not this outbox's ({_kind(row)}): find out what reads it, drop "
+            "it, then run the command again"
+        )
     if connection.execute(slot_sql.PUBLICATION, {"slot": slot}).fetchone() is None:
         owner, owns, database, may_create = _one(connection, slot_sql.MAY_PUBLISH)
         if not owns:
@@ -243,7 +253,7 @@ def _require_owner(connection: Connection, slot: str) -> None:
 
 def _is_usable(connection: Connection, slot: str) -> bool:
     row = connection.execute(slot_sql.EXISTING_SLOT, {"slot": slot}).fetchone()
-    return row is not None and row[0] == connection.info.dbname and not row[2]
+    return row is not None and _is_ours(row, connection.info.dbname) and not row[2]
 
 
 def _end_maker(connection: Connection) -> None:
@@ -255,17 +265,18 @@ def _end_maker(connection: Connection) -> None:
         connection.execute(slot_sql.END_MAKER)
 
 
+def _kind(row: tuple[Any, ...]) -> str:
+    return "physical" if row[0] is None else f"database {row[0]}, plugin {row[1]}"
+
+
 def _drop(connection: Connection, slot: str, say: Say, *, seconds: float) -> bool:
-    """Drop a slot of this name when no session reads it any more; return whether there was one."""
+    """Drop the outbox's slot of this name when no session reads it any more; return whether there was one."""
     row = connection.execute(slot_sql.EXISTING_SLOT, {"slot": slot}).fetchone()
     if row is None:
         return False
-    database, plugin, _ = row
-    if database != connection.info.dbname or plugin != "pgoutput":
-        raise SetupError(
-            f"the slot {slot} exists and is not this outbox's (database {database}, plugin {plugin}): "
-            "find out what reads it before you drop it"
-        )
+    if not _is_ours(row, connection.info.dbname):
+        say(f"slot {slot}: left, because it is not this outbox's ({_kind(row)})")
+        return False
     if reader := slot_reader.drop(connection, slot, seconds=seconds):
         raise NotReadyError(
             f"{reader} still reads the slot {slot}: is it a relay of this outbox? Run the command again, or "
