@@ -387,8 +387,9 @@ class Skipped:
             self._until, self.is_checked = None, True
             if skipped:
                 raise SlotLostError(
-                    f"it has skipped the events of {counted(skipped, 'transaction')}: the slot was moved, "
-                    "read or replaced by another program, or its publication was changed"
+                    f"it has skipped the events of {counted(skipped, 'transaction')}, which follow out of "
+                    "order: another program has moved, read or replaced the slot, or changed its "
+                    "publication; find out which, and stop it"
                 )
 
     def _begin(self, open_from: Any) -> None:
