@@ -81,11 +81,18 @@ def day_of(
     """Return the day of a run.
 
     Raises:
-        Failure: the run has no day; the launchpad allows that.
+        Failure: the run has no day, or a partition that is none; tags of the launchpad allow both.
     """
     if not context.has_partition_key:
         raise dg.Failure(
             "the run has no day: choose a partition in the launchpad, or days on the job's page Partitions",
             allow_retries=False,
         )
-    return date.fromisoformat(context.partition_key)
+    try:
+        return date.fromisoformat(context.partition_key)
+    except ValueError:
+        raise dg.Failure(
+            f"the partition {plain(context.partition_key)} is no day: choose one in the launchpad, or write "
+            "YYYY-MM-DD",
+            allow_retries=False,
+        ) from None

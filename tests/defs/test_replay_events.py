@@ -250,3 +250,9 @@ def test_the_launchpad_refuses(config: dict[str, Any]) -> None:
 def test_a_run_without_a_day_is_refused(place: Place, instance: dg.DagsterInstance) -> None:
     """Guards against a replay of all days."""
     assert "the run has no day" in _failure(_run(place, instance, day=None, send=SEND))
+
+
+def test_a_partition_that_is_no_day_is_refused(place: Place, instance: dg.DagsterInstance) -> None:
+    """Guards against a traceback for a tag that was typed."""
+    said = _failure(_run(place, instance, {"dagster/partition": "garbage"}, day=None))
+    assert said.startswith("the partition garbage is no day: ")
