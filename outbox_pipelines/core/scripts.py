@@ -163,6 +163,6 @@ _GUARD: Final = """\
            OR EXISTS (SELECT FROM outbox_parked WHERE state <> 'discarded')
            OR EXISTS (SELECT FROM outbox_delayed) THEN
             RAISE EXCEPTION 'outbox: there are events that are not published, nothing was dropped'
-                USING HINT = 'Publish them with `outbox relay --until-empty`, see `outbox status`, or say '
-                             'that they may be lost.';
+                USING HINT = 'See `outbox status`. Publish them with `outbox relay --until-empty`; discard '
+                             'dead letters; cancel delayed events; or say that they may be lost.';
         END IF;"""

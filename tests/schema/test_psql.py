@@ -64,6 +64,10 @@ def test_what_drops_it(empty: Database, tmp_path: Path) -> None:
     assert "there are events that are not published, nothing was dropped" in refused.stderr
     # As if a relay had published it.
     there.rows("UPDATE outbox_shards SET done = pg_current_snapshot()")
+    there.rows("SELECT outbox_emit('order', '1', 'e', '{}', deliver_after => now() + interval '1 day')")
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert "cancel delayed events" in refused.stderr
+    there.rows("SELECT outbox_cancel(id) FROM outbox_delayed")
     subprocess.run(command, check=True, capture_output=True)
     left = "SELECT FROM {} WHERE {} = '\"My Outbox\"'::regnamespace"
     for catalog, column in (
