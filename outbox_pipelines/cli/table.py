@@ -20,9 +20,9 @@ def table() -> None:
 
 
 @table.command()
-@click.argument("name")
+@click.argument("name", metavar="NAME", required=False)
 @click.pass_obj
-def describe(settings: Settings, name: str) -> None:
+def describe(settings: Settings, name: str | None) -> None:
     """Print the section [table] of outbox.toml for the table NAME, for you to check.
 
     NAME may have a schema (default: OUTBOX_SCHEMA). Columns are guessed from their names and types; each
@@ -31,6 +31,8 @@ def describe(settings: Settings, name: str) -> None:
     """
     from outbox_pipelines.existing import describe as module
 
+    if name is None:
+        raise SetupError(f"no table is named: {module.which(settings)}")
     described = module.describe(settings, name)
     click.echo(described.text, nl=False)
     if described.incomplete:

@@ -166,6 +166,17 @@ def candidates(settings: OutboxSettings) -> tuple[list[str], list[str]]:
         return _candidates(connection)
 
 
+def which(settings: OutboxSettings) -> str:
+    """Return which tables are called an outbox, as the remedy of an error."""
+    with connect(settings, name="outbox: describe") as connection:
+        return _which(_candidates(connection)[1][:5])
+
+
+def _which(tables: list[str]) -> str:
+    there = f"there is {', '.join(tables)}" if tables else "no other table has outbox in its name"
+    return f"{there}; give the name, with its schema"
+
+
 def _candidates(connection: Connection) -> tuple[list[str], list[str]]:
     found = connection.execute(existing_sql.CANDIDATES).fetchall()
     ours = sorted({schema for schema, name, is_ours in found if is_ours and name == "outbox"})
@@ -184,8 +195,7 @@ def _find(connection: Connection, name: str) -> Relation:
             break
     else:
         others = pg_catalog.elsewhere(connection, parts[-1][0]) or _candidates(connection)[1][:5]
-        remedy = f"there is {', '.join(others)}" if others else "no other table has outbox in its name"
-        raise SetupError(f"table {name} does not exist: {remedy}; give the name, with its schema")
+        raise SetupError(f"table {name} does not exist: {_which(others)}")
     if finding := findings.unsuitable(relation):
         raise SetupError(str(finding))
     findings.refuse(findings.lacking_rights(relation))

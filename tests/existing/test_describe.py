@@ -316,6 +316,15 @@ def test_what_is_no_table(make_table: Make, ddl: str, name: str, message: str) -
     assert done.stderr.count("\n") == 1
 
 
+def test_without_a_name(make_table: Make) -> None:
+    """Guards against an operator who has to search the database for the name."""
+    table = make_table("CREATE SCHEMA app; CREATE TABLE app.outbox ();" + guides.D.ddl, guides.D.mapping)
+    done = table.outbox.outbox("table", "describe")
+    assert (done.returncode, done.stdout) == (2, "")
+    names = "app.outbox, public.outbox"
+    assert done.stderr == f"outbox: no table is named: there is {names}; give the name, with its schema\n"
+
+
 def test_a_role_without_rights(make_table: Make) -> None:
     """Guards against a description that fails later, or a message that names no GRANT."""
     table = make_table(
