@@ -39,6 +39,8 @@ class Drawn:
     """The events of a replay, and how they are sent."""
 
     replay: uuid.UUID
+    topics: dict[str, int]
+    """The topic of each type of event, in order, with its number of partitions."""
     events: list[Event]
     """In the order of `seq`; of type `order.N` for the N-th topic."""
     bursts: list[int]
@@ -47,22 +49,27 @@ class Drawn:
     refused: Event | None
 
 
-def draw(chance: random.Random) -> Drawn:
+def draw(chance: random.Random, among: dict[str, int]) -> Drawn:
     """Few or many events, keys and topics; in some of them one event that Kafka refuses."""
-    keys, topics = chance.choice((1, 3, 1000)), chance.randint(1, len(PARTITIONS))
+    keys, topics = chance.choice((1, 3, 1000)), chance.sample([*among], chance.randint(1, len(among)))
     count = chance.choice((1, 5, 50, 500))
     large = chance.randrange(count) if chance.random() < 0.4 else -1
     events = [
         Event(
             *(n + 1, str(uuid.UUID(int=chance.getrandbits(128))), "order", str(chance.randrange(keys))),
-            *(f"order.{chance.randrange(topics)}", REFUSED if n == large else "{}", None),
+            *(f"order.{chance.randrange(len(topics))}", REFUSED if n == large else "{}", None),
         )
         for n in range(count)
     ]
     bursts = [chance.choice((1, 7, 200)) for _ in range(count)]
     rate = chance.choice((1e9, 1e9, 5_000.0))
     return Drawn(
-        uuid.UUID(int=chance.getrandbits(128)), events, bursts, rate, events[large] if large >= 0 else None
+        replay=uuid.UUID(int=chance.getrandbits(128)),
+        topics={topic: among[topic] for topic in topics},
+        events=events,
+        bursts=bursts,
+        rate=rate,
+        refused=events[large] if large >= 0 else None,
     )
 
 
@@ -81,15 +88,15 @@ def reader(drawn: Drawn) -> Any:
 
 
 @contextmanager
-def sending(kafka: str, drawn: Drawn, topics: dict[str, int], **more: Any) -> Iterator[tuple[Sender, Any]]:
+def sending(kafka: str, drawn: Drawn) -> Iterator[tuple[Sender, Any]]:
     """A sender of these events, and what says that it took too long."""
     deadline = time.monotonic() + patience(20)
     is_late = lambda: time.monotonic() > deadline  # noqa: E731
     made = Sender(
-        load_settings(kafka=kafka, **more),
+        load_settings(kafka=kafka),
         drawn.replay,
-        {("order", f"order.{n}"): topic for n, topic in enumerate(topics)},
-        topics,
+        {("order", f"order.{n}"): topic for n, topic in enumerate(drawn.topics)},
+        drawn.topics,
         rate=drawn.rate,
         is_stopped=is_late,
         position=0,
@@ -101,10 +108,10 @@ def sending(kafka: str, drawn: Drawn, topics: dict[str, int], **more: Any) -> It
         made.close()
 
 
-def refusal_of(kafka: str, drawn: Drawn, topics: dict[str, int]) -> tuple[str, int, int]:
+def refusal_of(kafka: str, drawn: Drawn) -> tuple[str, int, int]:
     """Replay these events; return why that has ended, and up to which `seq` how many were acknowledged."""
     replay: Any = SimpleNamespace(last_seq=drawn.events[-1].seq)
-    with sending(kafka, drawn, topics) as (made, is_late):
+    with sending(kafka, drawn) as (made, is_late):
         try:
             assert replays._send(reader(drawn), made, replay, is_late), "it stands still"
         except SetupError as error:
@@ -152,7 +159,7 @@ def test_whatever_is_sent_it_ends_and_keeps_the_order(stack: Stack) -> None:
     until = time.monotonic() + SECONDS
     ends: list[tuple[Drawn, tuple[str, int, int]]] = []
     while len(ends) < ROUNDS and time.monotonic() < until:
-        ends.append((drawn := draw(chance), refusal_of(stack.kafka, drawn, topics)))
+        ends.append((drawn := draw(chance, topics), refusal_of(stack.kafka, drawn)))
     found = [each for topic in topics for each in read_topic(stack.kafka, topic)]
     for drawn, ended in ends:
         check(drawn, ended, [each for each in found if each.headers["replay-id"] == str(drawn.replay)])
@@ -162,11 +169,11 @@ def test_a_client_that_fails_without_a_reason_ends_it(monkeypatch: pytest.Monkey
     """Guards against a replay that waits for ever, also if it is stopped, or that ends without a word, if
     Kafka's client fails and no message is the cause."""
     monkeypatch.setattr(sender, "_EXPLAIN_SECONDS", 0.5)
-    drawn = draw(random.Random(0))
+    drawn = draw(random.Random(0), {"orders": 3})
     events = [Event(n, str(uuid.uuid4()), "order", str(n % 5), "order.0", "{}", None) for n in range(1, 201)]
     with mock.running() as cluster:
         cluster.create({"order": "orders"}, 3)
-        with sending(cluster.bootstrap, drawn, {"orders": 3}) as (made, _):
+        with sending(cluster.bootstrap, drawn) as (made, _):
             failure: list[BaseException | None] = [None]
 
             def send() -> None:
