@@ -264,7 +264,7 @@ def _attended(context: dg.OpExecutionContext, work: Callable[..., "Replay"]) -> 
     latest: deque[tuple[Replay, int, str]] = deque(maxlen=1)
     log_at = time.monotonic() + _LOG_SECONDS
 
-    def replay_until_stopped() -> Replay:
+    def replay_until_stopped() -> "Replay":
         with limited_after(stop):
             return work(is_stopped=stop.is_set, progress=lambda *progress: latest.append(progress))
 
