@@ -240,11 +240,12 @@ SELECT EXISTS (
 IS_STANDBY: Final = "SELECT pg_is_in_recovery() FROM outbox_shards LIMIT 1"
 LOCK_IS_HELD_BY: Final[LiteralString] = f"{LOCK_IS_HELD.rstrip().removesuffix(')')} AND pid = %(pid)s)"
 PID: Final = "SELECT pg_backend_pid()"
-# A session whose statement has arrived is active until it has answered; one that was ended is gone.
+# A session whose statement has arrived is active until it has answered; one that was ended is gone. With
+# track_activities = off nobody knows: a long statement must not count as lost.
 IS_WORKED_FOR: Final = """
 SELECT EXISTS (
     SELECT FROM pg_stat_activity
-    WHERE pid = %(pid)s AND state = 'active'
+    WHERE pid = %(pid)s AND state IN ('active', 'disabled')
 )"""
 
 # Any role that may connect may also take this lock. No relay gets the shard then, and none has it.

@@ -164,6 +164,9 @@ def test_only_an_idle_session_that_has_not_changed_is_ended(outbox: Outbox) -> N
         assert cursor.execute(relay_sql.IS_WORKED_FOR, given).fetchall() == [(False,)]
         own = {"pid": connection.info.backend_pid}
         assert cursor.execute(relay_sql.IS_WORKED_FOR, own).fetchall() == [(True,)]
+        other.execute("SET track_activities = off")
+        unknown = {"pid": other.info.backend_pid}
+        assert cursor.execute(relay_sql.IS_WORKED_FOR, unknown).fetchall() == [(True,)]
         for stranger in ({"since": "earlier"}, {"pid": other.info.backend_pid}):
             assert cursor.execute(relay_sql.END_IDLE, given | stranger).fetchall() == []
         assert cursor.execute(relay_sql.END_IDLE, given).fetchall() == [(True,)]
