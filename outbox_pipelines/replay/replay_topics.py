@@ -58,11 +58,13 @@ def routes(
     }
 
 
-def require(settings: MessageSettings, pairs: Iterable[tuple[str, str]], *, creates: bool) -> dict[str, int]:
+def require(
+    settings: MessageSettings, pairs: Iterable[tuple[str, str]], *, creates: bool
+) -> tuple[dict[str, int], dict[str, str]]:
     """Check that each target has as many partitions as its original topic; create missing ones if allowed.
 
     Returns:
-        How many partitions each target has.
+        How many partitions each target has, and the ids that Kafka gave those that existed.
 
     Raises:
         SetupError: a topic is missing, or has another number of partitions.
@@ -95,18 +97,17 @@ def require(settings: MessageSettings, pairs: Iterable[tuple[str, str]], *, crea
             )
     for target, partitions in missing.items():
         _create(settings, admin, target, partitions)
-    return {target: sizes[original] for original, target in pairs}
-
-
-def ids(settings: MessageSettings, topics: Iterable[str]) -> dict[str, str]:
-    """Return the ids that Kafka gave those of these topics that exist."""
-    found = _describe(settings, _admin(settings), set(topics))
-    return {topic: str(description.topic_id) for topic, description in found.items()}
+    targets = {target: sizes[original] for original, target in pairs}
+    ids = {topic: str(found[topic].topic_id) for topic in targets if topic in found}
+    return targets, ids
 
 
 def require_same(settings: MessageSettings, before: Mapping[str, str]) -> None:
     """Raise `ReplacedError` unless the topics have these ids: a broker may make a deleted one again."""
-    now = ids(settings, before)
+    if not before:
+        return
+    found = _describe(settings, _admin(settings), set(before))
+    now = {topic: str(description.topic_id) for topic, description in found.items()}
     if replaced := sorted(topic for topic, topic_id in before.items() if now.get(topic) != topic_id):
         raise ReplacedError(
             f"topic {replaced[0]} was deleted during the replay, with events of it: begin another replay"

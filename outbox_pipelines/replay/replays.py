@@ -104,7 +104,7 @@ def begin(
         # More may be published in the meantime: they are not sent.
         counts = _count(settings, reader, target, last_seq)
         routes = _routes(settings, counts, selection.topics, target)
-        partitions = replay_topics.require(settings, routes.values(), creates=creates)
+        partitions, topic_ids = replay_topics.require(settings, routes.values(), creates=creates)
         parameters = {
             "selection": Jsonb(selection.to_json()),
             "target": target,
@@ -117,7 +117,7 @@ def begin(
         }
         ((replay_id,),) = connection.execute(replay_sql.BEGIN, parameters)
         replay = get(connection, replay_id)
-        return _run(settings, reader, replay, routes, partitions, rate, is_stopped, progress)
+        return _run(settings, reader, replay, routes, partitions, topic_ids, rate, is_stopped, progress)
 
 
 def resume(
@@ -137,8 +137,8 @@ def resume(
         reader = Reader(settings, connection, selection)
         counts = _count(settings, reader, found.target, found.last_seq)
         routes = _routes(settings, counts, selection.topics, found.target)
-        partitions = replay_topics.require(settings, routes.values(), creates=False)
-        return _run(settings, reader, found, routes, partitions, rate, is_stopped, progress)
+        partitions, topic_ids = replay_topics.require(settings, routes.values(), creates=False)
+        return _run(settings, reader, found, routes, partitions, topic_ids, rate, is_stopped, progress)
 
 
 def _run(
@@ -147,6 +147,7 @@ def _run(
     replay: Replay,
     routes: Mapping[replay_topics.EventTypeNames, tuple[str, str]],
     partitions: Mapping[str, int],
+    topic_ids: Mapping[str, str],
     rate: float,
     is_stopped: Callable[[], bool],
     progress: Progress,
@@ -173,7 +174,6 @@ def _run(
 
     topics = {kind: topic for kind, (_, topic) in routes.items()}
     try:
-        topic_ids = replay_topics.ids(settings, partitions)
         sender = _sender(settings, connection, replay, topics, partitions, rate, is_ended)
         with collecting_rarely():
             is_complete = _send(reader, sender, replay, is_ended)
