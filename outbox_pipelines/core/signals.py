@@ -32,7 +32,7 @@ def set_from_handler(stop: threading.Event) -> None:
 def until_signal() -> Iterator[threading.Event]:
     """Yield what Ctrl-C or SIGTERM sets; at the end, the handlers of before are back.
 
-    Afterwards, sessions that the block has opened wait for answers for a limited time: see `core.answers`.
+    Once it is set, sessions opened in the block wait for answers for a limited time: see `core.answers`.
     """
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: set_from_handler(stop)) for number in _STOPPING}

@@ -241,7 +241,7 @@ IS_STANDBY: Final = "SELECT pg_is_in_recovery() FROM outbox_shards LIMIT 1"
 LOCK_IS_HELD_BY: Final[LiteralString] = f"{LOCK_IS_HELD.rstrip().removesuffix(')')} AND pid = %(pid)s)"
 PID: Final = "SELECT pg_backend_pid()"
 # A session whose statement has arrived is active until it has answered; one that was ended is gone. With
-# track_activities = off nobody knows: a long statement must not count as lost.
+# track_activities = off this is unknown, and a long statement must not count as lost.
 IS_WORKED_FOR: Final = """
 SELECT EXISTS (
     SELECT FROM pg_stat_activity

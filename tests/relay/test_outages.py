@@ -95,7 +95,7 @@ def test_a_run_until_empty_ends_in_an_outage_also_after_a_crash(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a run that waits for ever for the acknowledgment of events that nothing may follow."""
-    monkeypatch.setattr(flow, "_OUTAGE_SECONDS", 0.5)
+    monkeypatch.setattr(flow, "OUTAGE_SECONDS", 0.5)
 
     def fails(self: IdempotentProducer, *_: object) -> None:
         raise UnavailableError("no broker answers")

@@ -306,7 +306,7 @@ def test_look_ups_that_have_failed_end_the_relay(name: str, monkeypatch: pytest.
 
 def test_a_topic_may_not_be_found_while_no_broker_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a run until empty that waits for ever for a topic, while nothing of it is in flight."""
-    monkeypatch.setattr(topic_lookups, "_OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr(topic_lookups, "OUTAGE_SECONDS", 0.0)
     known = _topics(SimpleNamespace(bootstrap="nowhere:1"))
     is_outage = True
 

@@ -69,8 +69,8 @@ def hooked() -> Iterator[Webhook]:
         yield hook
 
 
-def told(hook: Webhook) -> set[str]:
-    """What its messages are about."""
+def alerted(hook: Webhook) -> set[str]:
+    """Return what its messages are about."""
     return {body["title"].partition(": ")[2] for body in hook.bodies}
 
 

@@ -92,7 +92,7 @@ def _alarms(outbox: Outbox, instance: dg.DagsterInstance) -> None:
         tick(instance, ours, "alerts")
         assert not run(instance, ours, "archive_day", CLOSED)
         tick(instance, ours, "alerts")
-        assert {"dead_letters", f"failed run of archive_day {CLOSED}"} <= dagster_storage.told(hook)
+        assert {"dead_letters", f"failed run of archive_day {CLOSED}"} <= dagster_storage.alerted(hook)
     dagster_storage.fail_at_once(instance, ours)
 
 

@@ -18,7 +18,7 @@ from tests.conftest import Outbox, session
 from tests.defs.test_history import age, purge
 from tests.quality.receivers import Webhook
 from tests.releases import dagster_storage, dump
-from tests.releases.dagster_storage import hooked, run, served, tick, told
+from tests.releases.dagster_storage import alerted, hooked, run, served, tick
 from tests.releases.test_upgrade import migrate_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -81,7 +81,7 @@ def test_sensors_continue(
     day = dict(installed.rows(_DAYS))
     failed = f"failed run of archive_day {day['closed']}"
     tick(instance, ours, "alerts")
-    assert not {"dead_letters", failed} & told(hook)
+    assert not {"dead_letters", failed} & alerted(hook)
     # Those of shard 0 have failed quickly.
     launched = tick(instance, ours, "relay_supervisor").run_requests or []
     assert [request.tags[SHARD] for request in launched] == ["1"]
@@ -89,7 +89,7 @@ def test_sensors_continue(
     assert run(instance, served(installed, archive=installed.settings.archive), "archive_day", day["closed"])
     for _ in range(2):
         tick(instance, ours, "alerts")
-    assert {"dead_letters resolved", f"{failed} resolved"} <= told(hook)
+    assert {"dead_letters resolved", f"{failed} resolved"} <= alerted(hook)
 
 
 def test_old_runs_go(release: str, instance: dg.DagsterInstance) -> None:

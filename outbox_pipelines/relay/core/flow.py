@@ -21,13 +21,11 @@ from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import HARMLESS_SECONDS, CrashGuard
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.ledger import Ledger, SettleRequest
-from outbox_pipelines.relay.core.producers import Clock
+from outbox_pipelines.relay.core.producers import OUTAGE_SECONDS, Clock
 from outbox_pipelines.relay.core.publisher import Publisher
 
 # How long a graceful stop waits for acknowledgments: an outage must not delay it indefinitely.
 _STOP_SECONDS: Final = 10.0
-# How long a run until empty waits for an unavailable Kafka.
-_OUTAGE_SECONDS: Final = 60.0
 # While acknowledgments are awaited, new batches are looked for this often.
 REPORT_POLL: Final = 0.001
 
@@ -194,8 +192,8 @@ class Flow:
             self._unavailable_since = None
         elif self._unavailable_since is None:
             self._unavailable_since = self._clock()
-        elif self._clock() - self._unavailable_since > _OUTAGE_SECONDS:
-            seconds = f"{_OUTAGE_SECONDS:.0f} s"
+        elif self._clock() - self._unavailable_since > OUTAGE_SECONDS:
+            seconds = f"{OUTAGE_SECONDS:.0f} s"
             raise UnavailableError(f"Kafka has accepted nothing for {seconds}: {breaker.reason}")
 
     # --- implements `SettleRequests` of the transactions --------------------------------------------------

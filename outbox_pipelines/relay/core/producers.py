@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from outbox_pipelines.core.event import Event
 from outbox_pipelines.relay.core.delivery import Delivery, Failed
@@ -19,6 +19,8 @@ from outbox_pipelines.relay.core.outcomes import Refusal
 
 Clock = Callable[[], float]
 """Seconds of a clock that never goes back."""
+OUTAGE_SECONDS: Final = 60.0
+"""How long a run until empty waits for brokers that do not answer."""
 
 
 class Gate(Protocol):

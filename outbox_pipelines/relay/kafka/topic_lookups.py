@@ -24,6 +24,7 @@ from typing import Final
 from outbox_pipelines.core import log
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.outcomes import Refusal
+from outbox_pipelines.relay.core.producers import OUTAGE_SECONDS
 from outbox_pipelines.relay.kafka import client_errors
 from outbox_pipelines.relay.kafka.topic_admin import TopicAdmin, Unavailable
 from outbox_pipelines.relay.kafka.topic_state import (
@@ -50,8 +51,6 @@ _CREATE_AGAIN_SECONDS = 30.0
 _TRIAL_SECONDS = 10.0
 _REFRESH_SECONDS = 60.0
 _OUTAGE_PAUSE: Final = 0.5
-# A run until empty waits no longer for brokers that do not answer.
-_OUTAGE_SECONDS: Final = 60.0
 # Topics in one request to the brokers.
 _AT_ONCE: Final = 500
 
@@ -193,7 +192,7 @@ class TopicLookups:
     def may_be_found(self, name: str) -> bool:
         with self._changed:
             search = self._searches.get(name)
-            is_outage = time.monotonic() - self._unanswered_since > _OUTAGE_SECONDS
+            is_outage = time.monotonic() - self._unanswered_since > OUTAGE_SECONDS
             is_final = search is not None and search.is_final
             return not (is_outage or is_final or name in self._refusals)
 
